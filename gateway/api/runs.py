@@ -95,7 +95,8 @@ async def start_run(control: Control, ids: Ids, asked: NewRun) -> Run:
 
 
 async def change_run(control: Control, ids: Ids, asked: RunChange) -> RunHead:
-    """Say how a run stands: a message, how many steps are planned, versions of resources that it has made."""
+    """Say how a run stands: a message, how many steps are planned, versions of resources that it has made, and the
+    candidates of one that searches."""
     return await control.runs.do(lambda runs, now: runs.change(ids["run"], asked, now))
 
 

@@ -306,8 +306,9 @@ def _of_run(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
         yield "its run is missing"
 
 
-def _run_config(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+def _run_json(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     json.loads(value)
+    _ = RunReader(tape).run(key[:-1].decode("ascii"))
     yield from _of_run(tape, key, value)
 
 
@@ -383,9 +384,10 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("pins", _pins),
     ("runs", _run),
     ("run_order", _run_order),
-    ("run_configs", _run_config),
+    ("run_configs", _run_json),
     ("run_metrics", _block),
     ("run_events", _run_event),
+    ("run_trees", _run_json),
     ("definitions", _definition),
 )
 

@@ -54,7 +54,12 @@ def png(charts: Sequence[Chart]) -> bytes:
 def _draw(axes: Any, chart: Chart) -> None:
     for line in chart.lines:
         # A dollar sign would begin a formula.
-        axes.plot(*zip(*line.points, strict=True), label=line.name.replace("$", r"\$")) if line.points else None
+        way = {"marker": "o", "linestyle": ""} if line.dots else {}
+        axes.plot(*zip(*line.points, strict=True), label=line.name.replace("$", r"\$"), **way) if line.points else None
+    for _, limit in chart.limits:
+        axes.axhline(limit, linestyle=":")
+    if chart.log:
+        axes.set_yscale("log")
     if chart.band:
         axes.fill_between(*zip(*chart.band, strict=True), alpha=0.15)
     axes.set_title(chart.title, fontsize=10)

@@ -123,7 +123,7 @@ def _drawn(suffix: str, run: Run, curves: dict[str, list[Curve]], events: list[R
 
     if suffix == ".html":
         return page(run, curves, events, time.time_ns()).encode()
-    found = list(charts(curves))
+    found = list(charts(curves, run.tree))
     return drawing(found).encode() if suffix == ".svg" else png(found)
 
 

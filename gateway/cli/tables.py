@@ -280,6 +280,10 @@ GROUPS: Final[dict[str, Group]] = {
                         "penstock.trainer.apo.commands:optimise",
                         "Search for better prompts, and prove on tasks that nobody has seen that one is better.",
                     ),
+                    "report": Command(
+                        "penstock.trainer.apo.commands:report",
+                        "Show what runs have come to: the test, what the texts have learnt and from what, the cost.",
+                    ),
                 },
                 usual="optimise",
                 words=True,

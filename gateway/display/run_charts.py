@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
+from penstock.gateway.display.candidates import chart as candidates_chart
+from penstock.gateway.display.candidates import needed
 from penstock.gateway.display.release_page import STYLE
 from penstock.gateway.display.svg import HEIGHT, LEFT, STYLES, WIDTH, Chart, Line, svg, text
 from penstock.gateway.display.text import number
-from penstock.gateway.model.run import Curve
+from penstock.gateway.model.run import CandidateTree, Curve
 
 HEAD = 44
 """Room above a chart for its title and its lines' names, in a drawing that stands by itself."""
+
+E_VALUE = "/e_value"
+"""End of the names of metrics that are e-values: these are drawn by their size."""
 
 Runs = Mapping[str, Sequence[Curve]]
 """Curves by run; the first run is the one that is looked at, the others are for comparison."""
 
 
-def charts(runs: Runs) -> Iterator[Chart]:
-    """A chart for each metric that any of the runs has points of, in the order of the first run."""
+def charts(runs: Runs, tree: CandidateTree | None = None) -> Iterator[Chart]:
+    """The candidates of a run that searches; then a chart for each metric that any of the runs has points of, in the
+    order of the first run."""
+    if tree is not None and (first := candidates_chart(tree)) is not None:
+        yield first
+    bound = needed(tree)
     found = {name: {curve.metric: curve for curve in curves if curve.count} for name, curves in runs.items()}
     for metric in dict.fromkeys(metric for curves in found.values() for metric in curves):
-        yield _chart(metric, {name: curves[metric] for name, curves in found.items() if metric in curves})
+        chart = _chart(metric, {name: curves[metric] for name, curves in found.items() if metric in curves})
+        yield replace(chart, log=True, limits=_limits(bound)) if metric.endswith(E_VALUE) else chart
+
+
+def _limits(bound: float | None) -> list[tuple[str, float]]:
+    return [] if bound is None else [(f"better at {bound:g}", bound)]
 
 
 def _chart(metric: str, curves: Mapping[str, Curve]) -> Chart:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from penstock.gateway.display.candidates import ordered
 from penstock.gateway.display.release_page import document, figure, table
 from penstock.gateway.display.run_charts import Runs, charts
 from penstock.gateway.display.svg import text
-from penstock.gateway.display.text import duration, moment
+from penstock.gateway.display.text import duration, moment, number
 from penstock.gateway.model.run import Run, RunEvent
 
 
 def page(run: Run, curves: Runs, events: Sequence[RunEvent], now_ns: int) -> str:
     """The whole page as of `now_ns`, nanoseconds since the epoch; `events` newest first."""
     body = [*_head(run, now_ns)]
-    body += (figure(chart, f"chart{number}") for number, chart in enumerate(charts(curves)))
+    body += (figure(chart, f"chart{number}") for number, chart in enumerate(charts(curves, run.tree)))
+    body += _candidates(run)
     body += _events(events)
     body.append(f"<h2>Configuration</h2><pre>{text(json.dumps(run.config, indent=1, ensure_ascii=False))}</pre>")
     return document(f"{run.id}: {run.status}", body)
@@ -34,6 +36,24 @@ def _head(run: Run, now_ns: int) -> Iterator[str]:
     ]
     yield table("The run", ("", ""), rows)
     yield f'<p class="dim">As of {moment(now_ns)[:19]} UTC.</p></header>'
+
+
+def _candidates(run: Run) -> Iterator[str]:
+    if run.tree is not None:
+        rows = [
+            (
+                f"{'· ' * depth}{one.id}",
+                number(one.mean),
+                f"{one.rollouts:,}",
+                one.state,
+                number(one.e_value),
+                one.claim,
+            )
+            for depth, one in ordered(run.tree.candidates)
+        ]
+        heads = ("candidate", "mean", "rollouts", "state", "e-value", "claim")
+        missing = f"; {run.tree.left_out:,} more are left out" if run.tree.left_out else ""
+        yield "<h2>Candidates</h2>" + table(f"Each below the one that it was made from{missing}", heads, rows)
 
 
 def _events(events: Sequence[RunEvent]) -> Iterator[str]:

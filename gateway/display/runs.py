@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from penstock.gateway.display.candidates import tree
 from penstock.gateway.display.rollouts import counted, status
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import age, ago, clean, duration, joined, moment, number, plain
@@ -19,6 +20,8 @@ from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
 BARS = "▁▂▃▄▅▆▇█"
 TREND = 32
 """Characters of a sparkline."""
+WATCHED = 12
+"""Candidates that are shown of a run that goes on."""
 RUNS = (
     Column("run"), Column("kind", 6), Column("status"), figure("step"), figure("metrics", 1), figure("made", 2),
     figure("resumed", 3), figure("age", 5), Column("heard", 4), Column("message", 7, narrows="fold", least=24),
@@ -48,6 +51,8 @@ def _step(run: RunHead) -> str:
 def show(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_ns: int) -> Group:
     """All of a run that fits a screen or two; `events` newest first."""
     pieces: list[RenderableType] = [_head(run, now_ns), *_facts(run)]
+    if run.tree is not None:
+        pieces += [Text(), tree(run.tree)]
     if run.config is not None:
         pieces += [Text("\nconfig", style="dim"), Padding.indent(_json(run), 2)]
     if curves:
@@ -62,7 +67,10 @@ def watched(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_n
     pieces: list[RenderableType] = [_head(run, now_ns)]
     if run.steps is not None:
         pieces.append(_progress(run, run.steps, now_ns))
-    return Group(*pieces, *_facts(run), metrics(curves), *(event(one) for one in reversed(events)))
+    pieces += _facts(run)
+    if run.tree is not None:
+        pieces.append(tree(run.tree, WATCHED))
+    return Group(*pieces, metrics(curves), *(event(one) for one in reversed(events)))
 
 
 def _head(run: RunHead, now_ns: int) -> Text:

@@ -35,6 +35,8 @@ class Line:
     """Below `STYLES`."""
     stepped: bool = False
     """Whether a value holds until the next."""
+    dots: bool = False
+    """Whether values are not joined."""
 
 
 @dataclass(slots=True)
@@ -177,6 +179,9 @@ def _limits(chart: Chart, scale: _Scale) -> Iterator[str]:
 
 def _line(line: Line, scale: _Scale) -> str:
     (first, *others), path = [(scale.x(x), scale.y(y)) for x, y in line.points], list[str]()
+    if line.dots:
+        dots = "".join(f"M{x:.1f} {y:.1f}h0.1" for x, y in (first, *others))
+        return f'<path class="line s{line.style % STYLES}" style="stroke-width: 5" d="{dots}"/>'
     path.append(f"M{first[0]:.1f} {first[1]:.1f}")
     path += [f"H{x:.1f}V{y:.1f}" if line.stepped else f"L{x:.1f} {y:.1f}" for x, y in others]
     if not others:

@@ -42,6 +42,8 @@ LONGEST_TEXT = 4_000
 """Characters of an event or a message."""
 MOST_READ = 500_000
 """Buckets of one answer."""
+MOST_CANDIDATES = 100
+"""Candidates that are told of a run."""
 
 
 def _finite(value: float | None) -> float | None:
@@ -62,6 +64,47 @@ class Made(Noun):
     """The resource."""
     version: Id
     """Its version."""
+
+
+CandidateState = Literal["seed", "tried", "racing", "better", "out", "winner"]
+
+
+class RunCandidate(Noun):
+    """A candidate of a run that searches, such as one that optimises prompts."""
+
+    id: Id
+    """Its name within the run."""
+    parent: Id | None = None
+    """The candidate that it was made from; None for the one that the run began with."""
+    claim: str = Field(default="", max_length=400)
+    """The failure that it is to mend, for a person."""
+    state: CandidateState = "tried"
+    """Where it stands: `tried` in the search; a finalist is `racing`, then `better` or `out`; `winner` at the end."""
+    step: Step = 0
+    """The step at which it came."""
+    rollouts: int = Field(default=0, ge=0)
+    """Rollouts of the search that have a reward."""
+    mean: Value = None
+    """Their mean reward."""
+    length: int = Field(default=0, ge=0)
+    """Characters of its texts."""
+    pairs: int = Field(default=0, ge=0)
+    """Tasks of the race that it was compared on."""
+    gain: Value = None
+    """Mean of its rewards less those of the candidate that the run began with, in the race."""
+    e_value: Value = None
+    """Evidence against "it is no better"."""
+    needed: Value = None
+    """The e-value at which it is better."""
+
+
+class CandidateTree(Noun):
+    """The candidates of a run, each below the one that it was made from."""
+
+    candidates: list[RunCandidate] = Field(default_factory=list[RunCandidate], max_length=MOST_CANDIDATES)
+    """In the order in which they came."""
+    left_out: int = Field(default=0, ge=0)
+    """How many more there are; a trainer leaves out the worst."""
 
 
 class RunHead(Noun):
@@ -104,6 +147,8 @@ class Run(RunHead):
 
     config: Any = None
     """What it was started with, any JSON."""
+    tree: CandidateTree | None = None
+    """Its candidates; None for a run that does not search, or has none yet."""
 
 
 def seen_at(run: RunHead, now_ns: int) -> Status:
@@ -141,6 +186,8 @@ class RunChange(Noun):
     """How many steps are planned now."""
     made: list[Made] = Field(default_factory=list[Made], max_length=100)
     """Versions that it has made, which must be registered; those that are known already are not doubled."""
+    tree: CandidateTree | None = None
+    """Its candidates as they stand now, in place of those that it told of before."""
 
 
 class RunEnd(Noun):

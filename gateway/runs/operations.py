@@ -98,6 +98,9 @@ class RunOperations:
                 run.made.append(made)
         run.message = run.message if said.message is None else said.message
         run.steps = said.steps or run.steps
+        if said.tree is not None:
+            tree = said.tree.model_dump_json(exclude_defaults=True).encode()
+            self._tape.put("run_trees", keys.rollout_key(name), tree)
         return self._heard(book, now)
 
     def finish(self, name: str, end: RunEnd, now: int) -> RunHead:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from penstock.gateway.model.run import Run, RunEvent, RunHead
+from penstock.gateway.model.run import CandidateTree, Run, RunEvent, RunHead
 from penstock.gateway.runs.blocks import Block, Row, bounds, merged
 from penstock.gateway.runs.curves import Series, series
 from penstock.gateway.runs.operations import Book
@@ -45,10 +45,12 @@ class RunReader:
     def run(self, name: str) -> Run | None:
         """One run."""
         with self._tape.view() as view:
-            book, config = (view.get(database, keys.rollout_key(name)) for database in ("runs", "run_configs"))
+            parts = ("runs", "run_configs", "run_trees")
+            book, config, tree = (view.get(database, keys.rollout_key(name)) for database in parts)
         if book is None:
             return None
-        return Run(**dict(Book.model_validate_json(book).run), config=json.loads(config or b"null"))
+        candidates = None if tree is None else CandidateTree.model_validate_json(tree)
+        return Run(**dict(Book.model_validate_json(book).run), config=json.loads(config or b"null"), tree=candidates)
 
     def run_whole(self, key: bytes) -> tuple[Book, list[tuple[int, Block]]]:
         """A run as it is stored, and its blocks by number in the order of their writing, as of one moment."""

@@ -23,7 +23,8 @@ FORMAT = b"2"
 DATABASES = (
     "meta", "rollouts", "tasks", "order", "attempts", "index", "open", "styles", "log", "bodies",
     "queue", "live", "unclaimed", "rewards", "workers", "resources", "stable", "releases", "audit", "assigned", "seen",
-    "pins", "runs", "run_order", "run_configs", "run_metrics", "run_events", "definitions", "audit_log",
+    "pins", "runs", "run_order", "run_configs", "run_metrics", "run_events", "run_trees",
+    "definitions", "audit_log",
 )  # fmt: skip
 ORDER = b"order"
 """The one key of `order`."""

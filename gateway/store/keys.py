@@ -29,6 +29,7 @@
 | `run_configs` | run NUL                          | what it was started with, as JSON                              |
 | `run_metrics` | run NUL number (u32)             | a block of its points                                          |
 | `run_events` | run NUL time (u64) hash (8 bytes) | something that happened in it                                  |
+| `run_trees` | run NUL                            | its candidates, as JSON                                        |
 | `definitions` | server NUL hash (32 bytes or none) | versions of what it lists; with a hash, one definition        |
 | `audit_log` | number (u64)                       | a change that was asked for: who, what, why                    |
 

@@ -36,8 +36,16 @@ def check_widths(name: str, renderable: RenderableType) -> None:
     _compare(name, "\n".join(f"--- {title}\n{text}" for title, text in pages))
 
 
+def check_text(name: str, text: str) -> None:
+    """A file that people read is as it was; `name` with its ending."""
+    _compare_file(GOLDENS / name, text)
+
+
 def _compare(name: str, text: str) -> None:
-    path = GOLDENS / f"{name}.txt"
+    _compare_file(GOLDENS / f"{name}.txt", text)
+
+
+def _compare_file(path: Path, text: str) -> None:
     if os.environ.get("UPDATE_GOLDENS"):
         path.write_text(text)
     assert text == path.read_text()

@@ -21,6 +21,8 @@ class Candidate:
     """The failure that it is to mend, or how it came about; for a person."""
     causes: tuple[str, ...] = field(default=())
     """Rollouts that led to it."""
+    line_causes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Rollouts that led to a line, by the line that is new or gone, for engines that know; of the others, `causes`."""
 
     @cached_property
     def id(self) -> str:

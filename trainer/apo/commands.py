@@ -5,13 +5,18 @@ Nothing heavy is imported before a configuration was found right.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, Failure, Url, control_key
+from penstock.gateway.client.console import LOCAL, Failure, Json, Url, control_key
+
+if TYPE_CHECKING:
+    from penstock.trainer.apo.report.result import RunResult
 
 Agent = Annotated[
     str | None,
@@ -25,9 +30,22 @@ Release = Annotated[
     Parameter(help="How production sees a winner; `publish.release` of the configuration if not given."),
 ]
 
+Seeds = Annotated[
+    int | None,
+    Parameter(help="Runs with a seed and a directory of their own, one after the other; they release nothing."),
+]
+
 
 def optimise(
-    config: Path, /, *, agent: Agent = None, tasks: Tasks = None, release: Release = None, gateway: Url = LOCAL
+    config: Path,
+    /,
+    *,
+    agent: Agent = None,
+    tasks: Tasks = None,
+    release: Release = None,
+    seeds: Seeds = None,
+    placebo: Annotated[bool, Parameter(negative="")] = False,
+    gateway: Url = LOCAL,
 ) -> None:
     """Search for better prompts, and prove on tasks that nobody has seen that one is better.
 
@@ -38,12 +56,14 @@ def optimise(
     ----------
     config
         Configuration of the run, such as apo.toml.
+    placebo
+        Show the search feedback that says nothing: how much comes of searching alone? Releases nothing.
     """
     from penstock.gateway.model.toml import ConfigError
     from penstock.trainer.apo.config import load, overridden
 
     try:
-        loaded = overridden(load(config), tasks, release)
+        loaded = overridden(load(config), tasks, release, seeds, placebo)
     except ConfigError as error:
         raise Failure(str(error), 2) from None
     _check_extra()
@@ -51,9 +71,43 @@ def optimise(
     from penstock.trainer.runs.ending import RunError
 
     try:
-        session.optimise(loaded, gateway, control_key(), agent)
+        found = session.optimise(loaded, gateway, control_key(), agent)
     except RunError as error:
         raise Failure(str(error)) from None
+    _print(found)
+
+
+def report(
+    directories: Annotated[list[Path], Parameter(negative="")], /, *, html: Path | None = None, json: Json = False
+) -> None:
+    """Show what runs have come to: the test with its interval, what the texts have learnt and from which rollouts,
+    what it cost, and whether something leaks.
+
+    Parameters
+    ----------
+    directories
+        Directories of runs, or of several seeds of one; runs with a placebo are shown apart.
+    html
+        Write a page that stands by itself to this file, too.
+    """
+    from penstock.gateway.model.toml import ConfigError
+    from penstock.trainer.apo.report.files import results
+
+    try:
+        found = results(directories)
+    except ConfigError as error:
+        raise Failure(str(error)) from None
+    if html is not None:
+        from penstock.gateway.client.files import whole_file
+        from penstock.trainer.apo.report.page import page
+
+        with whole_file(html) as file:
+            file.write(page(found).encode())
+    if json:
+        for one in found:
+            print(one.model_dump_json())
+    else:
+        _print(found)
 
 
 def custom(
@@ -95,3 +149,15 @@ def _check_extra() -> None:
     missing = [name for name in ("gepa", "numpy") if find_spec(name) is None]
     if missing:
         raise Failure(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[apo]'")
+
+
+def _print(found: list[RunResult]) -> None:
+    """The report on stdout."""
+    from rich.console import Console
+
+    from penstock.gateway.display.table import ENDLESS
+    from penstock.trainer.apo.report.terminal import report
+
+    endless = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(width=ENDLESS if endless else None, highlight=False, emoji=False, markup=False)
+    console.print(report(found), crop=False)

@@ -28,6 +28,11 @@ class Run(Section):
     """Directory of its splits and its report; a run that finds its splits there goes on with them."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything that is drawn: splits, minibatches, order of tasks."""
+    seeds: int | None = Field(default=None, ge=1, le=100)
+    """Runs that are done one after the other, each with a seed and a directory of its own, to measure the method; they
+    release nothing. Default: one run."""
+    placebo: bool = False
+    """Whether the search is shown feedback that says nothing, while race and test are real. It releases nothing."""
 
 
 class Texts(Section):
@@ -163,11 +168,18 @@ def load(path: Path) -> Config:
     return validated(Config, read(path), str(path))
 
 
-def overridden(config: Config, tasks: Path | None, release: Literal["auto", "canary", "none"] | None) -> Config:
+def overridden(
+    config: Config,
+    tasks: Path | None,
+    release: Literal["auto", "canary", "none"] | None,
+    seeds: int | None = None,
+    placebo: bool = False,
+) -> Config:
     """The configuration with what the command line says instead. Raises `ConfigError` where no tasks are named."""
     given = config.tasks if tasks is None else config.tasks.model_copy(update={"file": tasks})
     publish = config.publish if release is None else config.publish.model_copy(update={"release": release})
-    found = config.model_copy(update={"tasks": given, "publish": publish})
+    run = config.run.model_copy(update={"seeds": seeds or config.run.seeds, "placebo": placebo or config.run.placebo})
+    found = config.model_copy(update={"run": run, "tasks": given, "publish": publish})
     _ = tasks_file(found)
     return found
 

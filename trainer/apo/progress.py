@@ -1,12 +1,21 @@
-"""What a run says while it goes on: points and events of its run on the tape, and lines for whoever watches."""
+"""What a run says while it goes on: points, events and the tree of candidates on the tape, and lines for whoever
+watches.
+
+A round is one point, which is one line where a run is logged. Events are what a person wants to hear of: another best
+candidate, a finalist that is better or out, the test. All candidates are in the tree.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.gateway.model.run import Level
-from penstock.trainer.apo.search import Result
+from penstock.gateway.display.text import abbreviate
+from penstock.gateway.model.run import Level, RunChange
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.gate import Racer
+from penstock.trainer.apo.report.tree import told
+from penstock.trainer.apo.search import Result, best
 from penstock.trainer.apo.trials import Trial
 from penstock.trainer.runs.report import Reporter
 
@@ -19,28 +28,35 @@ class Progress:
 
     def __init__(self, reporter: Reporter, result: Result) -> None:
         self._reporter, self._result = reporter, result
-        self._said: dict[str, str] = {result.pool.seed.id: ""}
+        self._best = result.pool.seed.id
+        self._states: dict[str, str] = {}
 
     async def look(self) -> None:
-        """Says what is new: candidates, and where the race stands."""
-        result, step = self._result, self._result.budget.used_rollouts
-        pool = result.pool
-        for name, candidate in list(pool.candidates.items()):
-            if name not in self._said and pool.of(name):
-                self._said[name] = "proposed"
-                parent = candidate.parent or ""
-                claim = candidate.claim[:CLAIM] or "no claim"
-                await self._reporter.event(step, f"candidate {name} of {parent}: {claim}")
+        """Says what is new since the last look, and where everything stands."""
+        result = self._result
+        leading = best(result.pool)[:1]
+        if leading and leading[0].id != self._best:
+            self._best = leading[0].id
+            await self.tell(self._leads(leading[0]))
         for racer in result.racers:
-            if self._said.get(racer.candidate) != racer.state:
-                self._said[racer.candidate] = racer.state
-                text = (
-                    f"candidate {racer.candidate} is {racer.state}: {racer.gain:+.3f} on {len(racer.differences)} tasks"
-                )
-                await self._reporter.event(step, f"{text}, e-value {racer.evidence:.3g} of {racer.needed:.3g}")
-        await self._reporter.point(step, self._figures())
+            if self._states.get(racer.candidate) != racer.state:
+                self._states[racer.candidate] = racer.state
+                await self.tell(_stands(racer))
+        await self._reporter.point(result.budget.used_rollouts, self._figures(leading))
+        await self._reporter.change(RunChange(tree=told(result)))
 
-    def _figures(self) -> dict[str, float]:
+    async def decided(self) -> None:
+        """Says what the race has come to."""
+        await self._reporter.change(RunChange(tree=told(self._result)))
+        await self.tell(self._result.why)
+
+    def _leads(self, candidate: Candidate) -> str:
+        pool = self._result.pool
+        mean, seed = pool.mean(candidate.id) or 0.0, pool.mean(pool.seed.id) or 0.0
+        figures = f"{mean:.3f} on {len(pool.of(candidate.id))} rollouts, the seed {seed:.3f}"
+        return f"best so far: {candidate.id} ({figures}): {abbreviate(candidate.claim, CLAIM) or 'no claim'}"
+
+    def _figures(self, leading: Sequence[Candidate]) -> dict[str, float]:
         result = self._result
         pool = result.pool
         found = {
@@ -48,8 +64,8 @@ class Progress:
             "reflections": float(result.budget.used_reflections),
             "reflection_tokens": float(result.budget.used_tokens),
         }
-        if (mean := pool.mean(pool.seed.id)) is not None:
-            found["seed/reward"] = mean
+        means = {"seed/reward": pool.mean(pool.seed.id), "best/reward": pool.mean((*leading, pool.seed)[0].id)}
+        found |= {name: mean for name, mean in means.items() if mean is not None}
         recent = [trial.reward for trial in pool.trials[-32:] if trial.reward is not None]
         if recent:
             found["reward"] = sum(recent) / len(recent)
@@ -80,3 +96,8 @@ class Progress:
         await self.tell(
             f"test, on tasks that nobody has seen: {before:.3f} before, {after:.3f} with {result.winner.id}"
         )
+
+
+def _stands(racer: Racer) -> str:
+    figures = f"{racer.gain:+.3f} on {len(racer.differences)} tasks, e-value {racer.evidence:.3g} of {racer.needed:.3g}"
+    return f"finalist {racer.candidate} is {racer.state}: {figures}"

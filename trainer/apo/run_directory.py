@@ -1,7 +1,9 @@
-"""What a run keeps in its directory: which task is in which split, whether the test was opened, and the report.
+"""What a run keeps in its directory: which task is in which split, whether the test was opened, its result and report.
 
 Everything else is on the tape. The splits are sealed: a run goes on only with the tasks that it began with. Once the
 test was opened, the run's settings are fixed too, because a new search would know what the test has said.
+A run with a result is over: the same command does not search again, not even after its winner was promoted and a search
+would begin from other texts.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any, Final
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.config import Config
+from penstock.trainer.apo.report.files import NAME, read
+from penstock.trainer.apo.report.result import RunResult
 from penstock.trainer.apo.splits import Splits
 
 SEARCHES: Final = ("run", "texts", "tasks", "reward", "engine", "budget", "reflection")
@@ -50,6 +54,16 @@ class RunDirectory:
         """Notes that the test is opened now, and for which candidate."""
         if self._read("test.json", "settings") is None:
             self._write("test.json", {"settings": digest(config), "winner": winner})
+
+    def ended(self, config: Config) -> RunResult | None:
+        """The result of a run with these settings; None while it has none. Raises `ConfigError`."""
+        path = self._path / NAME
+        found = read(path) if path.exists() else None
+        return found if found is not None and found.settings == digest(config) else None
+
+    def keep_result(self, result: RunResult) -> None:
+        """The run is over."""
+        self.write(NAME, result.model_dump_json(indent=1) + "\n")
 
     def write(self, name: str, text: str) -> Path:
         """Writes a file, complete or not at all."""

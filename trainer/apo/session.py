@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import aiohttp
 
@@ -17,14 +16,19 @@ from penstock.trainer.apo.choose import make_engine
 from penstock.trainer.apo.config import Config, tasks_file
 from penstock.trainer.apo.doubts import doubts
 from penstock.trainer.apo.gateway_laboratory import GatewayLaboratory, seeds, text_of
+from penstock.trainer.apo.outcome import PAGE, Outcome, published
+from penstock.trainer.apo.placebo import Placebo
 from penstock.trainer.apo.progress import Progress
 from penstock.trainer.apo.reflecting import Reflecting
+from penstock.trainer.apo.report.files import NAME, read
+from penstock.trainer.apo.report.page import page
+from penstock.trainer.apo.report.result import RunResult
 from penstock.trainer.apo.run_directory import RunDirectory
-from penstock.trainer.apo.search import Result, Search
+from penstock.trainer.apo.search import Search
+from penstock.trainer.apo.several import runs_of
 from penstock.trainer.apo.splits import Splits, agent_tasks, split
-from penstock.trainer.apo.trials import Trial
-from penstock.trainer.apo.waiting import say_who_is_missing
-from penstock.trainer.apo.winner import check_publish, show_production
+from penstock.trainer.apo.waiting import keep_saying
+from penstock.trainer.apo.winner import check_publish
 from penstock.trainer.data.awaiting import Awaited
 from penstock.trainer.data.json_lines import json_lines
 from penstock.trainer.runs.display import display
@@ -34,11 +38,17 @@ from penstock.trainer.runs.report import Display, Reporter
 from penstock.trainer.runs.runner import keep_running, with_others
 
 
-def optimise(config: Config, gateway: str, key: str | None, agent: str | None) -> None:
-    """A whole run. `agent`: the command that is run on each task, by a runner that is started beside. Raises
-    `RunError` when it has not come to its end."""
-    with display(config.budget.rollouts) as shown:
-        whole(_optimise(config, gateway, key, agent, shown))
+def optimise(config: Config, gateway: str, key: str | None, agent: str | None) -> list[RunResult]:
+    """A whole run, or several; what they have come to. `agent`: the command that is run on each task, by a runner that
+    is started beside. Raises `RunError` when one has not come to its end."""
+    runs = runs_of(config)
+    for one in runs:
+        with display(one.budget.rollouts) as shown:
+            whole(_optimise(one, gateway, key, agent, shown))
+    found = [read(one.run.directory / NAME) for one in runs]
+    if len(found) > 1:
+        RunDirectory(runs[0].run.directory.parent).write(PAGE, page(found))
+    return found
 
 
 async def _optimise(config: Config, gateway: str, key: str | None, agent: str | None, shown: Display) -> None:
@@ -48,6 +58,10 @@ async def _optimise(config: Config, gateway: str, key: str | None, agent: str | 
     splits = splits_of(config)
     await _there(gateway, key)
     directory = RunDirectory(config.run.directory)
+    if (kept := directory.ended(config)) is not None:
+        directory.keep(splits, config)
+        await _once_more(config, kept, gateway, key, shown)
+        return
     async with Patient(gateway, key) as client, reflection_session(client, reflections(config)) as http:
         found = await seeds(client, config)
         directory.keep(splits, config)
@@ -58,19 +72,20 @@ async def _optimise(config: Config, gateway: str, key: str | None, agent: str | 
         laboratory = GatewayLaboratory(client, awaited, reflecting, config, found, every)
         wanted = config.budget
         budget = Budget(wanted.rollouts, wanted.reflections, wanted.tokens, wanted.money)
-        search = Search(laboratory, engine, seed, splits.train, splits.validation, budget, config.run.seed)
+        tried = Placebo(laboratory, config.run.seed) if config.run.placebo else laboratory
+        search = Search(tried, engine, seed, splits.train, splits.validation, budget, config.run.seed)
         reporter = Reporter(client, config.run.name, shown)
         progress = Progress(reporter, search.result)
         search.watch, laboratory.tell = progress.look, progress.tell
         await reporter.begin("apo", config.model_dump(mode="json"), wanted.rollouts, 0)
-        run = _Run(config, search, laboratory, splits, directory, progress)
-        beside = [awaited.run(), say_who_is_missing(client, progress.tell)]
+        outcome = Outcome(config, laboratory, splits, directory, progress)
+        beside = [awaited.run(), keep_saying(client, reporter, awaited, config.run.name)]
         if agent or config.rollouts.run:
             words = [*config.rollouts.run, *(["--", *shlex.split(agent)] if agent else [])]
             log = config.run.directory / "runner.log"
             beside.append(keep_running(["--mode", "train,val,test", *words], gateway, key, log))
-        work = _with_doubts(run.run(client), search.result, config, progress)
-        await to_its_end(with_others(work, beside), reporter, lambda: budget.used_rollouts)
+        work = with_others(_run(search, progress, outcome, client, config.run.name), beside)
+        await to_its_end(work, reporter, lambda: budget.used_rollouts, lambda: search.result.why)
 
 
 async def _there(gateway: str, key: str | None) -> None:
@@ -83,11 +98,23 @@ async def _there(gateway: str, key: str | None) -> None:
             raise ConfigError(f"{error}{hint}") from None
 
 
-async def _with_doubts(work: Coroutine[Any, Any, None], result: Result, config: Config, progress: Progress) -> None:
-    """Does the work, and says why nothing was learnt where nothing was."""
-    await work
-    for text in doubts(result, config.run.name):
+async def _run(search: Search, progress: Progress, outcome: Outcome, client: Patient, name: str) -> None:
+    """Search, race, test, release; and why nothing was learnt where nothing was."""
+    result = await search.run()
+    await progress.decided()
+    _ = await outcome.of(client, result)
+    for text in doubts(result, name):
         await progress.tell(text, "warning")
+
+
+async def _once_more(config: Config, kept: RunResult, gateway: str, key: str | None, shown: Display) -> None:
+    """A run that is over: what is asked for by now may be its release."""
+    shown.line("info", f"{kept.run} is over: {kept.why}; {config.run.directory / NAME} has its result")
+    if config.publish.release == "none":
+        return
+    async with Patient(gateway, key) as client:
+        for text, level in await published(client, config, kept):
+            shown.line(level, text)
 
 
 def splits_of(config: Config) -> Splits:
@@ -113,40 +140,3 @@ async def reflection_session(client: Patient, rollout: str) -> AsyncGenerator[ai
             raise
     async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as http:
         yield http
-
-
-class _Run:
-    """What is done one after the other."""
-
-    def __init__(
-        self,
-        config: Config,
-        search: Search,
-        laboratory: GatewayLaboratory,
-        splits: Splits,
-        directory: RunDirectory,
-        progress: Progress,
-    ) -> None:
-        self._config, self._search, self._laboratory = config, search, laboratory
-        self._splits, self._directory, self._progress = splits, directory, progress
-
-    async def run(self, client: Patient) -> None:
-        """Search, race, test, release."""
-        result = await self._search.run()
-        await self._progress.tell(result.why)
-        tested = await self._test(result)
-        await self._progress.test(tested, result)
-        if result.winner is not None:
-            versions = await self._laboratory.versions(result.winner)
-            for text, level in await show_production(client, self._config, result.pool.seed, result.winner, versions):
-                await self._progress.tell(text, level)
-
-    async def _test(self, result: Result) -> Sequence[Trial]:
-        """The trials of the test split, with the seed and with the winner; none without a winner."""
-        if result.winner is None or not self._config.test.repeats:
-            return []
-        self._directory.open_test(self._config, result.winner.id)
-        runners = [result.pool.seed, result.winner]
-        tasks = [task.id for task in self._splits.test] * self._config.test.repeats
-        orders = [result.pool.order(one.id, task) for task in tasks for one in runners]
-        return await self._laboratory.run(runners, orders, "test")

@@ -1,4 +1,7 @@
-"""A winner on its way to production: a release by canary for each text that has changed."""
+"""A winner on its way to production: a release by canary for each text that has changed.
+
+Where the leak test has found something, `publish.release = "auto"` counts as "canary": the release waits for a person.
+"""
 
 from __future__ import annotations
 

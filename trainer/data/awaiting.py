@@ -62,6 +62,10 @@ class Awaited:
                 await self._cancel(name)
         return len(late)
 
+    def open(self) -> int:
+        """How many of those that are waited for have not ended."""
+        return len(self._open(list(self._waiting)))
+
     def forget(self, names: Sequence[str]) -> None:
         """These are waited for no more."""
         for name in names:

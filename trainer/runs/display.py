@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 SHOWN: Final = (
     "reward",
+    "seed/reward",
+    "best/reward",
+    "test/seed",
+    "test/winner",
     "evaluation/reward",
     "loss",
     "evaluation/loss",

@@ -42,8 +42,14 @@ def whole(run: Coroutine[Any, Any, None]) -> None:
         raise RunError(str(error)) from None
 
 
-async def to_its_end(work: Coroutine[Any, Any, None], reporter: Reporter, step: Callable[[], int]) -> None:
-    """Does the work and reports how it ended; the first SIGINT or SIGTERM stops it. `step`: where it stands."""
+async def to_its_end(
+    work: Coroutine[Any, Any, None],
+    reporter: Reporter,
+    step: Callable[[], int],
+    done: Callable[[], str] | None = None,
+) -> None:
+    """Does the work and reports how it ended; the first SIGINT or SIGTERM stops it. `step`: where it stands; `done`:
+    what the work has come to, for a person."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -58,4 +64,4 @@ async def to_its_end(work: Coroutine[Any, Any, None], reporter: Reporter, step: 
     except Exception as error:
         await reporter.end("failed", str(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}")
         raise
-    await reporter.end("succeeded", f"all {step()} steps are done")
+    await reporter.end("succeeded", f"all {step()} steps are done" if done is None else done())

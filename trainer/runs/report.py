@@ -98,7 +98,11 @@ class Reporter:
 
     async def made(self, model: str, version: str) -> None:
         """A version that the run has made."""
-        await self._client.change_run(self._run, RunChange(made=[Made(name=model, version=version)]))
+        await self.change(RunChange(made=[Made(name=model, version=version)]))
+
+    async def change(self, change: RunChange) -> None:
+        """What else is to be said of the run."""
+        await self._client.change_run(self._run, change)
 
     async def end(self, status: End, message: str) -> None:
         """The run is over. One that stops does not wait for a gateway that is away."""

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.gateway.display import runs as shown
+from penstock.gateway.display.candidates import tree
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import clean, joined, number, plain
 from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
@@ -99,7 +100,9 @@ class RunsView(View[Found, Closer]):
     def panes(self, data: Found, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:
             return ()
+        searches = [] if closer.run.tree is None else [pane("Candidates", tree(closer.run.tree))]
         return [
+            *searches,
             Pane("Curves", lambda width: curves(closer.curves, width)),
             pane("Metrics", shown.watched(closer.run, closer.curves, [], now_ns)),
             pane("Samples", samples(closer.run, closer.curves)),

@@ -1,52 +1,62 @@
-"""Rollouts that nobody takes are spoken of."""
+"""A run that waits says for what, on the tape, and asks for a runner where there is none."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
 
 import pytest
-from fakes.optimising import Optimising
-from fakes.workers import beside
+from fakes.process import Gateway
 
-from penstock.gateway.model.queue import QueueState, QueueStatus, RolloutSpec
+from penstock.gateway.cli.watch import whenever
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import QueueState, RolloutSpec
 from penstock.gateway.model.rollout import Worker
-from penstock.trainer.apo import waiting
-from penstock.trainer.apo.waiting import missing
+from penstock.gateway.model.run import Run
+from penstock.trainer.apo.waiting import keep_saying, waits
+from penstock.trainer.data.awaiting import Awaited
+from penstock.trainer.runs.display import Lines
+from penstock.trainer.runs.report import Reporter
 
 MINUTE = 60 * 10**9
-THERE, GONE = Worker(id="w", last_seen_ns=MINUTE), Worker(id="w", last_seen_ns=1)
 
 
 @pytest.mark.parametrize(
-    ("state", "modes", "claimed", "oldest", "workers", "said"),
+    ("attempts", "seen", "state", "said"),
     [
-        ("open", {"train": 3}, 0, 1, [], "there is no runner"),
-        ("open", {"train": 3}, 0, 1, [GONE], "there is no runner"),
-        ("open", {"val": 3}, 0, 1, [THERE], "do not take them"),
-        ("paused", {"test": 3}, 0, 1, [THERE], "the queue is paused"),
-        ("open", {"train": 3}, 1, 1, [THERE], ""),
-        ("open", {"train": 3}, 0, MINUTE - 1, [], ""),
-        ("open", {"online": 3}, 0, 1, [], ""),
+        (["shop.a.t1.0/1"], MINUTE, "open", "waits for 1,200 rollouts, and 1 workers run some"),
+        (["shop2.a.t1.0/1"], 1, "open", "waits for 1,200 rollouts, and nobody runs one: is there a runner?"),
+        ([], MINUTE, "open", "waits for 1,200 rollouts, and the runners that are there take none: have they --mode"),
+        ([], MINUTE, "paused", "waits for 1,200 rollouts, and the queue is paused: is that meant?"),
     ],
 )
-def test_why_nobody_takes_them(
-    state: QueueState, modes: dict[str, int], claimed: int, oldest: int, workers: list[Worker], said: str
-) -> None:
-    queue = QueueStatus.model_validate({"state": state, "waiting": modes, "claimed": claimed, "oldest_ns": oldest})
-    found = missing(queue, workers, MINUTE)
-    assert said in found
-    assert bool(said) == bool(found)
+def test_what_is_said_is_so(attempts: list[str], seen: int, state: QueueState, said: str) -> None:
+    worker = Worker(id="w", attempts=attempts, last_seen_ns=seen)
+    assert waits(1200, "shop", [worker], state, MINUTE).startswith(said)
 
 
-async def test_it_is_said_once(here: Optimising, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "LOOK_S", 0.01)
-    said: asyncio.Queue[str] = asyncio.Queue()
+async def test_a_run_without_a_runner_asks_for_one_and_is_not_silent(gateway: Gateway) -> None:
+    async with Client(gateway.url) as client, asyncio.timeout(60):
+        reporter, awaited = Reporter(client, "shop", Lines(40)), Awaited(client)
+        await reporter.begin("apo", {}, 40, 0)
+        beside = [asyncio.ensure_future(awaited.run())]
+        try:
+            beside.append(asyncio.ensure_future(keep_saying(client, reporter, awaited, "shop", every_s=0.05)))
+            await awaited.queue([RolloutSpec(id="shop.a.t1.0", input="hello")])
+            asked = await until(client, lambda run: "is there a runner?" in (run.message or ""))
+            later = await until(client, lambda run: run.last_seen_ns > asked.last_seen_ns)
+            assert later.message == asked.message
+            warned = [one.text async for one in client.run_events("shop") if one.level == "warning"]
+            assert warned == [asked.message], "once, not with every look"
+            _ = await client.cancel("shop.a.t1.0")
+            _ = await until(client, lambda run: not run.message)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
-    async def tell(text: str, level: str) -> None:
-        await said.put(text)
 
-    await here.client.enqueue([RolloutSpec(id="r", mode="train")])
-    async with beside(waiting.say_who_is_missing(here.client, tell)):
-        assert "there is no runner" in await asyncio.wait_for(said.get(), 30)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(said.get(), 0.3)
+async def until(client: Client, holds: Callable[[Run], bool]) -> Run:
+    async with aclosing(whenever(client, lambda _: True, lambda: client.run("shop"), lambda _: 0.2)) as looks:
+        return await anext(found async for found in looks if holds(found))

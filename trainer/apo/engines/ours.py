@@ -85,6 +85,13 @@ class Proposal:
     causes: list[str] = field(default_factory=list[str])
     """Rollouts that reflections saw which named it."""
 
+    @property
+    def lines(self) -> list[str]:
+        """Lines that it writes or takes away."""
+        if self.edit is None:
+            return [line for text in self.texts.values() for line in text.split("\n")]
+        return [self.edit.text] if self.edit.kind == "add" else [self.edit.line, self.edit.text]
+
 
 class Ours:
     """The engine of one run."""
@@ -256,7 +263,8 @@ class Ours:
         claim = "; ".join(dict.fromkeys(one.failure for one in chosen if one.failure))
         causes = tuple(dict.fromkeys(cause for one in chosen for cause in one.causes))
         start = next((one.texts for one in chosen if one.edit is None), pool.seed.texts)
-        made = Candidate(applied(start, (one.edit for one in chosen if one.edit)), pool.seed.id, claim, causes)
+        texts = applied(start, (one.edit for one in chosen if one.edit))
+        made = Candidate(texts, pool.seed.id, claim, causes, _line_causes(chosen))
         self._made.setdefault(made.id, making)
         return pool.candidates.get(made.id, made)
 
@@ -269,6 +277,15 @@ async def _answers(asked: Sequence[str], evidence: Evidence) -> list[str]:
     if wrong:
         raise wrong[0]
     return answers
+
+
+def _line_causes(chosen: Iterable[Proposal]) -> dict[str, tuple[str, ...]]:
+    """Rollouts that led to each line which is written or taken away."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in chosen:
+        for line in filter(None, map(str.strip, one.lines)):
+            found[line] = tuple(dict.fromkeys((*found.get(line, ()), *one.causes)))
+    return found
 
 
 def _weights(of: Iterable[str], texts: Sequence[frozenset[str]]) -> dict[str, float]:

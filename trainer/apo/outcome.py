@@ -1,0 +1,98 @@
+"""What comes after the search: the test, the leak test, the release, the result and the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.run import Level
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.config import Config
+from penstock.trainer.apo.gateway_laboratory import GatewayLaboratory
+from penstock.trainer.apo.progress import Progress
+from penstock.trainer.apo.report import words
+from penstock.trainer.apo.report.gathered import Ended, Settings, gathered, leaked
+from penstock.trainer.apo.report.page import page
+from penstock.trainer.apo.report.result import Leak, RunResult, Texts
+from penstock.trainer.apo.run_directory import RunDirectory, digest
+from penstock.trainer.apo.search import Result
+from penstock.trainer.apo.splits import Splits
+from penstock.trainer.apo.trials import Trial
+from penstock.trainer.apo.winner import show_production
+
+PAGE = "report.html"
+"""Name of the report in a run's directory."""
+
+
+class Outcome:
+    """Of one run."""
+
+    def __init__(
+        self,
+        config: Config,
+        laboratory: GatewayLaboratory,
+        splits: Splits,
+        directory: RunDirectory,
+        progress: Progress,
+    ) -> None:
+        self._config, self._laboratory = config, laboratory
+        self._splits, self._directory, self._progress = splits, directory, progress
+
+    async def of(self, client: Client, result: Result) -> RunResult:
+        """Test, leak test, release; the result is kept last, because a run that has one is over."""
+        tests = await self._test(result)
+        await self._progress.test(tests, result)
+        found = leaked(result, self._splits)
+        for one in found:
+            await self._progress.tell(f"leak test: {one.resource}: {words.leak(one)}, in {one.line!r}", "warning")
+        every = [result.pool.seed, *([result.winner] if result.winner else [])]
+        versions = {one.id: await self._laboratory.versions(one) for one in every}
+        config = self._config
+        settings = Settings(config.run.name, config.engine, digest(config), config.run.seed, config.run.placebo)
+        ended = Ended(settings, result, tests, self._splits, versions)
+        kept = gathered(ended, found, (), time.time_ns())
+        kept.published = [text for text, _ in await self._published(client, kept)]
+        self._directory.keep_result(kept)
+        self._directory.write(PAGE, page([kept]))
+        return kept
+
+    async def _published(self, client: Client, kept: RunResult) -> Sequence[tuple[str, Level]]:
+        told = await published(client, self._config, kept)
+        for text, level in told:
+            await self._progress.tell(text, level)
+        return told
+
+    async def _test(self, result: Result) -> Sequence[Trial]:
+        """The trials of the test split, with the seed and with the winner; none without a winner."""
+        if result.winner is None or not self._config.test.repeats:
+            return []
+        self._directory.open_test(self._config, result.winner.id)
+        runners = [result.pool.seed, result.winner]
+        tasks = [task.id for task in self._splits.test] * self._config.test.repeats
+        orders = [result.pool.order(one.id, task) for task in tasks for one in runners]
+        return await self._laboratory.run(runners, orders, "test")
+
+
+async def published(client: Client, config: Config, kept: RunResult) -> list[tuple[str, Level]]:
+    """Shows the winner of a run to production, as `publish.release` says; what came of it, for a person. What a placebo
+    brings is not shown to anybody."""
+    if kept.winner is None or kept.placebo:
+        return []
+    wanted, warned = held_back(config, kept.leaks)
+    seed, winner = _candidate(kept.seed), _candidate(kept.winner)
+    return [*warned, *await show_production(client, wanted, seed, winner, kept.winner.versions)]
+
+
+def held_back(config: Config, found: Sequence[Leak]) -> tuple[Config, list[tuple[str, Level]]]:
+    """The configuration, with a release that waits for a person where it would have promoted itself and something
+    leaks; and what is said of that."""
+    if not found or config.publish.release != "auto":
+        return config, []
+    publish = config.publish.model_copy(update={"release": "canary"})
+    said = f"the leak test has found {len(found):,}: publish.release = auto counts as canary, and waits for a person"
+    return config.model_copy(update={"publish": publish}), [(said, "warning")]
+
+
+def _candidate(kept: Texts) -> Candidate:
+    return Candidate(kept.texts)

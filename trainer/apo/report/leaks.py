@@ -1,0 +1,182 @@
+"""The leak test: what stands in new lines of a text and should not. Pure.
+
+Looked at are the lines that the winner has and the seed has not. Found are
+
+* `PHRASE` words in a row that stand in a task, or in a grader's reason;
+* values of tasks (a customer's name, an order's number, an expected answer): words with a digit or a capital letter,
+  and values of three words and more; and words with a digit of graders' reasons;
+* words to the grader (`GRADER`);
+* slots that were lost or added.
+
+What the seed says too is none, and neither is what many tasks have (more than `RARE` of them): that is the subject.
+It finds copies, not paraphrases: where it finds nothing, a person still reads the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+from penstock.gateway.model.template import Template, TemplateError, check_candidate
+from penstock.trainer.apo.protocol import AgentTask
+from penstock.trainer.apo.report.result import Leak
+
+PHRASE: Final = 6
+"""Words."""
+RARE: Final = 0.1
+"""Share of the tasks that may have a phrase or a value which is still their own; one task always may."""
+LEAST: Final = 3
+"""Characters of a value."""
+LONGEST: Final = 200
+"""Characters of a value that is looked for as a whole; phrases of longer ones are found."""
+GRADER: Final = (
+    "grader", "graders", "grading", "graded", "judge", "judges", "judged", "evaluator", "evaluated", "rubric",
+    "reward", "rewards", "rewarded", "score", "scores", "scored", "full marks", "full credit", "test case",
+    "test cases", "ignore previous", "ignore all previous", "ignore the above", "disregard previous",
+    "disregard all previous", "disregard the above",
+)  # fmt: skip
+"""Words to the grader."""
+_WORD: Final = re.compile(r"[^\W_]+(?:['._-][^\W_]+)*")
+
+
+class Source(NamedTuple):
+    """A text of a task."""
+
+    task: str
+    text: str
+
+
+def leaks(
+    seed: Mapping[str, str],
+    winner: Mapping[str, str],
+    tasks: Sequence[AgentTask],
+    reasons: Iterable[tuple[str, str]],
+) -> list[Leak]:
+    """What is found. `reasons`: (name of a task, what a grader said of a rollout of it)."""
+    known = _spaced("\n".join(seed.values()))
+    inputs = [(task.id, list(_leaves(task.input))) for task in tasks]
+    said = [Source(*reason) for reason in reasons if reason[1]]
+    most = max(1, int(RARE * len(tasks)))
+    values = _values(inputs, most)
+    figures = _figures(said, most)
+    found: list[Leak] = []
+    for resource, line in _added(seed, winner):
+        phrases = [one for one in _phrases(line) if f" {one} " not in known]
+        texts = [Source(task, text) for task, leaves in inputs for text in leaves]
+        copied = _copied(phrases, texts, most) or _held(line, values, known)
+        found += [Leak(kind="task", resource=resource, line=line, found=what, where=at) for what, at in copied]
+        if not copied:
+            copied = _copied(phrases, said, most) or _held(line, figures, known)
+            found += [Leak(kind="reason", resource=resource, line=line, found=what, where=at) for what, at in copied]
+        spoken = [word for word in GRADER if f" {word} " in _spaced(line) and f" {word} " not in known]
+        found += [Leak(kind="grader", resource=resource, line=line, found=word) for word in spoken]
+    return [*found, *_slots(seed, winner)]
+
+
+def _added(seed: Mapping[str, str], winner: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(resource, line) of what is new."""
+    for resource, text in winner.items():
+        old = {line.strip() for line in seed.get(resource, "").split("\n")}
+        yield from ((resource, line.strip()) for line in text.split("\n") if line.strip() and line.strip() not in old)
+
+
+def _spaced(text: str) -> str:
+    """Its words without case, a space around each, so that whole words are found in it."""
+    return f" {' '.join(_WORD.findall(text.lower()))} "
+
+
+def _phrases(line: str) -> list[str]:
+    words = _WORD.findall(line.lower())
+    return [" ".join(words[at : at + PHRASE]) for at in range(len(words) - PHRASE + 1)]
+
+
+def _copied(phrases: Sequence[str], sources: Sequence[Source], most: int) -> list[tuple[str, str]]:
+    """The first phrase of a line that few tasks have, with one of them; empty without one."""
+    if not phrases:
+        return []
+    spaced = [(task, _spaced(text)) for task, text in sources]
+    for phrase in phrases:
+        having = list(dict.fromkeys(task for task, text in spaced if f" {phrase} " in text))
+        if 0 < len(having) <= most:
+            return [(phrase, having[0])]
+    return []
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """The texts and numbers of a JSON value."""
+    if isinstance(value, dict):
+        for one in cast(dict[str, Any], value).values():
+            yield from _leaves(one)
+    elif isinstance(value, list):
+        for one in cast(list[Any], value):
+            yield from _leaves(one)
+    elif isinstance(value, str):
+        yield value
+    elif value is not None and not isinstance(value, bool):
+        yield json.dumps(value)
+
+
+def _values(inputs: Iterable[tuple[str, Sequence[str]]], most: int) -> dict[str, str]:
+    """Values that few tasks have, with one of these."""
+    return _rare(((value.strip(), task) for task, leaves in inputs for value in leaves if _telling(value)), most)
+
+
+def _telling(value: str) -> bool:
+    """Whether a value in a prompt says that it was copied: a usual word does not."""
+    if not LEAST <= len(value.strip()) <= LONGEST:
+        return False
+    return len(_WORD.findall(value)) > 2 or any(one.isdigit() or one.isupper() for one in value)
+
+
+def _figures(said: Iterable[Source], most: int) -> dict[str, str]:
+    pairs = ((word, task) for task, text in said for word in _WORD.findall(text))
+    return _rare(((word, task) for word, task in pairs if len(word) >= LEAST and any(map(str.isdigit, word))), most)
+
+
+def _rare(pairs: Iterable[tuple[str, str]], most: int) -> dict[str, str]:
+    tasks: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for value, task in pairs:
+        tasks[value][task] = None
+    return {value: next(iter(having)) for value, having in tasks.items() if len(having) <= most}
+
+
+def _held(line: str, values: Mapping[str, str], known: str) -> list[tuple[str, str]]:
+    """Values that a line has as whole words, with case where they are one word; the longest one, with its task."""
+    exact, spaced = f" {' '.join(_WORD.findall(line))} ", _spaced(line)
+    found: list[tuple[str, str]] = []
+    for value, task in values.items():
+        words = _WORD.findall(value)
+        one = " ".join(words)
+        there = f" {one} " in exact if len(words) == 1 else f" {one.lower()} " in spaced
+        if words and there and f" {one.lower()} " not in known:
+            found.append((value, task))
+    return sorted(found, key=lambda pair: -len(pair[0]))[:1]
+
+
+def _slots(seed: Mapping[str, str], winner: Mapping[str, str]) -> Iterator[Leak]:
+    for resource, text in winner.items():
+        try:
+            before = Template.parse(seed.get(resource, ""))
+        except TemplateError:
+            # A text that was never a template has no slots to lose.
+            continue
+        try:
+            after = Template.parse(text)
+            check_candidate(before, after)
+        except TemplateError as error:
+            yield Leak(kind="slot", resource=resource, line=_slot_line(seed.get(resource, ""), text), found=str(error))
+
+
+def _slot_line(before: str, after: str) -> str:
+    """The first line whose braces are not those of the other text."""
+    slots = re.compile(r"\{[^{}\n]*\}")
+    change = Counter(slots.findall(after))
+    change.subtract(slots.findall(before))
+    for text in (after, before):
+        for line in text.split("\n"):
+            if any(change[slot] for slot in slots.findall(line)):
+                return line.strip()
+    return ""

@@ -1,0 +1,134 @@
+"""Figures of one run, and of several together. Pure.
+
+A run whose seed stays has changed nothing: its gain is 0 exactly, its test stays sealed, and it counts. A run whose
+test was left out says nothing about its gain, and is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.trainer.apo.report.result import RunResult
+from penstock.trainer.apo.report.statistics import Estimate, estimate
+
+
+class Pair(NamedTuple):
+    """A task of the test that both the seed and the winner have a reward on."""
+
+    task: str
+    key: str
+    before: float
+    """The seed's mean."""
+    after: float
+    """The winner's mean."""
+    rollouts: tuple[str, ...]
+    """Of the winner."""
+
+    @property
+    def gain(self) -> float:
+        """After less before."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one run."""
+
+    result: RunResult
+    pairs: Sequence[Pair]
+    before: Estimate | None
+    """The seed on the test."""
+    after: Estimate | None
+    """The winner on it."""
+    gain: Estimate | None
+    """Paired, over the tasks of the test, by key. 0 where the seed stays; None where there was no test."""
+    raced: float | None
+    """The winner's gain in the race; None without a winner."""
+
+    @property
+    def gap(self) -> float | None:
+        """Gain in the race less gain on the test: how much of it was choice, and not merit."""
+        return None if self.raced is None or self.gain is None else self.raced - self.gain.mean
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Characters of the texts before and after."""
+        winner = self.result.winner
+        return self.result.seed.length, (self.result.seed if winner is None else winner).length
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several runs."""
+
+    runs: Sequence[Figures]
+    gain: Estimate | None
+    """Over runs; that of the one run, if there is one only."""
+    gap: float | None
+    """Mean over runs with a winner that was tested."""
+    better: int
+    """Runs with a gain above 0 on the test."""
+    worse: int
+    """Runs with one below 0."""
+    same: int
+    """Runs whose seed stays, or whose winner is just as good on the test."""
+    untested: int
+    """Runs with a winner and without a test."""
+
+
+def figures(result: RunResult) -> Figures:
+    """The figures of a run."""
+    pairs = _pairs(result)
+    if result.winner is None:
+        return Figures(result, pairs, None, None, Estimate(0.0, None, None, 0), None)
+    before = estimate([(pair.key, pair.before) for pair in pairs])
+    after = estimate([(pair.key, pair.after) for pair in pairs])
+    gain = _within(estimate([(pair.key, pair.gain) for pair in pairs]))
+    raced = next((one.gain for one in result.race if one.candidate == result.winner.id), None)
+    return Figures(result, pairs, before, after, gain, raced)
+
+
+def together(results: Sequence[RunResult]) -> Together:
+    """The figures of several runs."""
+    runs = [figures(result) for result in results]
+    known = [(run.result.run, run.gain.mean) for run in runs if run.gain is not None]
+    gaps = [run.gap for run in runs if run.gap is not None]
+    return Together(
+        runs,
+        gain=runs[0].gain if len(runs) == 1 else _within(estimate(known)),
+        gap=math.fsum(gaps) / len(gaps) if gaps else None,
+        better=sum(gain > 0 for _, gain in known),
+        worse=sum(gain < 0 for _, gain in known),
+        same=sum(gain == 0 for _, gain in known),
+        untested=len(runs) - len(known),
+    )
+
+
+def _within(found: Estimate | None) -> Estimate | None:
+    """Of gains, which lie within -1 and 1."""
+    if found is None or found.low is None or found.high is None:
+        return found
+    return found._replace(low=max(-1.0, found.low), high=min(1.0, found.high))
+
+
+def _pairs(result: RunResult) -> list[Pair]:
+    if result.winner is None:
+        return []
+    rewards: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for one in result.tests:
+        if one.reward is not None:
+            rewards[one.candidate, one.task].append(one.reward)
+        if one.candidate == result.winner.id:
+            names[one.task].append(one.rollout)
+    found: list[Pair] = []
+    for task in result.tasks:
+        both = rewards[result.seed.id, task.id], rewards[result.winner.id, task.id]
+        if all(both):
+            before, after = (math.fsum(values) / len(values) for values in both)
+            found.append(Pair(task.id, task.key, before, after, tuple(names[task.id])))
+    return found

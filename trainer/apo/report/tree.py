@@ -1,0 +1,76 @@
+"""The candidates of a run as it goes on, and when it has ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from penstock.gateway.display.text import abbreviate
+from penstock.gateway.model.run import MOST_CANDIDATES, CandidateState, CandidateTree, RunCandidate
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.gate import Racer
+from penstock.trainer.apo.report.result import Tried
+from penstock.trainer.apo.search import Result
+
+CLAIM: Final = 300
+"""Characters of a claim on the tape."""
+
+
+def tried(result: Result) -> list[Tried]:
+    """All candidates, in the order in which they came."""
+    began: dict[str, int] = {}
+    for at, trial in enumerate(result.pool.trials):
+        began.setdefault(trial.candidate, at)
+    racers = {racer.candidate: racer for racer in result.racers}
+    return [_tried(one, result, began, racers.get(one.id)) for one in result.pool.candidates.values()]
+
+
+def _tried(one: Candidate, result: Result, began: Mapping[str, int], racer: Racer | None) -> Tried:
+    return Tried(
+        id=one.id,
+        parent=one.parent if one.parent in result.pool.candidates else None,
+        claim=one.claim,
+        causes=list(one.causes),
+        state=_state(one, result, racer),
+        step=began.get(one.id, len(result.pool.trials)),
+        rollouts=len(result.pool.of(one.id)),
+        mean=result.pool.mean(one.id),
+        length=one.length,
+        pairs=0 if racer is None else len(racer.differences),
+        gain=None if racer is None else racer.gain,
+        e_value=None if racer is None else racer.evidence,
+        needed=None if racer is None else racer.needed,
+    )
+
+
+def _state(one: Candidate, result: Result, racer: Racer | None) -> CandidateState:
+    if one.id == result.pool.seed.id:
+        return "seed"
+    if result.winner is not None and one.id == result.winner.id:
+        return "winner"
+    return "tried" if racer is None else racer.state
+
+
+def told(result: Result) -> CandidateTree:
+    """Those that the tape is told: all that fit, else finalists, those with the highest means, and those that they were
+    made from."""
+    every = {one.id: one for one in tried(result)}
+    kept: dict[str, None] = {}
+    for one in sorted(every.values(), key=lambda one: (one.state == "tried", -(one.mean or 0.0), -one.rollouts)):
+        line = [name for name in _line(one, every) if name not in kept]
+        if len(kept) + len(line) <= MOST_CANDIDATES:
+            kept |= dict.fromkeys(line)
+    shown = [_short(one) for one in every.values() if one.id in kept]
+    return CandidateTree(candidates=shown, left_out=len(every) - len(shown))
+
+
+def _line(one: Tried, every: Mapping[str, Tried]) -> Sequence[str]:
+    """A candidate and those that it was made from."""
+    found = [one.id]
+    while (parent := every[found[-1]].parent) in every and parent not in found:
+        found.append(str(parent))
+    return found
+
+
+def _short(one: Tried) -> RunCandidate:
+    return RunCandidate(**one.model_dump(exclude={"causes", "claim"}), claim=abbreviate(one.claim, CLAIM)[:400])
