@@ -18,15 +18,15 @@ NAMES = ("Ann", "Bob", "Cem", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jana
 ARTICLES = ("lamp", "chair", "desk", "rug", "shelf", "clock", "sofa", "stool", "bed", "mirror")
 DAYS = ("Monday", "Tuesday", "Friday", "Sunday")
 PARTS = {
-    "greeting": "Dear {name}", "article": "the {article}", "number": "order {number}", "day": "arrives on {day}",
-    "reference": "ref {name}-{number}", "closing": "kind regards",
+    "greeting": "Dear {name}", "article": "the {article}", "day": "on {day}", "thanks": "thank you",
+    "terms": "our terms apply", "closing": "kind regards",
 }  # fmt: skip
 """What an answer may have in it, in this order; the shop wants all of it."""
 
 
 def question(task: dict[str, Any]) -> str:
     """What a customer asks."""
-    return f"{task['name']}: {task['article']} {task['number']} {task['day']}"
+    return f"{task['name']} asks: {task['article']}, {task['day']}?"
 
 
 def parts(task: dict[str, Any]) -> dict[str, str]:

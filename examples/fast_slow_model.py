@@ -22,16 +22,16 @@ from examples.lookup_model import TEMPLATE, Lesson
 WORDINGS = {
     "greeting": ("Greet the customer by name.", "Begin with a greeting."),
     "article": ("Name the article.", "Say which article it is."),
-    "number": ("Repeat the order number.", "Give the number of the order."),
     "day": ("Tell the day of arrival.", "Say when it arrives."),
-    "reference": ("Add the reference.", "Give a reference at the end."),
+    "thanks": ("Thank the customer.", "Say thank you."),
+    "terms": ("Point to our terms.", "Say that our terms apply."),
     "closing": ("Close with kind regards.", "End politely."),
 }
 """How a system text asks for each part."""
 VAGUE = ("Be helpful and precise.", "Think about what the customer needs.", "Write good answers.")
 """Lines that ask for nothing."""
 FOLLOWED = 0.6
-UNASKED = {"greeting": 0.1, "article": 0.3, "number": 0.1, "day": 0.1, "reference": 0.003, "closing": 0.003}
+UNASKED = {"greeting": 0.1, "article": 0.3, "day": 0.1, "thanks": 0.1, "terms": 0.003, "closing": 0.003}
 """Probability of each part where it is asked for, and where it is not."""
 NOTHING = "Hello"
 
@@ -67,7 +67,6 @@ def order(draw: random.Random) -> dict[str, Any]:
     return {
         "name": draw.choice(NAMES),
         "article": draw.choice(ARTICLES),
-        "number": str(draw.randrange(100, 1000)),
         "day": draw.choice(DAYS),
     }
 

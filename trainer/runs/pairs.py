@@ -99,13 +99,13 @@ class PairLoop(Loop):
         return self.front.leader.variant
 
     def _figures(self, collected: Collected) -> Metrics:
-        return self.front.figures(collected.by_variant)
+        spent = {f"reflection/{name}": value for name, value in self.front.spent.items()}
+        return spent | self.front.figures(collected.by_variant)
 
     async def _round(self, step: int) -> None:
         self._reporter.phase(step, "looks for prompts")
         await self._rounds.hold(lambda label: self._at(label, step, self.place.version))
         await self._tell(step, f"round {self.front.rounds}, with the weights of step {self.place.version}")
-        await self._reporter.point(step, {f"reflection/{name}": value for name, value in self.front.spent.items()})
 
     def _at(self, label: str, step: int, weights: int) -> PinnedLaboratory:
         """The laboratory with the weights of a step."""
@@ -148,7 +148,8 @@ class PairLoop(Loop):
     async def _column(self, age: Age, laboratory: PinnedLaboratory) -> dict[Cell, Rewards]:
         """The cells with the same weights."""
         first, leader = self.front.first.candidate, self.front.leader.candidate
-        prompts: Mapping[str, Age] = {first.id: "old", leader.id: "new"}
+        # Where they are the same, it is the old one.
+        prompts: Mapping[str, Age] = {leader.id: "new", first.id: "old"}
         orders = [
             Order(prompt, task.id, number)
             for number in range(self.config.evaluate.samples)
