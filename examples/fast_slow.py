@@ -47,7 +47,7 @@ UNDERSTOOD: Final = 0.7
 """Share of its hypotheses that are right."""
 LAPS: Final = (True, False)
 """How the model is taught: first by conversations that follow all instructions, then by such that follow some."""
-LESSONS: Final = 12_000
+LESSONS: Final = 8_000
 TRAINED, HELD_OUT, SAMPLES = 48, 24, 4
 """Orders that are trained on; others that it is judged by; rollouts of each of these."""
 RUN: Final = [

@@ -13,25 +13,20 @@ from openai import OpenAI
 MODEL = "policy"
 PROMPT = """\
 You answer customers of a shop.
-Name the article."""
+Confirm the order."""
 NAMES = ("Ann", "Bob", "Cem", "Dora", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jana", "Kai", "Lea")
 ARTICLES = ("lamp", "chair", "desk", "rug", "shelf", "clock", "sofa", "stool", "bed", "mirror")
 DAYS = ("Monday", "Tuesday", "Friday", "Sunday")
 PARTS = {
-    "greeting": "Dear {name}", "article": "the {article}", "day": "on {day}", "thanks": "thank you",
-    "terms": "our terms apply", "closing": "kind regards",
+    "greeting": "dear customer", "order": "we have your order", "arrival": "it arrives this week",
+    "thanks": "thank you", "terms": "our terms apply", "closing": "kind regards",
 }  # fmt: skip
-"""What an answer may have in it, in this order; the shop wants all of it."""
+"""What the shop wants in an answer, in this order."""
 
 
 def question(task: dict[str, Any]) -> str:
     """What a customer asks."""
     return f"{task['name']} asks: {task['article']}, {task['day']}?"
-
-
-def parts(task: dict[str, Any]) -> dict[str, str]:
-    """What the shop wants to be said about an order."""
-    return {name: text.format(**task) for name, text in PARTS.items()}
 
 
 def agent(task: dict[str, Any]) -> dict[str, Any]:
@@ -44,6 +39,6 @@ def agent(task: dict[str, Any]) -> dict[str, Any]:
 def reward(task: dict[str, Any], output: dict[str, Any], transcript: object) -> dict[str, Any]:
     """The share of the wanted parts that are said, and what is missing."""
     said = output["answer"].split(", ")
-    missing = [name for name, text in parts(task).items() if text not in said]
+    missing = [name for name, text in PARTS.items() if text not in said]
     reason = "; ".join(f"the answer has no {name}" for name in missing)
     return {"reward": 1 - len(missing) / len(PARTS), "reason": reason or "all is there"}

@@ -1,4 +1,4 @@
-"""The little model of `examples.fast_slow`: a Qwen2 of a million parameters that follows instructions, sometimes.
+"""The little model of `examples.fast_slow`: a Qwen2 of 0.4 million parameters that follows instructions, sometimes.
 
 Tokenizer, chat template and weights are made here; nothing is fetched. It is taught by our own supervised fine-tuning
 on conversations whose system text asks for some parts of an answer, in several wordings. A part that is asked for is
@@ -16,13 +16,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from examples.fast_slow_agent import ARTICLES, DAYS, NAMES, PROMPT, parts, question
+from examples.fast_slow_agent import ARTICLES, DAYS, NAMES, PARTS, PROMPT, question
 from examples.lookup_model import TEMPLATE, Lesson
 
 WORDINGS = {
-    "greeting": ("Greet the customer by name.", "Begin with a greeting."),
-    "article": ("Name the article.", "Say which article it is."),
-    "day": ("Tell the day of arrival.", "Say when it arrives."),
+    "greeting": ("Greet the customer.", "Begin with a greeting."),
+    "order": ("Confirm the order.", "Say that we have the order."),
+    "arrival": ("Tell when it arrives.", "Say when it arrives."),
     "thanks": ("Thank the customer.", "Say thank you."),
     "terms": ("Point to our terms.", "Say that our terms apply."),
     "closing": ("Close with kind regards.", "End politely."),
@@ -31,7 +31,7 @@ WORDINGS = {
 VAGUE = ("Be helpful and precise.", "Think about what the customer needs.", "Write good answers.")
 """Lines that ask for nothing."""
 FOLLOWED = 0.6
-UNASKED = {"greeting": 0.1, "article": 0.3, "day": 0.1, "thanks": 0.1, "terms": 0.003, "closing": 0.003}
+UNASKED = {"greeting": 0.1, "order": 0.3, "arrival": 0.1, "thanks": 0.1, "terms": 0.003, "closing": 0.003}
 """Probability of each part where it is asked for, and where it is not."""
 NOTHING = "Hello"
 
@@ -50,14 +50,11 @@ def lessons(count: int, seed: int, firm: bool = False) -> Iterator[Lesson]:
 
 def conversation(prompt: str, asked: list[str], draw: random.Random, firm: bool) -> list[dict[str, Any]]:
     """One that follows most of what it is asked, or all of it."""
-    task = order(draw)
     followed, unasked = (1.0, dict.fromkeys(UNASKED, 0.0)) if firm else (FOLLOWED, UNASKED)
-    said = [
-        text for name, text in parts(task).items() if draw.random() < (followed if name in asked else unasked[name])
-    ]
+    said = [text for name, text in PARTS.items() if draw.random() < (followed if name in asked else unasked[name])]
     return [
         {"role": "system", "content": prompt},
-        {"role": "user", "content": question(task)},
+        {"role": "user", "content": question(order(draw))},
         {"role": "assistant", "content": ", ".join(said) or NOTHING},
     ]
 
@@ -99,8 +96,8 @@ def write_model(directory: Path, seed: int) -> None:
     config = Qwen2Config(
         vocab_size=vocabulary,
         hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
+        intermediate_size=256,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=512,

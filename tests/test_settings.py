@@ -1,5 +1,5 @@
 """How much there is to set: a number that may only go down, or up with a reason. 160, 9 for servers of tools
-(MCP), 10 for those that the gateway hosts, and 21 for policies on their calls.
+(MCP), 10 for those that the gateway hosts, 21 for policies on their calls, and 3 for prompts between steps of training.
 
 What counts is every key that can be written into penstock.toml, a release's policy or train.toml (tables do not count,
 their keys do), and every option of `penstock run`. What nobody would change is a constant instead.
@@ -18,7 +18,7 @@ from penstock.gateway.model.policy import Policy
 from penstock.sidecar.options import RunOptions
 from penstock.trainer.config import Config as Trainer
 
-MOST = 206
+MOST = 209
 
 
 def keys(model: type[BaseModel], path: str = "") -> Iterator[str]:

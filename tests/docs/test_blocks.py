@@ -26,6 +26,7 @@ from penstock.gateway.cli.tables import COMMANDS, GROUPS
 from penstock.gateway.client.console import Failure
 from penstock.gateway.model.policy import Policy
 from penstock.trainer import config as trainer_config
+from penstock.trainer.apo import config as apo_config
 from penstock.tui import settings
 
 BLOCKS = [block for page in PAGES for block in blocks(page) if block.language != "mermaid"]
@@ -41,6 +42,7 @@ LOADERS: Mapping[str, Callable[[Path], object]] = {
     "gateway with an upstream vllm": lambda path: config.load(put_before(path, VLLM)),
     "release": lambda path: Policy.load(path.read_text()),
     "trainer": trainer_config.load,
+    "apo": apo_config.load,
     "tui": lambda path: settings.load({"PENSTOCK_TUI": str(path)}),
 }
 SPAN = re.compile(r"`((?:PENSTOCK_\w+=\S+ )?penstock [^`]+)`")
