@@ -128,3 +128,15 @@ async def test_a_check_looks_at_both(traffic: Traffic, client: Client, vllm: Fak
     assert view.release.stage == "rolled_back"
     assert "policy: " in view.release.reason
     assert "travel: it keeps its 1 slot" in view.release.reason
+
+
+async def test_recorded_calls_are_asked_again_with_both(traffic: Traffic, client: Client, vllm: FakeEngine) -> None:
+    for name in NAMES[:8]:
+        await traffic.call(name)
+    before = len(vllm.asked)
+    how = policy(0.5, replayed="required", replay={"calls": 8, "budget": 40})
+    release = await client.start_release("policy", NewRelease(candidate="v2", policy=how, companions={"travel": "v2"}))
+    view = await traffic.when(release.id, lambda view: view.release.stage in ("canary", "rolled_back"))
+    asked = [body for path, body in vllm.asked[before:] if path.endswith("/chat/completions")]
+    found = {(one["model"], one["messages"][0]["content"].replace("Tuesday", "{date}")) for one in asked}
+    assert found == {OLD, NEW}, view
