@@ -1,6 +1,6 @@
 """Prompts alone, weights alone, both: on two CPU cores, with a real vLLM, in some minutes, without a network.
 
-    python -m examples.fast_slow [--seed 0] [--steps 16] [--out DIRECTORY]
+    python -m examples.fast_slow [--seed 0] [--steps 12] [--out DIRECTORY]
 
 A tiny model is made and taught to follow instructions, sometimes (`examples.fast_slow_model`). The agent's prompt asks
 for one part of what the shop wants (`examples.fast_slow_agent`). Then everything is the real thing: a gateway, vLLM
@@ -134,7 +134,7 @@ def main() -> None:
     """The demo."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--vllm", type=Path, default=ROOT / ".venv-vllm" / "bin" / "python")
     asked = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The little model of `examples.fast_slow`: a Qwen2 of 0.4 million parameters that follows instructions, sometimes.
+"""The little model of `examples.fast_slow`: a Qwen2 of 0.46 million parameters that follows instructions, sometimes.
 
 Tokenizer, chat template and weights are made here; nothing is fetched. It is taught by our own supervised fine-tuning
 on conversations whose system text asks for some parts of an answer, in several wordings. A part that is asked for is
