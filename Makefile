@@ -17,7 +17,7 @@ NEWER ?= $(shell for P in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versio
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients install-mitmproxy install-browser demo demo-sidecar demo-apo demo-rl test test-vllm test-train test-verl test-providers test-mcp test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients install-mitmproxy install-browser demo demo-sidecar demo-apo demo-rl demo-pairs test test-vllm test-train test-verl test-providers test-mcp test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,6 +133,9 @@ demo-apo: $(VENV)/.installed ## See a prompt get better on tasks that nobody has
 
 demo-rl: install-train install-vllm ## See an agent get better: vLLM, the trainer, two CPU cores, some minutes
 	@$(TRAIN)/bin/python -m examples.lookup_rl
+
+demo-pairs: install-train install-vllm ## See prompts and weights learnt together: vLLM, two CPU cores, some minutes
+	@$(TRAIN)/bin/python -m examples.fast_slow
 
 # With an ordinary user's rights, also where it is root who tests.
 test: install ## Run the tests of what .venv holds, and say which others there are

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from penstock.gateway.client.console import LOCAL, Failure, Url, control_key
 
 if TYPE_CHECKING:
+    from penstock.trainer.apo.config import Config as Prompts
     from penstock.trainer.config import Config
 
 Release = Annotated[
@@ -20,7 +21,15 @@ Release = Annotated[
 ]
 
 
-def grpo(config: Path, /, *, online: bool = False, release: Release = None, gateway: Url = LOCAL) -> None:
+def grpo(
+    config: Path,
+    /,
+    *,
+    online: bool = False,
+    prompts: Path | None = None,
+    release: Release = None,
+    gateway: Url = LOCAL,
+) -> None:
     """Train a model on rollouts of agents, and publish its weights as it learns.
 
     The run goes on from its newest checkpoint, if it has one. The first SIGINT or SIGTERM stops it.
@@ -31,15 +40,18 @@ def grpo(config: Path, /, *, online: bool = False, release: Release = None, gate
         Configuration of the run, such as train.toml.
     online
         Learn from production, as rewards come, and go on until something is wrong.
+    prompts
+        Look for prompts too, in between: configuration of what is optimised, such as apo.toml.
     """
     loaded = _loaded(config, release)
     if online:
         _check_online(loaded)
+    found = None if prompts is None else _prompts(prompts, loaded, online)
     from penstock.trainer.runs import session
     from penstock.trainer.runs.ending import RunError
 
     try:
-        session.grpo(loaded, gateway, control_key(), online)
+        session.grpo(loaded, gateway, control_key(), online, found)
     except RunError as error:
         raise Failure(str(error)) from None
 
@@ -108,6 +120,20 @@ def _check_online(config: Config) -> None:
 
     try:
         check_online(config)
+    except ConfigError as error:
+        raise Failure(str(error), 2) from None
+
+
+def _prompts(path: Path, config: Config, online: bool) -> Prompts:
+    from penstock.gateway.model.toml import ConfigError
+    from penstock.trainer.apo.config import load
+    from penstock.trainer.config import check_prompts
+
+    if online:
+        raise Failure("--prompts and --online do not go together: production's rollouts are not given other prompts", 2)
+    try:
+        check_prompts(config)
+        return load(path)
     except ConfigError as error:
         raise Failure(str(error), 2) from None
 

@@ -284,6 +284,17 @@ class Online(Section):
     """How far below its best so far an evaluation counts as low, in units of reward; two in a row stop the run."""
 
 
+class Prompts(Section):
+    """`[prompts]`: rounds that look for prompts, with `train grpo --prompts`."""
+
+    every: int = Field(default=10, ge=1)
+    """Steps from one round to the next; the first round is before the first step."""
+    rollouts: int = Field(default=160, ge=20)
+    """Rollouts of one round, beside those of the steps."""
+    front: int = Field(default=3, ge=2)
+    """Most prompts that the rollouts of a group are spread over, the one that the run began with included."""
+
+
 class Config(Section):
     """The whole file; only the model must be named."""
 
@@ -301,6 +312,7 @@ class Config(Section):
     publish: Publish = Publish()
     evaluate: Evaluate = Evaluate()
     online: Online = Online()
+    prompts: Prompts = Prompts()
 
     @model_validator(mode="after")
     def _groups_are_comparable(self) -> Self:
@@ -345,6 +357,15 @@ def check_full(config: Config) -> None:
         raise ConfigError(
             "publish.release: all weights need a server of their own, and those of a run end with it; set it to "
             '"none", start a server with the directory of the last version, and release that (docs/training.md)'
+        )
+
+
+def check_prompts(config: Config) -> None:
+    """Raises `ConfigError` for what cannot be trained together with prompts."""
+    if config.model.weights == "full":
+        raise ConfigError(
+            'model.weights: "full" cannot serve the first weights and the last ones at the same time, which --prompts '
+            'compares: use "lora"'
         )
 
 

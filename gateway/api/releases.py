@@ -132,7 +132,7 @@ def _resources(control: Control) -> list[ResourceView]:
             kind=versions[0].kind,
             stable=stable,
             versions=versions,
-            releases=[release.id for release in live if release.resource == name],
+            releases=[release.id for release in live if name in release.resources],
         )
         for name, (stable, versions) in sorted(control.releases.reader.resources().items())
     ]
@@ -142,7 +142,11 @@ async def get_releases(request: web.Request) -> web.Response:
     """Releases, newest first."""
     control, asked = request.app[CONTROL], query_of(request, ReleasesQuery)
     found = await asyncio.to_thread(control.releases.reader.releases)
-    kept = [one for one in found if asked.resource in (None, one.resource) and (one.live or not asked.live)]
+    kept = [
+        one
+        for one in found
+        if (asked.resource is None or asked.resource in one.resources) and (one.live or not asked.live)
+    ]
     return answer(ReleaseList(releases=kept))
 
 

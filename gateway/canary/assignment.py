@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from penstock.gateway.model.base import Mode
+from penstock.gateway.model.release import Assignment, Pin, Release
 from penstock.gateway.model.resource import Audience, Stable
 
 
@@ -72,6 +73,34 @@ def _differ(one: Sequence[str], other: Sequence[str]) -> bool:
 
 def _wild(pattern: str) -> bool:
     return any(sign in pattern for sign in "*?[")
+
+
+def began_before(live: Release, asker: Asker, pins: Sequence[Pin], fixed: Container[str]) -> bool:
+    """Whether a rollout takes no part in a release: it was given something that this changes, without it. `pins`: what
+    the rollout was given; `fixed`: resources whose versions it names itself."""
+    if any(name in fixed for name in live.resources):
+        return True
+    return any(
+        (pin.release is None or bool(live.companions)) and speaks_to(live.only, asker._replace(agent=pin.agent))
+        for pin in pins
+        if pin.resource in live.resources and pin.release != live.id
+    )
+
+
+def pins_on(release: Release, assignment: Assignment, agent: str) -> list[Pin]:
+    """What a rollout's agent is given by its assignment: the resource of the release, and its companions."""
+    return [
+        Pin(
+            resource=name,
+            agent=agent,
+            version=version,
+            release=release.id,
+            arm=assignment.arm,
+            probability=assignment.probability,
+            number=assignment.number,
+        )
+        for name, version in release.given(assignment.arm).items()
+    ]
 
 
 def stable_version(stable: Stable, asker: Asker) -> str:

@@ -39,6 +39,8 @@ class ReleaseOptions:
     """What the release may do by itself: a TOML file. Without it the defaults hold."""
     only: Only = None
     """Whom it speaks to: agent=planner, model=m, mode=val or metadata.team=a; may be given several times."""
+    with_: Annotated[list[str] | None, Parameter(name="--with", negative="")] = None
+    """A version of another resource that is tried together with it, such as planner=v2; may be given several times."""
     who: Who = None
     why: Why = ""
     hold_split: Flag = False
@@ -49,7 +51,16 @@ class ReleaseOptions:
         from penstock.gateway.model.release import NewRelease
 
         rules, only, author = _policy(self.policy, self.hold_split), _audience(self.only or []), person(self.who)
-        return made(NewRelease, candidate=self.candidate, only=only, policy=rules, author=author, why=self.why)
+        companions = _companions(self.with_ or [])
+        return made(
+            NewRelease,
+            candidate=self.candidate,
+            companions=companions,
+            only=only,
+            policy=rules,
+            author=author,
+            why=self.why,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +237,7 @@ def _decide(name: str, action: str, who: str | None, why: str, json: bool, url: 
 async def _named(client: Client, name: str) -> str:
     """The release of this name, or the newest of the resource of this name."""
     every: list[Release] = await client.releases()
-    found = [one.id for one in every if one.id == name] or [one.id for one in every if one.resource == name]
+    found = [one.id for one in every if one.id == name] or [one.id for one in every if name in one.resources]
     if not found:
         raise Failure(
             f"there is no release {name!r}, nor one of a resource of that name; `penstock release list` lists them"
@@ -247,6 +258,16 @@ def _policy(path: Path | None, hold_split: bool) -> Policy:
     except UnicodeDecodeError as e:
         raise Failure(f"{path} is not UTF-8: byte {e.start + 1}") from None
     return policy.model_copy(update={"hold_split": True}) if hold_split else policy
+
+
+def _companions(words: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        name, sign, version = word.partition("=")
+        if not (name and sign and version) or name in found:
+            raise Failure(f"--with: {word!r} is not RESOURCE=VERSION, each resource once", 2)
+        found[name] = version
+    return found
 
 
 def _audience(words: Sequence[str]) -> Audience:

@@ -20,8 +20,10 @@ from penstock.gateway.display.release_summary import (
     difference,
     left_out,
     measures,
+    moves,
     path,
     stage_name,
+    versions,
     waits,
 )
 from penstock.gateway.display.svg import Chart, legend, svg, text
@@ -89,7 +91,7 @@ def _head(view: ReleaseView, history: History, now_ns: int) -> Iterator[str]:
     only = audience(release.only)
     yield f"<header><h1>{text(release.id)}: {text(stage_name(release.stage))}</h1>"
     yield (
-        f"<p>{text(release.kind)} {text(release.resource)}: {text(release.stable)} → {text(release.candidate)}"
+        f"<p>{text(release.kind)} {text(release.resource)}: {text(moves(release))}"
         f"{' for ' + text(only) if only else ''}. {text(release.reason)}</p>"
     )
     stations = "".join(_station(step) for step in path(release, history.audit))
@@ -109,7 +111,7 @@ def _arms(view: ReleaseView, history: History) -> Iterator[str]:
     release = view.release
     rest = [one.arm for one in history.assigned[len(history.seen) :]]
     rows = list(arms(release, view.figures, (rest.count("stable"), rest.count("candidate"))))
-    heads = ("", f"stable {release.stable}", f"candidate {release.candidate}")
+    heads = ("", f"stable {versions(release, 'stable')}", f"candidate {versions(release, 'candidate')}")
     yield "<h2>Arms</h2>" + table("Figures by arm", heads, rows)
     if (shown := difference(view)) is not None:
         yield f"<p>Candidate less stable: {text(shown)}. It is for display; decisions are made from the e-values.</p>"

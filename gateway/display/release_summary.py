@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.display.text import duration, moment
 from penstock.gateway.model.policy import SRM_ALPHA, Policy
-from penstock.gateway.model.release import ENDED, Entry, Release, ReleaseView, Stage
+from penstock.gateway.model.release import ENDED, Arm, Entry, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import Audience, audience_terms
 
 Mark = Literal["done", "skipped", "failed", "now", "ahead"]
@@ -152,6 +152,20 @@ def measures(release: Release, figures: Figures) -> list[Measure]:
 def audience(only: Audience) -> str:
     """In words; empty for everybody."""
     return " ".join(audience_terms(only))
+
+
+def moves(release: Release) -> str:
+    """From what to what: `run.0 → run.20, shop v1 → v2`; the resource that it is called after is not named."""
+    before, after = release.given("stable"), release.given("candidate")
+    return ", ".join(
+        f"{'' if name == release.resource else name + ' '}{before[name]} → {after[name]}" for name in release.resources
+    )
+
+
+def versions(release: Release, arm: Arm) -> str:
+    """What an arm gets: `run.20 + shop v2`."""
+    (_, first), *others = release.given(arm).items()
+    return " + ".join([first, *(f"{name} {version}" for name, version in others)])
 
 
 def waits(view: ReleaseView) -> Iterator[str]:

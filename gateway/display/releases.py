@@ -17,9 +17,11 @@ from penstock.gateway.display.release_summary import (
     difference,
     left_out,
     measures,
+    moves,
     path,
     share,
     stage_name,
+    versions,
     waits,
 )
 from penstock.gateway.display.table import Column, Listing, figure
@@ -46,7 +48,14 @@ def releases(rows: Iterable[Release], now_ns: int) -> Listing:
     made = Listing(*RELEASES)
     for r in rows:
         figures = (f"{share(r.stage, r.split):.0%}", f"{r.assigned:,}", f"{r.counted:,}", age(r.created_ns, now_ns))
-        made.add_row(plain(r.id), _stage(r), plain(r.stable), plain(r.candidate), *figures, plain(r.reason))
+        made.add_row(
+            plain(r.id),
+            _stage(r),
+            plain(versions(r, "stable")),
+            plain(versions(r, "candidate")),
+            *figures,
+            plain(r.reason),
+        )
     return made
 
 
@@ -70,7 +79,7 @@ def status(
 def _head(release: Release, now_ns: int) -> Text:
     only = audience(release.only)
     split = f"{release.split:.0%} of new rollouts" if release.stage == "canary" else ""
-    change = f"{release.stable} → {release.candidate}{f' for {only}' if only else ''}"
+    change = f"{moves(release)}{f' for {only}' if only else ''}"
     since = f"for {age(release.changed_ns, now_ns)}"
     return joined(Text(clean(release.id), style="bold"), _stage(release), split, change, since)
 
@@ -89,7 +98,7 @@ def _way(steps: Iterable[Step]) -> Text:
 
 def _arms(view: ReleaseView, awaited: tuple[int, int] | None) -> Listing:
     release = view.release
-    heads = (f"stable {clean(release.stable)}", f"candidate {clean(release.candidate)}")
+    heads = (f"stable {clean(versions(release, 'stable'))}", f"candidate {clean(versions(release, 'candidate'))}")
     made = Listing(Column(" ", narrows="fold", least=12), *map(figure, heads))
     for row in arms(release, view.figures, awaited):
         made.add_row(*map(plain, row))
@@ -146,9 +155,7 @@ def _figure(value: object) -> str:
 def started(release: Release) -> Text:
     """A release that was just started."""
     name = clean(release.id)
-    return Text(
-        f"{name} is started: {clean(release.stable)} → {clean(release.candidate)}. penstock release watch {name}"
-    )
+    return Text(f"{name} is started: {clean(moves(release))}. penstock release watch {name}")
 
 
 def decided(release: Release) -> Text:

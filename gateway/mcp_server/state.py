@@ -245,7 +245,7 @@ async def show_release(context: Context, asked: ShowRelease) -> Said:
 
 async def _named(client: Client, name: str) -> str:
     every = await client.releases()
-    found = [one.id for one in every if one.id == name] or [one.id for one in every if one.resource == name]
+    found = [one.id for one in every if one.id == name] or [one.id for one in every if name in one.resources]
     if not found:
         names = ", ".join(one.id for one in every[:20])
         there = f"the newest are {names}" if names else "there are none yet"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
@@ -21,6 +21,8 @@ from penstock.gateway.model.resource import Audience, Person, ResourceKind
 Stage = Literal["draft", "checked", "replayed", "shadowed", "canary", "promoted", "rolled_back", "aborted", "held"]
 """How far a release has come: the last of these that it has passed, or `canary` while it is one, or how it ended."""
 Arm = Literal["stable", "candidate"]
+ARMS: tuple[Arm, ...] = get_args(Arm)
+MOST_COMPANIONS = 10
 
 
 class Pin(Noun):
@@ -154,6 +156,11 @@ class Release(Noun):
     """The version it started from."""
     candidate: Id
     """The version it tries."""
+    companions: dict[Id, Id] = Field(default_factory=dict[str, str])
+    """Versions of other resources that it tries together with the candidate: one assignment gives a rollout all of them
+    or none."""
+    companions_stable: dict[Id, Id] = Field(default_factory=dict[str, str])
+    """The versions of these that it started from."""
     only: Audience = Field(default_factory=Audience)
     """Which calls it speaks to."""
     policy: Frozen = Field(default_factory=Policy)
@@ -196,12 +203,28 @@ class Release(Noun):
         """True while it can still change what an agent gets."""
         return self.stage not in ENDED
 
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """Everything that it changes, the resource that it is called after first."""
+        return (self.resource, *self.companions)
+
+    def given(self, arm: Arm) -> dict[str, str]:
+        """What rollouts on an arm get: the version by the resource's name."""
+        if arm == "candidate":
+            return {self.resource: self.candidate, **self.companions}
+        return {self.resource: self.stable, **self.companions_stable}
+
+    @property
+    def places(self) -> set[str]:
+        """NAME@VERSION of all that it may give to a rollout."""
+        return {f"{name}@{version}" for arm in ARMS for name, version in self.given(arm).items()}
+
     def config(self) -> str:
         """SHA-256 of what it is: hex."""
-        what = self.model_dump(
-            mode="json", include={"resource", "stable", "candidate", "only", "policy", "margin", "salt"}
-        )
-        return digest("", what)
+        fields = {"resource", "stable", "candidate", "only", "policy", "margin", "salt"}
+        # Those of releases from before there were companions must stay what they are.
+        fields |= {"companions", "companions_stable"} if self.companions else set()
+        return digest("", self.model_dump(mode="json", include=fields))
 
 
 ENDED: frozenset[Stage] = frozenset({"promoted", "rolled_back", "aborted"})
@@ -213,6 +236,9 @@ class NewRelease(Noun):
 
     candidate: Id
     """The version to try."""
+    companions: dict[Id, Id] = Field(default_factory=dict[str, str], max_length=MOST_COMPANIONS)
+    """Versions of other resources to try together with it, by the resource's name: a prompt with the weights that were
+    trained on it."""
     only: Audience = Field(default_factory=Audience)
     """Which calls it speaks to; all unless given."""
     policy: Policy = Field(default_factory=Policy)

@@ -101,9 +101,8 @@ class AdapterKeeper:
     def _read(self) -> tuple[set[str], set[str]]:
         """What is wanted, and what a check may have loaded by now."""
         releases = self._reader.releases()
-        checked = {
-            f"{one.resource}@{one.candidate}" for one in releases if one.stage == "draft" or one.held_in == "draft"
-        }
+        drafts = (one for one in releases if one.stage == "draft" or one.held_in == "draft")
+        checked = {f"{name}@{version}" for one in drafts for name, version in one.given("candidate").items()}
         return _wanted(self._reader.resources(), releases), checked
 
     async def _settle(self, upstream: Upstream, versions: Mapping[str, tuple[ModelVersion, str]], lost: bool) -> None:
@@ -163,7 +162,7 @@ def _wanted(resources: Mapping[str, tuple[Stable, list[Resource]]], releases: It
     }
     # Whether a draft's candidate can be loaded at all is found out by its check.
     live = [release for release in releases if release.live and release.stage != "draft"]
-    return stable | {f"{it.resource}@{version}" for it in live for version in (it.stable, it.candidate)}
+    return stable.union(*(release.places for release in live))
 
 
 def _trouble(done: Settled) -> str:

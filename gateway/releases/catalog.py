@@ -242,7 +242,8 @@ class Pins:
     def _fallen_back(self, pin: Pin) -> Pin:
         if not self.catalog.rolled_back(pin) or pin.release is None:
             return pin
-        return pin.model_copy(update={"version": self.catalog.releases[pin.release].stable, "mixed": True})
+        stable = self.catalog.releases[pin.release].given("stable")
+        return pin.model_copy(update={"version": stable[pin.resource], "mixed": True})
 
     def _covers(self, pin: Pin, asker: Asker) -> bool:
         """Whether the release of another agent's pin speaks to this one too. Mode and metadata are the rollout's."""

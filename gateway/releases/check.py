@@ -38,11 +38,20 @@ class Checking:
         self._session = session
 
     async def __call__(self, release: Release, progress: Progress) -> Report:
-        """Whether the candidate can be sent."""
-        found = self._resource(release.resource)
+        """Whether the candidate can be sent, with its companions."""
+        reports = {name: await self._one(release, name, progress) for name in release.resources}
+        first, *others = reports.values()
+        if not others:
+            return first
+        evidence = {name: report.evidence | {"ok": report.ok} for name, report in reports.items()}
+        why = "; ".join(f"{name}: {report.why}" for name, report in reports.items())
+        return Report(all(report.ok for report in reports.values()), why, evidence)
+
+    async def _one(self, release: Release, name: str, progress: Progress) -> Report:
+        found = self._resource(name)
         assert found is not None
         versions = {version.version: version for version in found[1]}
-        stable, candidate = versions[release.stable], versions[release.candidate]
+        stable, candidate = versions[release.given("stable")[name]], versions[release.given("candidate")[name]]
         content = candidate.read()
         if isinstance(content, ModelVersion):
             return await self._weights(content, content.name(candidate.name, candidate.version), progress)

@@ -148,6 +148,7 @@ class Driver:
             kind=found[1][0].kind,
             stable=found[0].version,
             candidate=new.candidate,
+            companions=new.companions,
             only=new.only,
             policy=policy,
             baseline=mean,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.gateway.model.lifecycle import FINAL
+from penstock.gateway.model.release import ARMS
 from penstock.gateway.model.resource import Audience, Need
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
@@ -29,9 +30,9 @@ def needs(tape: Store, resource: str, now_ns: int) -> list[Need]:
         for rule in one[0].rules:
             _of(found, rule.version).audiences.append(rule.only)
     for release in reader.releases():
-        if release.resource == resource and release.live:
-            for version in (release.stable, release.candidate):
-                _of(found, version).releases.append(release.id)
+        if resource in release.resources and release.live:
+            for arm in ARMS:
+                _of(found, release.given(arm)[resource]).releases.append(release.id)
     for place, rollouts in pinned(tape, now_ns, NAMED).items():
         name, _, version = place.partition("@")
         if name == resource:

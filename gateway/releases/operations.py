@@ -8,12 +8,12 @@ affected call goes out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from penstock.gateway.canary.assignment import Asker, apart, share, speaks_to, stable_version
+from penstock.gateway.canary.assignment import Asker, apart, began_before, pins_on, share, speaks_to, stable_version
 from penstock.gateway.canary.stages import MoveError, check_move
 from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen, digest
 from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, Rule, Stable
@@ -134,33 +134,46 @@ class ReleaseOperations:
 
     def start(self, new: Release, entry: Entry, now: int) -> Release:
         """Begins a release; everything but its name, stable version and chain is given."""
-        stable, versions = self.stable(new.resource), {one.version: one for one in self._versions(new.resource)}
-        before = _of(stable, new.only)
-        if new.candidate not in versions:
-            message = f"{new.resource!r} has no version {new.candidate!r}; it has {', '.join(versions)}"
-            raise Refused("not_found", message, "candidate", new.candidate)
+        before = self._tried(new.resource, new.candidate, new.only)
         if new.candidate == before:
             message = f"{new.resource}@{before} is the stable version already: there is nothing to try"
             raise Refused("conflict", message, "candidate", new.candidate)
-        for other in self._live_releases(new.resource):
-            if not apart(other.only, new.only):
-                message = (
-                    f"release {other.id} is live for the same calls ({other.stage}); end it first, or give each an "
-                    "audience of its own (--only)"
-                )
-                raise Refused("conflict", message, "resource", new.resource)
+        if new.resource in new.companions:
+            message = f"companions: {new.resource!r} is what the release is of, and cannot be its own companion"
+            raise Refused("invalid", message, "companions", new.resource)
+        stable = {name: self._tried(name, version, new.only) for name, version in new.companions.items()}
+        self._check_apart(new)
         number = 1 + len(list(self._tape.scan("releases", new.resource.encode() + b"-")))
         while self._tape.get("releases", f"{new.resource}-{number}".encode()) is not None:
             number += 1
         made = new.model_copy(
             update={
                 "id": f"{new.resource}-{number}",
-                "kind": versions[new.candidate].kind,
+                "kind": self._versions(new.resource)[0].kind,
                 "stable": before,
+                "companions_stable": stable,
                 "created_ns": now,
             }
         )
         return self._write(made, entry.model_copy(update={"before": None, "config": made.config()}), now)
+
+    def _tried(self, resource: str, version: str, only: Audience) -> str:
+        """The stable version, which another one is to be tried beside. Raises `Refused` where that is not there."""
+        stable, versions = self.stable(resource), [one.version for one in self._versions(resource)]
+        if version not in versions:
+            message = f"{resource!r} has no version {version!r}; it has {', '.join(versions)}"
+            raise Refused("not_found", message, "candidate", version)
+        return _of(stable, only)
+
+    def _check_apart(self, new: Release) -> None:
+        for resource in new.resources:
+            for other in self._live_releases(resource):
+                if not apart(other.only, new.only):
+                    message = (
+                        f"release {other.id} is live for the same calls ({other.stage}); end it first, or give each an "
+                        "audience of its own (--only)"
+                    )
+                    raise Refused("conflict", message, "resource", resource)
 
     def change(self, name: str, revision: int | None, update: Mapping[str, Any], entry: Entry, now: int) -> Release:
         """Moves a release on, with the next link of its chain. `revision`: the one that this was decided from; None for
@@ -184,13 +197,14 @@ class ReleaseOperations:
         return self._write(made, entry.model_copy(update={"before": release.stage, "config": made.config()}), now)
 
     def _promote(self, release: Release) -> None:
-        stable = self.stable(release.resource)
-        if release.only == Audience():
-            stable = Stable(version=release.candidate)
-        else:
-            kept = [rule for rule in stable.rules if rule.only != release.only]
-            stable.rules = [Rule(only=release.only, version=release.candidate), *kept]
-        self._put_stable(release.resource, stable)
+        for resource, version in release.given("candidate").items():
+            stable = self.stable(resource)
+            if release.only == Audience():
+                stable = Stable(version=version)
+            else:
+                kept = [rule for rule in stable.rules if rule.only != release.only]
+                stable.rules = [Rule(only=release.only, version=version), *kept]
+            self._put_stable(resource, stable)
 
     def _write(self, release: Release, entry: Entry, now: int) -> Release:
         """The release and its next link."""
@@ -228,7 +242,7 @@ class ReleaseOperations:
         return Release.model_validate_json(stored)
 
     def _live_releases(self, resource: str) -> list[Release]:
-        return [release for release in self._live.values() if release.resource == resource]
+        return [release for release in self._live.values() if resource in release.resources]
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
@@ -252,7 +266,8 @@ class ReleaseOperations:
                 version = known.rollout.config.versions[resource]
                 pins.append(Pin(resource=resource, agent=wanted.asker.agent, version=version))
             elif mine is None:
-                pins.append(self._pin(wanted, resource, [p for p in pins if p.resource == resource], now))
+                fixed = () if known is None else known.rollout.config.versions
+                pins += self._pin(wanted, resource, pins, fixed, now)
             else:
                 self._fall_back(mine)
         if pins != before:
@@ -264,43 +279,36 @@ class ReleaseOperations:
         if pin.arm == "candidate" and not pin.mixed and pin.release is not None:
             release = self.stored(pin.release)
             if release.stage == "rolled_back":
-                pin.version, pin.mixed = release.stable, True
+                pin.version, pin.mixed = release.given("stable")[pin.resource], True
         return pin
 
-    def _pin(self, wanted: Wanted, resource: str, others: Sequence[Pin], now: int) -> Pin:
+    def _pin(self, wanted: Wanted, resource: str, pins: Sequence[Pin], fixed: Container[str], now: int) -> list[Pin]:
+        """The pin of a resource, and those of what is released together with it. `pins`: all that the rollout has;
+        `fixed`: resources whose versions it names itself."""
         asker = wanted.asker
         made = Pin(resource=resource, agent=asker.agent, version=stable_version(self.stable(resource), asker))
         live = next((one for one in self._live_releases(resource) if speaks_to(one.only, asker)), None)
-        for other in others:
+        for other in pins:
             # Another agent of the rollout is on an arm of a release that also speaks to this one: it gets the same arm.
-            if self._covers(other, asker):
-                return self._fall_back(other.model_copy(update={"agent": asker.agent}))
-        if live is None or live.stage != "canary":
-            return made
-        if any(other.release is None and speaks_to(live.only, asker._replace(agent=other.agent)) for other in others):
-            # The rollout began before the release: it takes no part.
-            return made
-        arm = "candidate" if share(live.salt, wanted.rollout) < live.split else "stable"
-        number = live.assigned + 1
+            if other.resource == resource and self._covers(other, asker):
+                return [self._fall_back(other.model_copy(update={"agent": asker.agent}))]
+        if live is None or live.stage != "canary" or began_before(live, asker, pins, fixed):
+            return [made]
+        return pins_on(live, self._assigned(live, wanted.rollout, now), asker.agent)
+
+    def _assigned(self, live: Release, rollout: str, now: int) -> Assignment:
+        """Assigns a rollout to an arm of a release."""
         assignment = Assignment(
-            number=number,
-            rollout=wanted.rollout,
-            arm=arm,
+            number=live.assigned + 1,
+            rollout=rollout,
+            arm="candidate" if share(live.salt, rollout) < live.split else "stable",
             probability=live.split,
             stage=live.policy.stages[live.step].name,
             assigned_ns=now,
         )
-        self._tape.put("assigned", _numbered(live.id, number), assignment.model_dump_json().encode())
-        self._put_release(live.model_copy(update={"assigned": number}))
-        return made.model_copy(
-            update={
-                "version": live.candidate if arm == "candidate" else live.stable,
-                "release": live.id,
-                "arm": arm,
-                "probability": live.split,
-                "number": number,
-            }
-        )
+        self._tape.put("assigned", _numbered(live.id, assignment.number), assignment.model_dump_json().encode())
+        self._put_release(live.model_copy(update={"assigned": assignment.number}))
+        return assignment
 
     def _covers(self, pin: Pin, asker: Asker) -> bool:
         return pin.release is not None and speaks_to(self.stored(pin.release).only, asker)

@@ -48,6 +48,7 @@ def _approve(release: Release) -> Mapping[str, Any]:
 def _roll_back(release: Release) -> Mapping[str, Any]:
     if release.stage == "promoted":
         again = ["penstock", "release", "start", release.resource, "--candidate", release.stable]
+        again += [word for name, it in release.companions_stable.items() for word in ("--with", f"{name}={it}")]
         again += [word for one in audience_terms(release.only) for word in ("--only", one)]
         message = f"release {release.id} is promoted: {release.candidate} is stable; {join(again)} takes it back"
         raise Refused("conflict", message, "release", release.id)

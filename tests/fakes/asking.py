@@ -20,12 +20,15 @@ PAUSE_S = 0.2
 
 def agent(task: dict[str, Any]) -> dict[str, Any]:
     """Its question, and what the model said."""
-    text = f"{task['question']} {os.environ['PENSTOCK_ROLLOUT_ID']}"
-    asked: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": text}]}
-    asked |= {"max_tokens": 16, "temperature": 1.0}
+    return asked([{"role": "user", "content": f"{task['question']} {os.environ['PENSTOCK_ROLLOUT_ID']}"}])
+
+
+def asked(messages: list[dict[str, str]]) -> dict[str, Any]:
+    """What the model said to these messages."""
+    body = {"model": "policy", "messages": messages, "max_tokens": 16, "temperature": 1.0}
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps(asked).encode(),
+        json.dumps(body).encode(),
         {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
     )
     while True:

@@ -49,10 +49,11 @@ class Stage:
     gateway: Gateway
     ports: list[int]
     steps: int
+    flags: Sequence[str] = ()
 
     def life(self) -> AbstractAsyncContextManager[Life]:
         """The same command, given once more."""
-        return begun(self.home / "train.toml", self.gateway.url)
+        return begun(self.home / "train.toml", self.gateway.url, *self.flags)
 
     async def to_the_end(self) -> None:
         """A life that nothing happens to."""

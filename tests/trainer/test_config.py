@@ -88,3 +88,21 @@ def test_a_wrong_configuration_is_refused_without_torch() -> None:
     heavy = "torch transformers peft"
     code = f"import sys, trainer.config, trainer.commands; sys.exit(any(m in sys.modules for m in {heavy.split()}))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_what_cannot_be_trained_with_prompts_is_refused(tmp_path: Path) -> None:
+    from penstock.gateway.client.console import Failure
+    from penstock.trainer.apo.config import load
+    from penstock.trainer.commands import _prompts
+    from penstock.trainer.runs.pinned_laboratory import settings_of
+
+    path = tmp_path / "apo.toml"
+    path.write_text('[texts]\nprompts = ["policy"]\n[reflection]\nmodel = "m"\n')
+    lora = read(tmp_path, MODEL)
+    assert _prompts(path, lora, online=False).texts.prompts == ["policy"]
+    with pytest.raises(Failure, match="--prompts and --online do not go together"):
+        _ = _prompts(path, lora, online=True)
+    with pytest.raises(Failure, match=r'model\.weights: "full" cannot serve the first weights and the last ones'):
+        _ = _prompts(path, read(tmp_path, f'{MODEL}weights = "full"\n'), online=False)
+    with pytest.raises(ConfigError, match=r"model\.name: 'policy' is the name of a text too"):
+        _ = settings_of(load(path), lora)

@@ -8,9 +8,10 @@ and rollouts that have not ended when the step's time is over are cancelled; the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from penstock.adapters.report import Report
 from penstock.adapters.samples import Options, Sample, samples
@@ -26,6 +27,23 @@ from penstock.trainer.data.tasks import Task
 
 class CollectError(Exception):
     """Nothing could be collected; the message says why and what to do."""
+
+
+VARIANT: Final = "penstock.variant"
+"""Key of a rollout's metadata: the name of its variant."""
+
+
+class Variant(NamedTuple):
+    """What some rollouts of a group are given, whatever is released."""
+
+    name: str
+    """What it is called in figures; empty where all rollouts are alike."""
+    versions: Mapping[str, str]
+    """The version by the resource's name."""
+
+
+PLAIN: Final = Variant("", {})
+"""Rollouts get what is released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,8 @@ class Collected:
     report: Report = field(default_factory=Report)
     rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """Of the rollouts that have one, by group."""
+    by_variant: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """The same, by variant."""
     ended: Counter[RolloutStatus] = field(default_factory=Counter[RolloutStatus])
     """How they ended."""
     late: int = 0
@@ -61,6 +81,8 @@ class Collected:
         self.samples += other.samples
         self.report.add(other.report)
         self.rewards |= other.rewards
+        for name, rewards in other.by_variant.items():
+            self.by_variant.setdefault(name, []).extend(rewards)
         self.ended += other.ended
         self.late += other.late
         self.figures |= other.figures
@@ -87,21 +109,31 @@ class Collector:
         await self._awaited.run()
 
     async def order(
-        self, mode: Mode, name: str, step: int, tasks: Sequence[Task], size: int, timeout_s: float
+        self,
+        mode: Mode,
+        name: str,
+        step: int,
+        tasks: Sequence[Task],
+        size: int,
+        timeout_s: float,
+        variants: Sequence[Variant] = (PLAIN,),
     ) -> Order:
-        """Queues `size` rollouts of each task; groups are RUN-MODE-NAME-PLACE. `timeout_s`: of one attempt."""
+        """Queues `size` rollouts of each task; groups are RUN-MODE-NAME-PLACE. `timeout_s`: of one attempt. `variants`:
+        the rollouts of each group are spread over these, and the next group begins with the next of them."""
+        about = {"penstock.run": self._run, "penstock.step": step}
         specs = [
             RolloutSpec(
                 id=f"{group}-{number}",
                 group=group,
                 mode=mode,
                 input=task.input,
-                config=RolloutConfig(timeout_s=timeout_s),
-                metadata={"penstock.run": self._run, "penstock.step": step},
+                config=RolloutConfig(timeout_s=timeout_s, versions=dict(variant.versions)),
+                metadata={**about, VARIANT: variant.name} if variant.name else about,
             )
             for place, task in enumerate(tasks)
             for group in [f"{self._run}-{mode}-{name}-{place}"]
             for number in range(size)
+            for variant in [variants[(place + number) % len(variants)]]
         ]
         names = tuple(spec.id or "" for spec in specs)
         await self._awaited.queue(specs)
@@ -135,3 +167,5 @@ def add(done: Collected, episode: Episode, options: Options) -> None:
     done.ended[rollout.status] += 1
     if rollout.reward is not None:
         done.rewards.setdefault(episode.group, []).append(rollout.reward)
+        if name := (rollout.metadata or {}).get(VARIANT):
+            done.by_variant.setdefault(str(name), []).append(rollout.reward)

@@ -23,6 +23,8 @@ SHOWN: Final = (
     "evaluation/loss",
     "accuracy",
     "evaluation/accuracy",
+    "cells/old_old",
+    "cells/new_new",
     "entropy",
     "kl",
     "clip_fraction",

@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 
 from penstock.trainer.config import Config
-from penstock.trainer.data.collect import Collected, Collector, Order
+from penstock.trainer.data.collect import PLAIN, Collected, Collector, Order, Variant
 from penstock.trainer.data.tasks import Task, drawn
-from penstock.trainer.engines.checkpoint import Checkpoints
+from penstock.trainer.engines.checkpoint import Checkpoints, State
+from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.update import Metrics, learn
 from penstock.trainer.runs.report import Reporter
@@ -72,6 +73,7 @@ class Loop:
             state = found[1]
             self.engine.restore(state["engine"])
             self.place = Place(**state["place"])
+            self._restored(state)
 
     async def run(self) -> None:
         """Until the last step is done."""
@@ -95,7 +97,7 @@ class Loop:
         collected, taken = await self._collect(step)
         place = Place(step, self.place.tasks + taken, self.place.version)
         gathered = monotonic()
-        if self.config.rollouts.ahead and step < self.config.run.steps:
+        if self._ahead(step + 1):
             self._ordered = await self._order(step + 1, place.tasks)
         self._reporter.phase(step, "updates the weights")
         learnt = await asyncio.to_thread(learn, self.engine, collected.samples, self._staleness(place), self.config)
@@ -110,9 +112,42 @@ class Loop:
         evaluated = await self._evaluate(step) if last or step % self.config.evaluate.every == 0 else {}
         timing = {f"seconds/{name}": value for name, value in seconds.items()}
         timing["tokens_per_second"] = learnt["tokens"] / (published - began)
-        await self._point(step, _summary(collected) | learnt | evaluated | timing)
+        await self._point(step, _summary(collected) | self._figures(collected) | learnt | evaluated | timing)
         # What is done again after a crash is reported again; what is not, must have been.
         await self._checkpoint(step)
+
+    # -- what a run of another kind does otherwise -------------------------------------------------------------------
+
+    def _restored(self, state: State) -> None:
+        """Takes what else a checkpoint has; raises `CheckpointError`."""
+        if "front" in state:
+            raise CheckpointError(
+                "the checkpoint is of a run with --prompts; give the same command, or another run.directory"
+            )
+
+    def _state(self) -> State:
+        """What a checkpoint has."""
+        return {"engine": self.engine.state(), "place": asdict(self.place)}
+
+    def _ahead(self, step: int) -> bool:
+        """Whether the rollouts of a step are queued before the update of the one before."""
+        return self.config.rollouts.ahead and step <= self.config.run.steps
+
+    def _variants(self) -> Sequence[Variant]:
+        """What the rollouts of a group are spread over."""
+        return [PLAIN]
+
+    def _evaluated(self) -> Variant:
+        """What the held-out tasks are run with."""
+        return PLAIN
+
+    def _figures(self, collected: Collected) -> Metrics:
+        """More figures of a step's rollouts."""
+        return {}
+
+    def _kept(self) -> frozenset[int]:
+        """Steps whose weights are needed beyond the newest."""
+        return frozenset()
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
@@ -121,7 +156,9 @@ class Loop:
         rollouts = self.config.rollouts
         tasks = drawn(self._tasks, start, rollouts.groups, self.config.run.seed)
         name = f"{step}.{extra}" if extra else str(step)
-        return await self._collector.order("train", name, step, tasks, rollouts.group_size, rollouts.timeout)
+        return await self._collector.order(
+            "train", name, step, tasks, rollouts.group_size, rollouts.timeout, self._variants()
+        )
 
     async def _collect(self, step: int) -> tuple[Collected, int]:
         """(what the step learns from, tasks that it took). With `dynamic` above 1, more groups are taken until enough
@@ -143,7 +180,9 @@ class Loop:
         self._reporter.phase(step, "evaluates")
         config = self.config.evaluate
         timeout = self.config.rollouts.timeout
-        order = await self._collector.order("val", str(step), step, self._held_out, config.samples, timeout)
+        order = await self._collector.order(
+            "val", str(step), step, self._held_out, config.samples, timeout, [self._evaluated()]
+        )
         found = await self._collector.gather(order, timeout)
         return {} if found.mean is None else {"evaluation/reward": found.mean}
 
@@ -178,7 +217,7 @@ class Loop:
 
     async def _prune(self) -> None:
         try:
-            _ = await self._publisher.prune(self.config.versions, self.config.publish.keep)
+            _ = await self._publisher.prune(self.config.versions, self.config.publish.keep, self._kept())
         except OSError as error:
             await self._reporter.warning(f"directories of old versions cannot be removed: {error}")
 
@@ -191,7 +230,7 @@ class Loop:
 
     async def _checkpoint(self, step: int) -> None:
         if step % self.config.run.checkpoint_every == 0 or step == self.config.run.steps:
-            state = {"engine": self.engine.state(), "place": asdict(self.place)}
+            state = self._state()
             _ = await asyncio.to_thread(self._checkpoints.save, step, state)
 
     async def _point(self, step: int, values: Metrics) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from penstock.adapters.samples import Options
 from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.apo.config import Config as Settings
 from penstock.trainer.config import Config, check_full
 from penstock.trainer.data.collect import Collector
 from penstock.trainer.data.tasks import read_tasks
@@ -21,7 +22,9 @@ from penstock.trainer.runs.display import display
 from penstock.trainer.runs.ending import to_its_end, whole
 from penstock.trainer.runs.grpo import Loop
 from penstock.trainer.runs.online import OnlineLoop
+from penstock.trainer.runs.pairs import PairLoop
 from penstock.trainer.runs.patient_client import Patient
+from penstock.trainer.runs.prompting import Prompting, prompting
 from penstock.trainer.runs.report import Display, Reporter
 from penstock.trainer.runs.runner import keep_running, with_others
 from penstock.trainer.serving.publish import Publisher, release_policy
@@ -30,13 +33,16 @@ from penstock.trainer.serving.restart import Upkeep
 from penstock.trainer.serving.vllm import Server, adapters, arguments
 
 
-def grpo(config: Config, gateway: str, key: str | None, online: bool = False) -> None:
-    """A whole run. Raises `RunError` when it has not come to its end. `online`: it learns from production."""
+def grpo(config: Config, gateway: str, key: str | None, online: bool = False, prompts: Settings | None = None) -> None:
+    """A whole run. Raises `RunError` when it has not come to its end. `online`: it learns from production; `prompts`:
+    it looks for prompts too."""
     with display(config.run.steps) as shown:
-        whole(_grpo(config, gateway, key, shown, online))
+        whole(_grpo(config, gateway, key, shown, online, prompts))
 
 
-async def _grpo(config: Config, gateway: str, key: str | None, shown: Display, online: bool) -> None:
+async def _grpo(
+    config: Config, gateway: str, key: str | None, shown: Display, online: bool, prompts: Settings | None
+) -> None:
     run = config.run
     run.directory.mkdir(parents=True, exist_ok=True)
     tasks = [] if online else read_tasks("rollouts.tasks", _named(config))
@@ -44,25 +50,37 @@ async def _grpo(config: Config, gateway: str, key: str | None, shown: Display, o
     _ = release_policy(config.publish)
     held_out = [] if config.evaluate.tasks is None else read_tasks("evaluate.tasks", config.evaluate.tasks)
     engine = await asyncio.to_thread(make_engine, config, config.loss.kl > 0)
-    async with Patient(gateway, key) as client:
+    async with (
+        Patient(gateway, key) as client,
+        prompting(prompts, config, tasks, held_out, client, gateway) as more,
+    ):
         collector = Collector(client, run.name, Options(model=config.model.name))
         publisher = Publisher(client, config.model.name, config.inference.upstream, config.inference.base, run.name)
         reporter = Reporter(client, run.name, shown)
-        async with _serving(config, client, reporter) as servers:
+        async with _serving(config, client, reporter, more is not None) as servers:
             if online:
                 loop = OnlineLoop(config, engine, client, collector, publisher, reporter, held_out, servers)
+            elif more is not None:
+                loop = PairLoop(config, engine, collector, publisher, reporter, more, held_out, servers)
             else:
                 loop = Loop(config, engine, collector, publisher, reporter, tasks, held_out, servers)
             loop.restore()
             first = loop.place.step + 1 if loop.place.step else 0
-            await reporter.begin("grpo", config.model_dump(mode="json"), run.steps, first)
+            await reporter.begin("grpo", _told(config, more), run.steps, first)
             await reporter.event(loop.place.step, described(engine.model))
             beside = [collector.run(), *([] if servers is None else [servers.run()])]
             if config.rollouts.run:
                 words = ["--mode", "train,val", *config.rollouts.run]
                 beside.append(keep_running(words, gateway, key, config.run.directory / "runner.log"))
             beside += [loop.traffic.run(), loop.alive()] if isinstance(loop, OnlineLoop) else []
+            beside += [] if more is None else [more.awaited.run()]
             await to_its_end(with_others(loop.run(), beside), reporter, lambda: loop.place.step)
+
+
+def _told(config: Config, more: Prompting | None) -> dict[str, Any]:
+    """What the run was started with, for the tape."""
+    prompts = {} if more is None else {"apo": more.settings.model_dump(mode="json")}
+    return config.model_dump(mode="json") | prompts
 
 
 def _named(config: Config) -> Any:
@@ -73,8 +91,10 @@ def _named(config: Config) -> Any:
 
 
 @asynccontextmanager
-async def _serving(config: Config, client: Patient, reporter: Reporter) -> AsyncGenerator[Upkeep | Replicas | None]:
-    """Keeps our servers running; None if they are somebody else's."""
+async def _serving(
+    config: Config, client: Patient, reporter: Reporter, pairs: bool
+) -> AsyncGenerator[Upkeep | Replicas | None]:
+    """Keeps our servers running; None if they are somebody else's. `pairs`: the first weights are needed again."""
     wanted = config.inference
     if wanted.urls:
         yield None
@@ -88,7 +108,7 @@ async def _serving(config: Config, client: Patient, reporter: Reporter) -> Async
     if config.model.weights == "full":
         server = keeping = replicas_of(config, client, reporter.warning, wanted.python, cpu)
     else:
-        server = _server(config, wanted.python, cpu)
+        server = _server(config, wanted.python, cpu, pairs)
         keeping = Upkeep(client, server, wanted.upstream, reporter.warning)
     try:
         yield keeping
@@ -96,11 +116,11 @@ async def _serving(config: Config, client: Patient, reporter: Reporter) -> Async
         await server.stop()
 
 
-def _server(config: Config, python: Path, cpu: bool) -> Server:
+def _server(config: Config, python: Path, cpu: bool, pairs: bool) -> Server:
     """One that serves adapters of the model."""
     wanted, url = config.inference, f"http://127.0.0.1:{config.inference.port}/v1"
     # Versions that samples may be of, the next one, and one for a canary.
-    slots = config.rollouts.staleness + 3
+    slots = config.rollouts.staleness + 3 + pairs
     more = [*adapters(config.model.rank, slots), *wanted.flags]
     words = arguments(config.model.path.absolute(), wanted.base, url, more)
     return Server(python, words, url, config.run.directory / "vllm.log", cpu)

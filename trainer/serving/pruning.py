@@ -25,9 +25,11 @@ def step_of(run: str, version: str) -> int | None:
     return int(step) if name == run and step.isdecimal() else None
 
 
-async def prune(client: Client, directory: Path, run: str, keep: int) -> list[str]:
-    """Removes directories of a run's versions; their names. `keep`: the newest that stay. Raises OSError."""
-    old = (await asyncio.to_thread(_versions, directory, run))[:-keep]
+async def prune(client: Client, directory: Path, run: str, keep: int, steps: frozenset[int] = frozenset()) -> list[str]:
+    """Removes directories of a run's versions; their names. `keep`: the newest that stay; `steps`: of others that stay.
+    Raises OSError."""
+    every = await asyncio.to_thread(_versions, directory, run)
+    old = [name for name in every[:-keep] if step_of(run, name) not in steps]
     if not old:
         return []
     needed = await _needed(client, directory)

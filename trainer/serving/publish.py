@@ -8,6 +8,7 @@ a `PublishError` has the gateway's own words.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -27,6 +28,7 @@ CONFLICT: Final = 409
 """What is said again after an answer that was lost, too."""
 TRAINING: Final = Audience(modes=["train", "val", "test"])
 PRODUCTION: Final = Audience(modes=["online"])
+NOTHING: Final[Mapping[str, str]] = {}
 AT_ONCE: Final = Policy(
     stages=[Stage(split=0.5, rollouts=0)], replayed="skip", shadowed="skip", margin_absolute=0.5, horizon=10
 )
@@ -121,28 +123,32 @@ class Publisher:
             raise PublishError(f"{self._model}@{version} cannot be served: {stage.reason}")
         await self._promote(release)
 
-    async def release(self, version: str, policy: Policy) -> Release:
+    async def release(self, version: str, policy: Policy, companions: Mapping[str, str] = NOTHING) -> Release:
         """Starts the release that shows a version to production; the one that an earlier life of this run has started
-        is not doubled."""
+        is not doubled. `companions`: versions of other resources that are released with it."""
         for release in await self._client.releases(self._model):
             if (release.author, release.candidate, release.only) == (self._run, version, PRODUCTION):
                 return release
-        return await self._start(version, PRODUCTION, policy, f"made by {self._run}")
+        return await self._start(version, PRODUCTION, policy, f"made by {self._run}", companions)
 
-    async def show(self, version: str, wanted: Publish) -> tuple[str, Level]:
+    async def show(self, version: str, wanted: Publish, companions: Mapping[str, str] = NOTHING) -> tuple[str, Level]:
         """Releases a version to production as `publish.release` says; returns the result for a person. An error here
-        fails nothing: the weights are there, and a person can release them.
+        fails nothing: the weights are there, and a person can release them. `companions`: as for `release`.
         """
+        words = ["penstock release start", self._model, "--candidate", version, "--only mode=online"]
+        command = " ".join([*words, *(f"--with {name}={one}" for name, one in companions.items())])
+        pair = " with ".join([version, *(f"{name}@{one}" for name, one in companions.items())])
+        if wanted.release == "none":
+            return f"{command} shows {pair} to production", "info"
         try:
-            release = await self.release(version, release_policy(wanted))
+            release = await self.release(version, release_policy(wanted), companions)
         except (PublishError, ConfigError) as error:
-            command = f"penstock release start {self._model} --candidate {version} --only mode=online"
             return f"not released: {error}; {command} does it", "warning"
-        return f"release {release.id} shows {version} to production", "info"
+        return f"release {release.id} shows {pair} to production", "info"
 
-    async def prune(self, directory: Path, keep: int) -> list[str]:
+    async def prune(self, directory: Path, keep: int, steps: frozenset[int] = frozenset()) -> list[str]:
         """See `trainer.serving.pruning`."""
-        return await prune(self._client, directory, self._run, keep)
+        return await prune(self._client, directory, self._run, keep, steps)
 
     async def _left(self, version: str) -> Release | None:
         """The release of a version that an earlier process of this run has begun. Aborts other releases of the run."""
@@ -164,8 +170,12 @@ class Publisher:
             if (await self._client.release(release.id)).release.stage != "promoted":
                 raise
 
-    async def _start(self, version: str, only: Audience, policy: Policy, why: str) -> Release:
-        new = NewRelease(candidate=version, only=only, policy=policy, author=self._run, why=why)
+    async def _start(
+        self, version: str, only: Audience, policy: Policy, why: str, companions: Mapping[str, str] = NOTHING
+    ) -> Release:
+        new = NewRelease(
+            candidate=version, companions=dict(companions), only=only, policy=policy, author=self._run, why=why
+        )
         try:
             return await self._client.start_release(self._model, new)
         except ClientError as error:

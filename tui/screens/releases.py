@@ -13,7 +13,7 @@ from rich.text import Text
 from penstock.gateway.client.release_history import read_history
 from penstock.gateway.display import releases as shown
 from penstock.gateway.display.release_series import History, Point, series
-from penstock.gateway.display.release_summary import audience, share, stage_name, waits
+from penstock.gateway.display.release_summary import audience, moves, share, stage_name, waits
 from penstock.gateway.display.table import Column, Listing
 from penstock.gateway.display.text import ago, clean, compact, joined, plain
 from penstock.gateway.model.audit import Said
@@ -63,7 +63,7 @@ def _act(
         whom = f"calls of {only}" if only else "all calls"
         now = share(one.stage, one.split)
         return (
-            f"{one.id}: {one.resource} {one.stable} → {one.candidate}, for {whom}. It is {stage_name(one.stage)}; "
+            f"{one.id}: {one.resource} {moves(one)}, for {whom}. It is {stage_name(one.stage)}; "
             f"{now:.0%} of new rollouts get {one.candidate}, {one.assigned:,} were assigned so far. {does(one)}"
         )
 

@@ -53,8 +53,8 @@ class Leg:
     """Its own."""
     side: str
     """`candidate` or `incumbent`."""
-    version: str
-    """The version that it is given."""
+    versions: Mapping[str, str]
+    """The versions that it is given, by resource."""
     original: Original
     state: Literal["waiting", "running", "over"] = "waiting"
     attempt: str | None = None
@@ -166,7 +166,7 @@ class Rehearsals:
     async def _begin(self, rehearsed: Rehearsed, leg: Leg, attempt: str) -> Play:
         original, name = leg.original, f"{leg.rollout}/{attempt}"
         asker = Asker("", "", original.rollout.mode, original.rollout.metadata or {})
-        role = Role(rehearsed.release, leg.version, asker, leg.attributes | {RUN: name}, original.name)
+        role = Role(rehearsed.release, leg.versions, asker, leg.attributes | {RUN: name}, original.name)
         play = Play(self._context, rehearsed.sender, role, original.cassette.again())
         if await background(lambda: any(map(answered, self._context.tape.spans(leg.rollout, attempt)))):
             message = f"the gateway was restarted in the middle of {name}: it will be rehearsed again"

@@ -75,7 +75,8 @@ def _original(tape: Store, release: Release, recordings: Recordings, rollout: Ro
     if rollout.status != RolloutStatus.SUCCEEDED or not ended or not _told(tape, rollout):
         return ""
     spans = [span for span in tape.spans(rollout.id, rollout.attempt) if span.kind == "llm"]
-    if any(own(span) or (span.versions or {}).get(release.resource) == release.candidate for span in spans):
+    tried = release.given("candidate").items()
+    if any(own(span) or not tried.isdisjoint((span.versions or {}).items()) for span in spans):
         return ""
     used = (span for span in spans if recordings.may(span, rollout))
     if not any(isinstance(recordings.open(span), Recorded) for span in used):

@@ -37,7 +37,7 @@ from penstock.gateway.releases.rehearsal.live import RESTARTED, Leg, Rehearsals,
 from penstock.gateway.releases.rehearsal.recorded_rollouts import answered, draw, final
 from penstock.gateway.releases.rehearsal.tool_player import DIVERGED, SPENT, UNFIT
 from penstock.gateway.releases.replay.comparison import SHOWN, Comparison
-from penstock.gateway.releases.replay.questions import CANDIDATE, INCUMBENT
+from penstock.gateway.releases.replay.questions import ARM_OF, CANDIDATE, INCUMBENT
 from penstock.gateway.releases.replay.recorded_calls import Recordings
 from penstock.gateway.releases.replay.sender import Context, background
 from penstock.gateway.releases.replay.stage import Replay
@@ -125,7 +125,7 @@ class Rehearsal(Comparison):
             return self._nothing(what, "replay.closed_loop = 0")
         self._progress.doing, self._progress.done, self._progress.total = "rehearsal", 0, 2 * len(drawn.found)
         release = self._release
-        versions = {CANDIDATE: release.candidate, INCUMBENT: release.stable}
+        versions = {leg: release.given(arm) for leg, arm in ARM_OF.items()}
         for number, original in enumerate(drawn.found, 1):
             one, other = (Leg(leg_name(release, number, leg), leg, versions[leg], original) for leg in LEGS)
             self._pairs.append((one, other))

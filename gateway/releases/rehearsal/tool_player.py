@@ -97,8 +97,8 @@ class Role:
     """What one run is of."""
 
     release: Release
-    version: str
-    """The version that it is given."""
+    versions: Mapping[str, str]
+    """The versions that it is given, by resource."""
     asker: Asker
     """As whom the recorded rollout asked, but for agent and model."""
     attributes: Mapping[str, str]
@@ -243,8 +243,8 @@ class Play:
         """The run's own version; of other resources, and for calls outside the release's audience, the stable one."""
         role = self._role
         asker = role.asker._replace(agent=call.address.agent or "", model=model or "")
-        if resource == role.release.resource and speaks_to(role.release.only, asker):
-            return role.version
+        if resource in role.versions and speaks_to(role.release.only, asker):
+            return role.versions[resource]
         return stable_version(self._context.pins.catalog.stable[resource], asker)
 
     def _pool(self, call: Admitted, model: str | None, upstream: str | None) -> tuple[Pool, str | None]:

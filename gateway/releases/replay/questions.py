@@ -15,6 +15,7 @@ from penstock.gateway.calls.address import ADDRESS_HEADERS
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.http.request import Request
+from penstock.gateway.model.release import Arm
 from penstock.gateway.prompts.rewrite import Findings
 from penstock.gateway.releases.catalog import Catalog, Weights
 from penstock.gateway.upstreams.pool import Pool
@@ -22,6 +23,8 @@ from penstock.gateway.upstreams.pool import Pool
 RUN = "penstock.rehearsal"
 """Attribute of a request that was made for an agent in rehearsal: its ROLLOUT/ATTEMPT."""
 CANDIDATE, INCUMBENT, JUDGE = "candidate", "incumbent", "judge"
+ARM_OF: Final[Mapping[str, Arm]] = {CANDIDATE: "candidate", INCUMBENT: "stable"}
+"""Whose versions each leg has."""
 DROPPED: Final = ADDRESS_HEADERS | {
     b"content-length",
     b"transfer-encoding",

@@ -1,4 +1,4 @@
-"""The recorded calls of a resource: which of them are asked again, and how. Runs on threads; only reads the tape.
+"""The recorded calls of a release's resources: which are asked again, and how. Runs on threads; only reads the tape.
 
 Calls are drawn from the newest rollouts, one of each, then a second of each and so on, up to `FEW`, so that a long
 rollout does not dominate. The choice among a rollout's calls, and the order in which they are asked, follow from the
@@ -27,7 +27,7 @@ from penstock.gateway.http.redact import MASK
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import LEG, REPLAY_OF
 from penstock.gateway.model.exchange import Exchange
-from penstock.gateway.model.release import Release
+from penstock.gateway.model.release import Arm, Release
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.span import Span, SpanStatus
@@ -84,13 +84,19 @@ class Recordings:
         self._pools = context.pools
         self._catalog = context.pins.catalog
         self._release = release
-        self._known: dict[str, Recogniser] = {}
-        """Tells a version in the requests that it was written into."""
-        found = ReleaseReader(self._tape).resource(release.resource)
-        for version in [] if found is None else found[1]:
-            content = version.read()
-            if not isinstance(content, ModelVersion):
-                self._known[version.version] = Recogniser([Known.of(release.resource, content)])
+        self._known: dict[tuple[str, str], Known] = {}
+        """Tells a version in the requests that it was written into; by resource and version."""
+        self._models: list[str] = []
+        """Resources of the release that are models; the others are texts."""
+        for name in release.resources:
+            found = ReleaseReader(self._tape).resource(name)
+            for version in [] if found is None else found[1]:
+                content = version.read()
+                if isinstance(content, ModelVersion):
+                    self._models.append(name)
+                    break
+                self._known[name, version.version] = Known.of(name, content)
+        self._texts = [name for name in release.resources if name not in self._models]
 
     def draw(self, wanted: int, seed: str, stopped: Callable[[], bool]) -> Drawn:
         """So many calls at most. `stopped`: asked between rollouts whether nobody wants them any more."""
@@ -129,10 +135,10 @@ class Recordings:
             return False
         if own(span) or span.truncated or (span.end_ns or 0) > release.changed_ns:
             return False
-        if versions.get(release.resource) == release.candidate:
+        if any(versions.get(name) == version for name, version in release.given("candidate").items()):
             # An answer of the candidate's own must not be compared with.
             return False
-        if release.kind == "model" and span.model != release.resource:
+        if not self._texts and span.model not in self._models:
             return False
         asker = Asker(span.agent or "", span.model or "", rollout.mode, rollout.metadata or {})
         return speaks_to(release.only, asker)
@@ -145,12 +151,13 @@ class Recordings:
         exchange = unpacked(exchange)
         asked = original(dialect, exchange.request_body, span.attributes)
         exchange = exchange.model_copy(update={"request_body": asked})
-        prompts = None
-        if self._release.kind != "model":
-            prompts = self._find(span, exchange.request_body, dialect)
-            if not prompts.uses:
-                named = self._release.resource in (span.versions or {})
-                return "its text cannot be told from what stands around it" if named else ""
+        prompts = self._find(span, exchange.request_body, dialect) if self._texts else None
+        if prompts is not None and not prompts.uses:
+            if any(name in (span.versions or {}) for name in self._texts):
+                return "its text cannot be told from what stands around it"
+            if span.model not in self._models:
+                return ""
+            prompts = None
         problem = unrepeatable(dialect, exchange.request_body)
         if problem is not None:
             return problem
@@ -158,18 +165,21 @@ class Recordings:
         return Recorded(span, exchange, dialect, turn, prompts) if action(turn) else "its answer cannot be read"
 
     def _find(self, span: Span, body: bytes, dialect: Dialect) -> Findings:
-        version = (span.versions or {}).get(self._release.resource)
-        known = self._known.get(version or "") or self._catalog.recogniser.only(self._release.resource)
-        return find(body, dialect, known)
+        known: list[Known] = []
+        for name in self._texts:
+            written = self._known.get((name, (span.versions or {}).get(name, "")))
+            known += self._catalog.recogniser.only(name).known if written is None else [written]
+        return find(body, dialect, Recogniser(known))
 
     # -- asked again -------------------------------------------------------------------------------------------------
 
-    def question(self, recorded: Recorded, version: str, leg: str) -> Question | str:
-        """The call with this version of the resource in it; why that cannot be."""
-        span, resource, catalog = recorded.span, self._release.resource, self._catalog
-        versions = {resource: version}
+    def question(self, recorded: Recorded, arm: Arm, leg: str) -> Question | str:
+        """The call with the versions of an arm in it; why that cannot be."""
+        span, catalog = recorded.span, self._catalog
         model = span.model if span.model in catalog.models else None
-        if model is not None and model != resource:
+        given = self._release.given(arm)
+        versions = {name: version for name, version in given.items() if name in self._texts or name == model}
+        if model is not None and model not in versions:
             versions[model] = catalog.stable[model].version
         made = rewritten(catalog, recorded.exchange.request_body, recorded.prompts, model, versions)
         if isinstance(made, str):

@@ -22,11 +22,11 @@ from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.canary.pass_test import InOrder, Verdict
 from penstock.gateway.model.attributes import LEG, REPLAY_OF
 from penstock.gateway.model.policy import REPLAY_ALPHA
-from penstock.gateway.model.release import Release
+from penstock.gateway.model.release import Arm, Release
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.replay.comparison import SHOWN, Comparison
-from penstock.gateway.releases.replay.questions import CANDIDATE, INCUMBENT, place
+from penstock.gateway.releases.replay.questions import ARM_OF, CANDIDATE, INCUMBENT, place
 from penstock.gateway.releases.replay.recorded_calls import Recorded, Recordings, without_key
 from penstock.gateway.releases.replay.sender import Answer, Context, background
 
@@ -113,11 +113,10 @@ class Replaying(Comparison):
         recorded = await background(lambda: self._recordings.open(span))
         if isinstance(recorded, str):
             return Pair(place(span.rollout, span.attempt, span.sequence), problem=recorded), 0
-        release, of = self._release, recorded.name
-        legs = ((CANDIDATE, release.candidate), (INCUMBENT, release.stable))
-        asked = [leg for leg, _ in legs if (of, leg) not in self._kept]
+        of = recorded.name
+        asked = [leg for leg in ARM_OF if (of, leg) not in self._kept]
         async with asyncio.TaskGroup() as group:
-            sender = [group.create_task(self._leg(recorded, leg, version)) for leg, version in legs]
+            sender = [group.create_task(self._leg(recorded, leg, arm)) for leg, arm in ARM_OF.items()]
         answers = [done.result() for done in sender]
         failed = answers[0].failed, answers[1].failed
         if all(failed):
@@ -128,11 +127,11 @@ class Replaying(Comparison):
         unjudged = "" if one is not None and other is not None else "the judge gave no score"
         return Pair(of, one, other, unjudged, failed), len(asked) + first + second
 
-    async def _leg(self, recorded: Recorded, leg: str, version: str) -> Answer:
+    async def _leg(self, recorded: Recorded, leg: str, arm: Arm) -> Answer:
         kept = self._kept.get((recorded.name, leg))
         if kept is not None:
             return await background(lambda: self._answered(kept))
-        question = await background(lambda: self._recordings.question(recorded, version, leg))
+        question = await background(lambda: self._recordings.question(recorded, arm, leg))
         return Answer(None, 0.0, question) if isinstance(question, str) else await self.sender.ask(question)
 
     def _answered(self, span: Span) -> Answer:

@@ -133,7 +133,7 @@ class Mirror:
 
     def offer(self, record: Record, found: Uses, pins: Mapping[str, Pin]) -> None:
         """Decides whether it is mirrored."""
-        if self._release.resource not in found.resources or self._over.done():
+        if not set(self._release.resources) & set(found.resources) or self._over.done():
             return
         if any(pin.arm == "candidate" and not pin.mixed for pin in pins.values()):
             return
@@ -181,7 +181,8 @@ class Mirror:
         problem = None if record.convert else unrepeatable(call.dialect, call.body)
         if problem is not None:
             return problem
-        versions = {name: pins[name].version for name in found.resources} | {release.resource: release.candidate}
+        versions = {name: pins[name].version for name in found.resources}
+        versions |= {name: it for name, it in release.given("candidate").items() if name in versions}
         made = rewritten(catalog, call.body, found.prompts, found.model, versions)
         if isinstance(made, str):
             return made

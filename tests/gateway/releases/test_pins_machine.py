@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.gateway.app import open_store
-from penstock.gateway.canary.assignment import Asker, share
+from penstock.gateway.canary.assignment import Asker, share, speaks_to
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.cli.check import problems
 from penstock.gateway.model.release import Entry, Pin, Release
@@ -58,15 +58,21 @@ class Pinning(RuleBasedStateMachine):
     def live(self) -> list[Release]:
         return [release for release in ReleaseReader(self.store).releases() if release.live]
 
-    @rule(name=st.sampled_from(RESOURCES), agents=st.sampled_from([[], ["planner"], ["critic"], ["plan*", "x"]]))
-    def start(self, name: str, agents: list[str]) -> None:
+    @rule(
+        name=st.sampled_from(RESOURCES),
+        agents=st.sampled_from([[], ["planner"], ["critic"], ["plan*", "x"]]),
+        pair=st.booleans(),
+    )
+    def start(self, name: str, agents: list[str], pair: bool) -> None:
         stable = ReleaseReader(self.store).resources()[name][0].version
+        other = next(one for one in RESOURCES if one != name)
         made = Release(
             id="new",
             resource=name,
             kind="prompt",
             stable=stable,
             candidate="v2" if stable == "v1" else "v1",
+            companions={other: "v2"} if pair else {},
             only=Audience(agents=agents),
             policy=policy(0.2, 0.5, 0.8),
             salt=f"salt {self.now}",
@@ -127,7 +133,7 @@ class Pinning(RuleBasedStateMachine):
             if now.mixed:
                 assert first.release is not None
                 assert releases[first.release].stage == "rolled_back"
-                assert now.version == releases[first.release].stable
+                assert now.version == releases[first.release].given("stable")[resource]
             else:
                 assert now == first
 
@@ -139,6 +145,21 @@ class Pinning(RuleBasedStateMachine):
                 if pin.release is not None:
                     arms.setdefault(pin.release, set()).add((pin.arm, pin.number, pin.probability))
             assert all(len(found) == 1 for found in arms.values())
+
+    @invariant()
+    def an_arm_is_all_that_it_gives_together(self) -> None:
+        releases = ReleaseReader(self.store).releases()
+        for rollout in ROLLOUTS:
+            pins = ReleaseReader(self.store).pins(rollout)
+            for release in releases:
+                mine = [pin for pin in pins if pin.release == release.id]
+                for pin in mine:
+                    assert pin.arm is not None
+                    given = release.given("stable" if pin.mixed else pin.arm)
+                    assert pin.version == given[pin.resource]
+                if release.companions and mine:
+                    heard = [p for p in pins if speaks_to(release.only, Asker(p.agent, "m", "online", {}))]
+                    assert all(p in mine for p in heard if p.resource in release.resources)
 
     @invariant()
     def assignments_follow_from_salt_and_split(self) -> None:

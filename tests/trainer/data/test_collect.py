@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from fakes.engine import LOAD, FakeEngine, Planned
+from fakes.experiment import prompt
 from fakes.process import Gateway
 from fakes.workers import beside, finish
 
@@ -18,7 +19,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.policy import Policy, Stage
 from penstock.gateway.model.queue import Claim, ClaimRequest
 from penstock.gateway.model.rollout import RolloutStatus
-from penstock.trainer.data.collect import CollectError, Collector
+from penstock.trainer.data.collect import CollectError, Collector, Variant
 from penstock.trainer.data.tasks import Task
 from penstock.trainer.serving.publish import Publisher, PublishError
 
@@ -85,6 +86,24 @@ async def test_a_step_is_ordered_once_and_read_when_it_has_ended(collector: Coll
     assert found.ended == {RolloutStatus.SUCCEEDED: 6}
     # The engine gave no token ids: every call is in the report, with that reason.
     assert (found.samples, found.report.reasons) == ([], {"no_token_ids": 6})
+
+
+async def test_rollouts_of_a_group_are_spread_over_variants(
+    collector: Collector, worker: Worker, client: Client
+) -> None:
+    for text in ("one", "two"):
+        await client.add_version("shop", prompt(text))
+    variants = [Variant("one", {"shop": "v1"}), Variant("two", {"shop": "v2"})]
+    order = await collector.order("train", "1", 1, TASKS, 3, 60.0, variants)
+    given = {name: (await client.rollout(name)).config.versions["shop"] for name in order.names}
+    # With an odd number in a group, each is in the majority in turn.
+    assert [given[f"run-train-1-{place}-{number}"] for place in range(2) for number in range(3)] == [
+        "v1", "v2", "v1", "v2", "v1", "v2",
+    ]  # fmt: skip
+    working = worker.work(lambda claim: float(given[claim.rollout.id] == "v2"), 9)
+    found, _ = await asyncio.gather(collector.gather(order, 60.0), working)
+    assert {name: set(rewards) for name, rewards in found.by_variant.items()} == {"one": {0.0}, "two": {1.0}}
+    assert len(found.rewards) == len(TASKS)
 
 
 async def test_a_life_after_a_crash_finds_what_has_ended(collector: Collector, worker: Worker, client: Client) -> None:

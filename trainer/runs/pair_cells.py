@@ -1,0 +1,96 @@
+"""The four cells of a pair: old and new prompt with old and new weights, on held-out tasks. Pure.
+
+A cell is a mean over tasks of the mean over a task's rollouts, because rollouts of one task are alike. Intervals hold
+for other tasks of the same kind: they are of Student's t over tasks, of the means and of differences on the same tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Final, Literal, NamedTuple
+
+Age = Literal["old", "new"]
+Cell = tuple[Age, Age]
+"""(prompt, weights)."""
+CELLS: Final[Sequence[Cell]] = (("old", "old"), ("new", "old"), ("old", "new"), ("new", "new"))
+TITLES: Final[Mapping[Cell, str]] = {
+    ("old", "old"): "old prompt, old weights",
+    ("new", "old"): "new prompt, old weights",
+    ("old", "new"): "old prompt, new weights",
+    ("new", "new"): "new prompt, new weights",
+}
+Rewards = Mapping[str, Sequence[float]]
+"""Rewards by task."""
+
+
+class Mean(NamedTuple):
+    """A mean over tasks with its interval of 95 %; the interval is the mean where there is one task."""
+
+    value: float
+    low: float
+    high: float
+    tasks: int
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """Of values, one for each task; at least one."""
+    centre = fmean(values)
+    spread = t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
+    return Mean(centre, centre - spread, centre + spread, len(values))
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t; exact for 1 and 2 degrees of freedom, within 0.2 % beyond (Cornish and Fisher
+    1960, Abramowitz and Stegun 26.7.5)."""
+    if freedom <= 2:
+        return 12.706204736 if freedom == 1 else 4.302652730
+    z = 1.959963985
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+def by_task(rewards: Rewards) -> dict[str, float]:
+    """Mean reward of each task that has one."""
+    return {task: fmean(values) for task, values in rewards.items() if values}
+
+
+def difference(one: Rewards, other: Rewards) -> Mean | None:
+    """How much higher the rewards of one are, on tasks that both have; None without any."""
+    mine, theirs = by_task(one), by_task(other)
+    pairs = [mine[task] - theirs[task] for task in mine if task in theirs]
+    return mean(pairs) if pairs else None
+
+
+def table(cells: Mapping[Cell, Rewards]) -> list[str]:
+    """A line for each cell that has rewards: its mean, and how far it is from the first, with their intervals."""
+    base, found = cells.get(CELLS[0], {}), list[str]()
+    for cell in CELLS:
+        values = list(by_task(cells.get(cell, {})).values())
+        if not values:
+            continue
+        told = f"{TITLES[cell]}: {said(mean(values))}"
+        apart = None if cell == CELLS[0] else difference(cells[cell], base)
+        found.append(told if apart is None else f"{told}, {said(apart, '+')} against both old")
+    return found
+
+
+def said(one: Mean, sign: str = "") -> str:
+    """0.512 [0.480, 0.544]."""
+    return f"{one.value:{sign}.3f} [{one.low:{sign}.3f}, {one.high:{sign}.3f}]"
+
+
+def figures(cells: Mapping[Cell, Rewards]) -> dict[str, float]:
+    """The same as metrics: `cells/PROMPT_WEIGHTS`, and its `_low` and `_high`."""
+    found: dict[str, float] = {}
+    for cell, rewards in cells.items():
+        if values := list(by_task(rewards).values()):
+            one, name = mean(values), f"cells/{cell[0]}_{cell[1]}"
+            found |= {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
+    return found

@@ -1,0 +1,183 @@
+"""`penstock train grpo --prompts`: weights are trained step by step, and in between rounds look for better prompts.
+
+    a step        as in `runs.grpo`, but the rollouts of a group are spread over the prompts of the front; credit is
+                  within the group, so a prompt that helps and weights that help are both compared on the same task
+    a round       before the first step and every `prompts.every` steps (`prompt_rounds`), with the newest weights
+    evaluation    with the leader of the front
+    its end       the front is compared once more, then the four cells: old and new prompt with old and new weights, on
+                  held-out tasks. Leader and newest weights are released as one
+
+The checkpoint has the front beside what every run keeps, so a run that was killed goes on with the same prompts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from penstock.trainer.apo.trials import Order, Trial
+from penstock.trainer.config import Config
+from penstock.trainer.data.collect import Collected, Collector, Variant
+from penstock.trainer.data.tasks import Task
+from penstock.trainer.engines.checkpoint import State
+from penstock.trainer.engines.errors import CheckpointError
+from penstock.trainer.engines.local import Engine
+from penstock.trainer.mathematics.update import Metrics
+from penstock.trainer.runs.grpo import Loop
+from penstock.trainer.runs.pair_cells import Age, Cell, Rewards, figures, table
+from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
+from penstock.trainer.runs.prompt_front import Front
+from penstock.trainer.runs.prompt_rounds import Rounds
+from penstock.trainer.runs.prompting import Prompting, agent_tasks
+from penstock.trainer.runs.report import Reporter
+from penstock.trainer.serving.publish import Publisher
+from penstock.trainer.serving.replicas import Replicas
+from penstock.trainer.serving.restart import Upkeep
+
+CLAIM: Final = 120
+"""Characters of a prompt's claim that are said."""
+
+
+class PairLoop(Loop):
+    """One run."""
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        collector: Collector,
+        publisher: Publisher,
+        reporter: Reporter,
+        prompting: Prompting,
+        held_out: Sequence[Task],
+        servers: Upkeep | Replicas | None,
+    ) -> None:
+        super().__init__(config, engine, collector, publisher, reporter, prompting.tasks, held_out, servers)
+        self._prompting = prompting
+        self._rounds = Rounds(config.prompts, prompting.settings, agent_tasks(prompting.tasks, "t"), prompting.front)
+
+    @property
+    def front(self) -> Front:
+        """The prompts of now."""
+        return self._rounds.front
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def _restored(self, state: State) -> None:
+        if "front" not in state:
+            raise CheckpointError(
+                "the checkpoint is of a run without --prompts; give this one a run.directory of its own"
+            )
+        self._rounds.front = Front.restored(state["front"])
+
+    def _state(self) -> State:
+        return {**super()._state(), "front": self.front.state()}
+
+    def _kept(self) -> frozenset[int]:
+        # The old weights of the cells.
+        return frozenset({0})
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _due(self, step: int) -> bool:
+        """Whether a round is held before a step."""
+        return (step - 1) % self.config.prompts.every == 0
+
+    def _ahead(self, step: int) -> bool:
+        return super()._ahead(step) and not self._due(step)
+
+    async def _collect(self, step: int) -> tuple[Collected, int]:
+        if self._due(step):
+            await self._round(step)
+        return await super()._collect(step)
+
+    def _variants(self) -> Sequence[Variant]:
+        return [one.variant for one in self.front.members]
+
+    def _evaluated(self) -> Variant:
+        return self.front.leader.variant
+
+    def _figures(self, collected: Collected) -> Metrics:
+        spent = {f"reflection/{name}": value for name, value in self.front.spent.items()}
+        return spent | self.front.figures(collected.by_variant)
+
+    async def _round(self, step: int) -> None:
+        self._reporter.phase(step, "looks for prompts")
+        await self._rounds.hold(lambda label: self._at(label, step, self.place.version))
+        await self._tell(step, f"round {self.front.rounds}, with the weights of step {self.place.version}")
+
+    def _at(self, label: str, step: int, weights: int) -> PinnedLaboratory:
+        """The laboratory with the weights of a step."""
+        pins = {self.config.model.name: f"{self.config.run.name}.{weights}"}
+        return self._prompting.laboratory.pinned(label, step, pins)
+
+    async def _tell(self, step: int, what: str) -> None:
+        """Says which prompts the front has now."""
+        for one in self.front.members:
+            place, mean = self.front.places[one.candidate.id], "none" if one.mean is None else f"{one.mean:.3f}"
+            about = f": {one.candidate.claim[:CLAIM]}" if one.candidate.claim else ""
+            await self._reporter.event(step, f"{what}: prompt {place} ({one.candidate.id}), reward {mean}{about}")
+            for name, version in one.versions.items():
+                await self._reporter.made(name, version)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def _release(self) -> None:
+        step = self.place.step
+        self._reporter.phase(step, "compares the prompts with the last weights")
+        await self._rounds.settle(lambda label: self._at(label, step, self.place.version))
+        await self._tell(step, "at the end")
+        await self._cells(step)
+        await self._show(step)
+
+    async def _cells(self, step: int) -> None:
+        """Old and new prompt with old and new weights, on the held-out tasks."""
+        if not self._held_out:
+            await self._reporter.event(step, "no cells: no tasks are held out (evaluate.tasks)", "warning")
+            return
+        self._reporter.phase(step, "compares old and new on held-out tasks")
+        found: dict[Cell, Rewards] = {}
+        ages: dict[Age, int] = {"old": 0, "new": self.place.version}
+        for age, weights in ages.items():
+            found |= await self._column(age, self._at(f"cells-{weights}", step, weights))
+        await self._reporter.point(step, figures(found))
+        for line in table(found):
+            await self._reporter.event(step, f"held-out tasks, {line}")
+
+    async def _column(self, age: Age, laboratory: PinnedLaboratory) -> dict[Cell, Rewards]:
+        """The cells with the same weights."""
+        first, leader = self.front.first.candidate, self.front.leader.candidate
+        # Where they are the same, it is the old one.
+        prompts: Mapping[str, Age] = {leader.id: "new", first.id: "old"}
+        orders = [
+            Order(prompt, task.id, number)
+            for number in range(self.config.evaluate.samples)
+            for task in agent_tasks(self._held_out, "h")
+            for prompt in prompts
+        ]
+        trials = await laboratory.run([first, leader], orders, "val")
+        return {(prompt, age): self._by_task([one for one in trials if prompts[one.candidate] == prompt])
+                for prompt in prompts.values()}  # fmt: skip
+
+    def _by_task(self, trials: Sequence[Trial]) -> Rewards:
+        """In the rewards' own units."""
+        low, high = self._prompting.settings.reward.low, self._prompting.settings.reward.high
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for trial in trials:
+            if trial.reward is not None:
+                found[trial.task].append(low + trial.reward * (high - low))
+        return found
+
+    async def _show(self, step: int) -> None:
+        """Shows production leader and newest weights as one, as `publish.release` says."""
+        leader, front = self.front.leader, self.front
+        prompts = {} if leader.candidate.id == front.seed else dict(leader.versions)
+        if not prompts:
+            await self._reporter.event(step, "no prompt is better than the one that the run began with")
+        if not self.place.version:
+            await self._reporter.event(step, "nothing was learnt: there is no pair to release", "warning")
+            return
+        version = f"{self.config.run.name}.{self.place.version}"
+        said = await self._publisher.show(version, self.config.publish, prompts)
+        await self._reporter.event(step, *said)

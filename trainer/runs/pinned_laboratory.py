@@ -1,0 +1,71 @@
+"""The laboratory of `trainer.apo` in a run that trains weights too: its rollouts are pinned to weights as well.
+
+What is tried has a label, such as `round-3`, which is in the names of its rollouts: the same prompt is tried again when
+the weights are others, and what is done again after a crash finds its rollouts on the tape.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Self
+
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.base import Mode
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.resource import Resource
+from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.apo.config import Config as Prompts
+from penstock.trainer.apo.config import Rollouts, Run
+from penstock.trainer.apo.gateway_laboratory import GatewayLaboratory
+from penstock.trainer.apo.trials import Order
+from penstock.trainer.config import Config
+
+
+class PinnedLaboratory(GatewayLaboratory):
+    """Of one run. `pinned` before use."""
+
+    _label = ""
+    _pins: Mapping[str, str] = {}
+    _step = 0
+
+    def pinned(self, label: str, step: int, pins: Mapping[str, str]) -> Self:
+        """The same one for rollouts of this label and step, which get these versions besides those of the texts."""
+        made = copy.copy(self)
+        made._label, made._step, made._pins = label, step, pins
+        return made
+
+    def _spec(self, order: Order, versions: Mapping[str, str], mode: Mode) -> RolloutSpec:
+        spec = super()._spec(order, {**versions, **self._pins}, mode)
+        run = self._config.run.name
+        names = {
+            "id": f"{run}.{self._label}.{order.candidate}.{order.task}.{order.number}",
+            "group": f"{run}.{self._label}.{order.task}",
+            "metadata": {**(spec.metadata or {}), "penstock.step": self._step},
+        }
+        return spec.model_copy(update=names)
+
+
+def settings_of(prompts: Prompts, config: Config) -> Prompts:
+    """The settings of `--prompts` as a run has them: its name, its seed and the time that rollouts have are those of
+    the run. Raises `ConfigError`."""
+    if config.model.name in (*prompts.texts.prompts, *prompts.texts.tools):
+        raise ConfigError(f"model.name: {config.model.name!r} is the name of a text too; give one of them another name")
+    run = Run(name=config.run.name, directory=config.run.directory, seed=config.run.seed)
+    rollouts = Rollouts(attempt_timeout=config.rollouts.timeout, timeout=config.rollouts.timeout)
+    return prompts.model_copy(update={"run": run, "rollouts": rollouts})
+
+
+async def versions_of(client: Client, names: Mapping[str, str]) -> dict[str, Resource]:
+    """These versions of resources. Raises `ConfigError` where one is not there."""
+    found: dict[str, Resource] = {}
+    for name, version in names.items():
+        try:
+            versions = (await client.resource(name)).versions
+        except ClientError as error:
+            raise ConfigError(f"{name!r}, which the checkpoint names: {error}") from None
+        one = next((one for one in versions if one.version == version), None)
+        if one is None:
+            raise ConfigError(f"the checkpoint names {name}@{version}, which the gateway does not have")
+        found[name] = one
+    return found

@@ -1,0 +1,126 @@
+"""Rounds that look for prompts between the steps that train weights (Fast-Slow Training, arXiv:2605.12484).
+
+A round has `prompts.rollouts` rollouts, all with the newest weights, and two parts:
+
+1. An engine (`trainer.apo.protocol`) begins from the leader of the front and proposes candidates, on one half of the
+   tasks. It is a new one in each round: what it has learnt holds for the weights of its round.
+2. The front and the best candidates run on the other half, each on the same tasks; the best of them are the new front
+   (`prompt_front`). `CHOICE` of the rollouts are kept for this.
+
+Everything follows from the front, the number of the round and what is on the tape, so a round that was interrupted is
+held again and comes to the same front without running anything twice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+from penstock.trainer.apo.budget import Budget, Spent
+from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.choose import make_engine
+from penstock.trainer.apo.config import Config as Settings
+from penstock.trainer.apo.protocol import AgentTask, Engine, Evidence, Laboratory
+from penstock.trainer.apo.search import FINALISTS, SCREEN, best
+from penstock.trainer.apo.trials import Order, Pool, Trial
+from penstock.trainer.config import Prompts
+from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
+from penstock.trainer.runs.prompt_front import Front, Member, chosen
+
+CHOICE: Final = 0.4
+At = Callable[[str], PinnedLaboratory]
+"""The laboratory with the newest weights, for rollouts of a label."""
+
+
+class Rounds:
+    """The rounds of one run. `front` is what they have come to."""
+
+    def __init__(self, prompts: Prompts, settings: Settings, tasks: Sequence[AgentTask], front: Front) -> None:
+        self.front = front
+        self._prompts, self._settings, self._tasks = prompts, settings, tasks
+
+    async def hold(self, at: At) -> None:
+        """The next round."""
+        number = self.front.rounds + 1
+        draw = random.Random(f"round-{self._settings.run.seed}-{number}")
+        shuffled = draw.sample(self._tasks, len(self._tasks))
+        half = len(shuffled) // 2
+        seen, unseen = (shuffled[:half], shuffled[half:]) if half else (shuffled, shuffled)
+        kept = round(CHOICE * self._prompts.rollouts)
+        pool, spent = await self._search(number, seen, self._prompts.rollouts - kept, at(f"round-{number}"))
+        finalists = [Member(one, {}) for one in self._finalists(*pool)]
+        members = await self._compared(finalists, unseen, kept, at(f"choice-{number}"))
+        self.front = Front(self.front.seed, members, number, spent)
+
+    async def settle(self, at: At) -> None:
+        """Compares the front once more, with the last weights, without looking for others."""
+        kept = round(CHOICE * self._prompts.rollouts)
+        draw = random.Random(f"settle-{self._settings.run.seed}")
+        tasks = draw.sample(self._tasks, len(self._tasks))
+        members = await self._compared([], tasks, kept, at("choice-last"))
+        self.front = Front(self.front.seed, members, self.front.rounds, self.front.spent)
+
+    # -- the search ----------------------------------------------------------------------------------------------------
+
+    async def _search(
+        self, number: int, tasks: Sequence[AgentTask], rollouts: int, laboratory: Laboratory
+    ) -> tuple[tuple[Engine, Pool, Laboratory], dict[str, float]]:
+        """(an engine that was asked until the rollouts were used, with its pool; what reflections have used)."""
+        wanted, used = self._settings.budget, self.front.spent
+        budget = Budget(rollouts, wanted.reflections, wanted.tokens, wanted.money)
+        budget.used_reflections = int(used.get("reflections", 0))
+        budget.used_tokens, budget.used_money = int(used.get("tokens", 0)), used.get("money", 0.0)
+        engine, pool = make_engine(self._settings.engine), Pool(self.front.leader.candidate)
+        evidence = Evidence(laboratory, pool, tasks, budget, self._settings.run.seed * 10_000 + number)
+        try:
+            while proposed := await engine.propose(pool, evidence):
+                await _screened(proposed, pool, evidence)
+        except Spent:
+            pass
+        spent = {"reflections": float(budget.used_reflections), "tokens": float(budget.used_tokens)}
+        return (engine, pool, laboratory), {**spent, "money": budget.used_money}
+
+    def _finalists(self, engine: Engine, pool: Pool, laboratory: Laboratory) -> list[Candidate]:
+        """The best candidates of a search that the front does not have yet."""
+        named = cast(Callable[[Pool], Sequence[Candidate]] | None, getattr(engine, "finalists", None))
+        found = best(pool) if named is None else named(pool)
+        known = {one.candidate.id for one in self.front.members}
+        return [one for one in found if one.id not in known and not laboratory.problem(one)][:FINALISTS]
+
+    # -- the comparison ------------------------------------------------------------------------------------------------
+
+    async def _compared(
+        self, finalists: Sequence[Member], tasks: Sequence[AgentTask], rollouts: int, laboratory: PinnedLaboratory
+    ) -> list[Member]:
+        """The new front: the best of the old one and of these."""
+        contestants = [*self.front.members, *finalists]
+        candidates = [one.candidate for one in contestants]
+        each = max(1, rollouts // len(contestants))
+        orders = [
+            Order(one.id, tasks[at % len(tasks)].id, at // len(tasks)) for at in range(each) for one in candidates
+        ]
+        trials = await laboratory.run(candidates, orders)
+        found = [
+            Member(one, await laboratory.versions(one), _mean([it for it in trials if it.candidate == one.id]))
+            for one in candidates
+        ]
+        return chosen(self.front.seed, found, self._prompts.front)
+
+
+async def _screened(proposed: Sequence[Candidate], pool: Pool, evidence: Evidence) -> None:
+    """Runs candidates that are new beside their parents, as `trainer.apo.search` does."""
+    pairs: list[tuple[Candidate, str]] = []
+    for candidate in proposed:
+        if not evidence.problem(candidate) and not pool.of(pool.add(candidate).id):
+            tasks = evidence.random.sample([task.id for task in evidence.tasks], min(SCREEN, len(evidence.tasks)))
+            parent = pool.candidates.get(candidate.parent or "", pool.seed)
+            pairs += [(one, task) for task in tasks for one in (parent, candidate)]
+    if pairs:
+        await evidence.run(pairs)
+
+
+def _mean(trials: Sequence[Trial]) -> float | None:
+    """Mean reward; None without one."""
+    rewards = [trial.reward for trial in trials if trial.reward is not None]
+    return sum(rewards) / len(rewards) if rewards else None
