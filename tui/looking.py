@@ -106,7 +106,7 @@ class Looking:
         if shown is None or (self.paused and shown.data is not None):
             return 0.0
         began, received = time.monotonic(), self._client.received
-        data, shown.error = await self._asked(shown.view.look(self._client))
+        data, shown.error = await self._asked(self._looked(shown.view))
         if data is not None:
             shown.data = data
             self._closer_due.set()
@@ -116,6 +116,14 @@ class Looking:
             self._look_due.set()
             return AWAY_S
         return pause(self._far, self._client.received - received, time.monotonic() - began)
+
+    async def _looked(self, view: View[Any, Any]) -> Any:
+        """A look; while the gateway is lost, one that asks for something."""
+        received = self._client.received
+        data = await view.look(self._client)
+        if self._link.state == "lost" and self._client.received == received:
+            await self._client.whoami()
+        return data
 
     async def _closer_looks(self) -> None:
         while True:
@@ -169,17 +177,21 @@ class Looking:
             )
 
     async def _asked(self, question: Coroutine[Any, Any, Any]) -> tuple[Any, str | None]:
-        """(answer, None), or (None, what went wrong)."""
+        """(answer, None), or (None, what went wrong). Not all that is asked needs the gateway: where nothing came from
+        it, nothing is known of it."""
+        received = self._client.received
         try:
-            found = await question
+            found, error = await question, None
         except ClientError as e:
+            found, error = None, str(e)
             if e.temporary:
-                self._link.failed(str(e), time.time_ns())
+                self._link.failed(error, time.time_ns())
                 self._tell("link")
-            return None, str(e)
-        if self._link.answered(time.time_ns()):
+                return None, error
+        answered = error is not None or self._client.received > received
+        if answered and self._link.answered(time.time_ns()):
             self._tell("link")
-        return found, None
+        return found, error
 
 
 async def _until(event: asyncio.Event, seconds: float | None) -> None:
