@@ -1,4 +1,4 @@
-"""What is known of the gateway comes from the gateway: a look that asks for nothing says nothing of it."""
+"""What is known of the gateway comes from the gateway, and what is looked at now is asked for now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.tui.link import Link
+from penstock.tui.link import LONGEST_S, Link
 from penstock.tui.looking import Looking, Shown
 from penstock.tui.view import View
 
@@ -22,6 +22,7 @@ class Scripted(Client):
         super().__init__("http://127.0.0.1")
         self.away = True
         self.asked: list[str] = []
+        self.slow, self.given_up = asyncio.Event(), False
 
     async def read(
         self, method: str, path: str, params: Mapping[str, str | int | None] | None = None, body: str | None = None
@@ -42,6 +43,29 @@ class Silent(View[str, None]):
         return "known"
 
 
+class Slow(View[str, None]):
+    """Gets no answer."""
+
+    async def look(self, client: Client) -> str:
+        """Notes when it is given up."""
+        assert isinstance(client, Scripted)
+        client.slow.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            client.given_up = True
+        return ""
+
+
+class Large(View[str, None]):
+    """Gets an answer that a slow link is busy with for long."""
+
+    async def look(self, client: Client) -> str:
+        """A megabyte."""
+        client.received += 1 << 20
+        return "large"
+
+
 class Refused(View[str, None]):
     """Is refused what it wants."""
 
@@ -53,25 +77,30 @@ class Refused(View[str, None]):
 class Screen:
     """A screen that is looked at."""
 
-    def __init__(self, view: View[str, None]) -> None:
-        self.client, self.shown, self.told = Scripted(), Shown(view), asyncio.Event()
+    def __init__(self, view: View[str, None], link: Link, far: bool) -> None:
+        self.client, self.told = Scripted(), asyncio.Event()
+        self.looking = Looking(self.client, link, far, lambda what: self.told.set())
+        self.show(view)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    def show(self, view: View[str, None]) -> None:
+        """Shows another one."""
+        self.shown = Shown(view)
+        self.looking.show(self.shown)
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
         """Waits for what looking tells of."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(seconds):
             while not condition():
                 self.told.clear()
                 await self.told.wait()
 
 
 @asynccontextmanager
-async def looked_at(view: View[str, None], link: Link) -> AsyncGenerator[Screen]:
+async def looked_at(view: View[str, None], link: Link, far: bool = False) -> AsyncGenerator[Screen]:
     """Looks at it for as long as the context lasts."""
-    screen = Screen(view)
-    looking = Looking(screen.client, link, far=False, tell=lambda what: screen.told.set())
-    looking.show(screen.shown)
+    screen = Screen(view, link, far)
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(looking.run())
+        task = group.create_task(screen.looking.run())
         yield screen
         task.cancel()
 
@@ -92,6 +121,21 @@ async def test_a_screen_that_asks_for_nothing_does_not_ask_while_all_is_well() -
         await screen.until(lambda: screen.shown.data == "known")
         assert screen.client.asked == []
         assert (link.state, link.since_ns) == ("live", LOST_NS)
+
+
+async def test_another_screen_does_not_wait_for_the_answer_of_the_one_that_was_left() -> None:
+    async with looked_at(Slow(), Link()) as screen:
+        await asyncio.wait_for(screen.client.slow.wait(), 10)
+        screen.show(Silent())
+        await screen.until(lambda: screen.shown.data == "known")
+        assert screen.client.given_up
+
+
+async def test_another_screen_does_not_wait_for_the_pause_after_a_large_answer() -> None:
+    async with looked_at(Large(), Link(), far=True) as screen:
+        await screen.until(lambda: screen.shown.data == "large")
+        screen.show(Silent())
+        await screen.until(lambda: screen.shown.data == "known", LONGEST_S / 2)
 
 
 async def test_a_refusal_is_an_answer() -> None:
