@@ -20,10 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rich.traceback import Traceback
 from textual.app import App, SuspendNotSupported
 from textual.driver import Driver
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.console import LOCAL, Failure
 from penstock.gateway.model.answers import FilterField
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.change import Digest
@@ -46,7 +48,8 @@ FIRST_THEME: Final = "textual-dark"
 
 
 def connected(context: Context) -> Client:
-    """A connection to a gateway; answers come compressed from far away."""
+    """A client of a gateway; answers come compressed from far away. Raises `ClientError` for what is no URL of one,
+    and `Failure` when the variable of its key is not set."""
     return Client(context.gateway, context.secret(), compressed=is_far(context.gateway))
 
 
@@ -62,9 +65,7 @@ class Options:
     read_only: bool = False
     theme: str | None = None
     keys: KeyMap = field(default_factory=lambda: KeyMap({}))
-    connect: Callable[[Context], Client] = lambda context: Client(
-        context.gateway, context.secret(), is_far(context.gateway)
-    )
+    connect: Callable[[Context], Client] = connected
     now_ns: Callable[[], int] = time.time_ns
     note: str = ""
     """What the line on top says besides, such as that a recording is played."""
@@ -135,10 +136,10 @@ class PenstockApp(App[None], inherit_bindings=False):
                 async for digest in client.digests(every_s=FEED_S[far], lost=self._lost):
                     self._changed(digest)
             except ClientError as e:
-                self._lost(e)
                 if not e.temporary:
                     self.main.say(str(e))
                     return
+                self._lost(e)
             await asyncio.sleep(1.0)
 
     async def _learn(self, client: Client) -> None:
@@ -195,6 +196,10 @@ class PenstockApp(App[None], inherit_bindings=False):
     def _switch(self, context: str) -> None:
         if context not in self.options.contexts:
             raise ValueError(f"there is no context {context!r}; there are {', '.join(self.options.contexts)}")
+        try:
+            self.options.connect(self.options.contexts[context])
+        except (ClientError, Failure) as e:
+            raise ValueError(str(e)) from None
         self.connect_to(context)
 
     def _set_theme(self, theme: str) -> None:
@@ -241,6 +246,10 @@ class PenstockApp(App[None], inherit_bindings=False):
     def quit(self) -> None:
         """Ends it."""
         self.exit()
+
+    def _fatal_error(self) -> None:
+        """As Textual does, but without the values of variables: the gateway's key is among them."""
+        self.panic(Traceback(width=None, show_locals=False))
 
     # Changing ---------------------------------------------------------------------------------------------------------
 
@@ -298,6 +307,16 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.copy_to_clipboard(text)
         self.main.say(f"Copied: {text}")
 
+    def copy_command(self, command: str) -> None:
+        """To the clipboard; with the gateway, where it is not the one that `penstock` asks by itself."""
+        gateway = self.options.contexts[self.context].gateway.rstrip("/")
+        if gateway != os.environ.get("PENSTOCK_GATEWAY", LOCAL).rstrip("/"):
+            named = f" --gateway {shlex.quote(gateway)}"
+            command = "; ".join(
+                f"penstock {one}{named}" for one in command.removeprefix("penstock ").split("; penstock ")
+            )
+        self.copy(command)
+
     def open_outside(self, variable: str) -> None:
         """Shows the pane in the program that a variable names."""
         pane = self.main.pane
@@ -310,14 +329,24 @@ class PenstockApp(App[None], inherit_bindings=False):
             file.flush()
             try:
                 with self.suspend():
-                    ended = subprocess.run([*shlex.split(command), file.name], check=False)
+                    said = _ran(command, file.name)
             except SuspendNotSupported:
-                self.main.say("Programs are opened from a terminal, not from a browser.")
-                return
-        if ended.returncode:
-            self.main.say(f"{command} ended with {ended.returncode}.")
+                said = "Programs are opened from a terminal, not from a browser."
+        if said:
+            self.main.say(said)
 
     def _as_text(self, draw: Callable[[int], Any]) -> bytes:
         with self.console.capture() as captured:
             self.console.print(draw(self.size.width), width=self.size.width)
         return captured.get().encode()
+
+
+def _ran(command: str, path: str) -> str:
+    """Runs a program on a file; what is to be said of how that went, if anything."""
+    try:
+        ended = subprocess.run([*shlex.split(command), path], check=False)
+    except ValueError as e:
+        return f"{command} is no command line: {e}."
+    except OSError as e:
+        return f"{command} cannot be started: {e.strerror}."
+    return f"{command} ended with {ended.returncode}." if ended.returncode else ""

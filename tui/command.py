@@ -108,6 +108,8 @@ def tui(
     browser.check(plain, recorded.record)
     if browser.web:
         _view(screen or FIRST)
+        if not recorded.playing:
+            _live(settings.load(), gateway, context, None)
         _serve(_again(screen, gateway, context, recorded, read_only or not browser.writes), browser.port or 0)
         return
     try:
@@ -170,7 +172,7 @@ class _Source:
 
 def _live(found: Settings, gateway: str, context: str | None, record: Path | None) -> _Source:
     """A gateway that runs."""
-    from penstock.gateway.client.client import Client
+    from penstock.gateway.client.client import Client, ClientError
     from penstock.tui import settings
     from penstock.tui.link import is_far
     from penstock.tui.recording import Recorder, RecordingClient
@@ -179,6 +181,10 @@ def _live(found: Settings, gateway: str, context: str | None, record: Path | Non
     name = context or found.context or settings.host(gateway)
     if name not in contexts:
         raise Failure(f"--context: there is no {name!r}; there are {', '.join(contexts)}", 2)
+    try:
+        Client(contexts[name].gateway, contexts[name].secret())
+    except ClientError as e:
+        raise Failure(str(e), 2) from None
     recorder = None if record is None else Recorder(record, time.time_ns())
 
     def connect(context: Context) -> Client:
@@ -208,6 +214,8 @@ def _show(source: _Source, screen: tuple[str, ...], read_only: bool, plain: bool
         _print(source, screen)
         return
     _fit_for_it()
+    from textual.theme import BUILTIN_THEMES
+
     from penstock.tui.app import Options, PenstockApp
     from penstock.tui.keys import KeyMap
 
@@ -216,12 +224,15 @@ def _show(source: _Source, screen: tuple[str, ...], read_only: bool, plain: bool
         keys = KeyMap(source.settings.keys)
     except ValueError as e:
         raise Failure(f"[keys]: {e}", 2) from None
+    theme = source.settings.theme
+    if theme is not None and theme not in BUILTIN_THEMES:
+        raise Failure(f"theme: there is no {theme!r}; there are {', '.join(sorted(BUILTIN_THEMES))}", 2)
     options = Options(
         contexts=source.contexts,
         context=source.name,
         view=screen or FIRST,
         read_only=read_only,
-        theme=source.settings.theme,
+        theme=theme,
         keys=keys,
         connect=source.connect,
         now_ns=source.now_ns,

@@ -198,7 +198,7 @@ class Handler:
         self.main.say(f"{len(marked)} marked{'; c compares them' if len(marked) > 1 else ''}.")
 
     def _copy_command(self) -> None:
-        self.main.penstock.copy(self.main.shown.view.command(self.main.shown.chosen))
+        self.main.penstock.copy_command(self.main.shown.view.command(self.main.shown.chosen))
 
     def _copy_id(self) -> None:
         if self.main.shown.chosen is None:

@@ -102,8 +102,8 @@ SHOWN: Final = {
     "up": "↑", "down": "↓", "left": "←", "right": "→", "tab": "Tab", "shift+tab": "⇧Tab", "backspace": "⌫",
     "space": "Space",
 }  # fmt: skip
-HINTS: Final = ("open", "back", "filter", "command", "sort", "mark", "compare", "copy_command", "help", "quit")
-"""What the line below names, where there is room, after the keys that change something."""
+HINTS: Final = ("open", "back", "filter", "command", "compare", "sort", "mark", "copy_command", "help", "quit")
+"""What the line below names after the keys that change something: as many as there is room for, the last two always."""
 
 
 class KeyMap:

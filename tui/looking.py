@@ -2,7 +2,8 @@
 
 Three tasks ask, so that none waits for another: the look itself, the closer look at the chosen row, and the rows that a
 long list lacks. A closer look begins a moment after the selection has stopped, and one that is not wanted any more is
-given up. Errors are the screen's to show: what was known stays.
+given up. Another screen is asked for at once: it waits neither for an answer that nobody looks at any more, nor for the
+pause that the link asks for between two looks at one screen. Errors are the screen's to show: what was known stays.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.tui.link import AWAY_S, Link, pause
@@ -19,6 +20,7 @@ from penstock.tui.view import View
 
 STILL_S: Final = 0.12
 """How long a selection has to stand before it is looked at closer; s."""
+T = TypeVar("T")
 What = Literal["data", "closer", "rows", "link"]
 
 
@@ -58,6 +60,7 @@ class Looking:
         self._client, self._link, self._far, self._tell = client, link, far, tell
         self._shown: Shown | None = None
         self._look_due, self._closer_due, self._fill_due = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._looks_left, self._fills_left = asyncio.Event(), asyncio.Event()
         self._visible: Sequence[str] = ()
         self.paused = False
 
@@ -66,6 +69,8 @@ class Looking:
     def show(self, shown: Shown) -> None:
         """Another screen: it is looked at now."""
         self._shown, self._visible = shown, ()
+        self._looks_left.set()
+        self._fills_left.set()
         self.nudge()
         self.choose()
 
@@ -95,18 +100,22 @@ class Looking:
         while True:
             wait = await self._look()
             # What changes meanwhile is seen by the next look.
-            await asyncio.sleep(wait)
+            await _until(self._looks_left, wait)
             shown = self._shown
             await _until(self._look_due, None if shown is None or self.paused else shown.view.every_s)
 
     async def _look(self) -> float:
         """One look; how long to wait before the next."""
         self._look_due.clear()
+        self._looks_left.clear()
         shown = self._shown
         if shown is None or (self.paused and shown.data is not None):
             return 0.0
         began, received = time.monotonic(), self._client.received
-        data, shown.error = await self._asked(shown.view.look(self._client))
+        answer = await _unless(self._looks_left, self._asked(self._looked(shown.view)))
+        if answer is None:
+            return 0.0
+        data, shown.error = answer
         if data is not None:
             shown.data = data
             self._closer_due.set()
@@ -116,6 +125,14 @@ class Looking:
             self._look_due.set()
             return AWAY_S
         return pause(self._far, self._client.received - received, time.monotonic() - began)
+
+    async def _looked(self, view: View[Any, Any]) -> Any:
+        """A look; while the gateway is lost, one that asks for something."""
+        received = self._client.received
+        data = await view.look(self._client)
+        if self._link.state == "lost" and self._client.received == received:
+            await self._client.whoami()
+        return data
 
     async def _closer_looks(self) -> None:
         while True:
@@ -155,6 +172,7 @@ class Looking:
         while True:
             await self._fill_due.wait()
             self._fill_due.clear()
+            self._fills_left.clear()
             shown = self._shown
             if shown is None or shown.data is None or not shown.view.wants(shown.data, self._visible):
                 continue
@@ -164,22 +182,37 @@ class Looking:
             if shown.view.wants(shown.data, self._visible):
                 self._fill_due.set()
             lost = self._link.state == "lost"
-            await asyncio.sleep(
-                AWAY_S if lost else pause(self._far, self._client.received - received, time.monotonic() - began)
-            )
+            took_s = time.monotonic() - began
+            wait = AWAY_S if lost else pause(self._far, self._client.received - received, took_s)
+            await _until(self._fills_left, wait)
 
     async def _asked(self, question: Coroutine[Any, Any, Any]) -> tuple[Any, str | None]:
-        """(answer, None), or (None, what went wrong)."""
+        """(answer, None), or (None, what went wrong). Not all that is asked needs the gateway: where nothing came from
+        it, nothing is known of it."""
+        received = self._client.received
         try:
-            found = await question
+            found, error = await question, None
         except ClientError as e:
+            found, error = None, str(e)
             if e.temporary:
-                self._link.failed(str(e), time.time_ns())
+                self._link.failed(error, time.time_ns())
                 self._tell("link")
-            return None, str(e)
-        if self._link.answered(time.time_ns()):
+                return None, error
+        answered = error is not None or self._client.received > received
+        if answered and self._link.answered(time.time_ns()):
             self._tell("link")
-        return found, None
+        return found, error
+
+
+async def _unless(event: asyncio.Event, question: Coroutine[Any, Any, T]) -> T | None:
+    """The answer; None when the event came first, and the question was given up."""
+    asking, due = asyncio.ensure_future(question), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([asking, due], return_when=asyncio.FIRST_COMPLETED)
+        return asking.result() if asking.done() else None
+    finally:
+        asking.cancel()
+        due.cancel()
 
 
 async def _until(event: asyncio.Event, seconds: float | None) -> None:

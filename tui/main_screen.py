@@ -19,7 +19,7 @@ from textual.widgets import Static
 
 from penstock.gateway.display.text import clean
 from penstock.tui import arrange, completion
-from penstock.tui.keys import HINTS, name
+from penstock.tui.keys import HINTS, Key, name
 from penstock.tui.looking import Shown, What
 from penstock.tui.program import Program
 from penstock.tui.view import Pane, Table, View
@@ -182,7 +182,8 @@ class Main(Screen[None], inherit_bindings=False):
 
     def _draw_head(self, shown: Shown, now: int) -> None:
         if shown.error is not None:
-            head = Text(clean(shown.error), style="bold red")
+            # Where nothing is known yet the error has the whole pane.
+            head = Text(clean(shown.error) if shown.data is not None else "", style="bold red")
         elif shown.data is None:
             head = Text("asking ...", style="dim")
         else:
@@ -225,6 +226,8 @@ class Main(Screen[None], inherit_bindings=False):
         """What stands where a pane would."""
         if shown.closer_error is not None and shown.chosen is not None:
             return Text(clean(shown.closer_error), style="red")
+        if shown.data is None and shown.error is not None:
+            return Text(clean(shown.error), style="red")
         if shown.data is None or (shown.chosen is not None and shown.closer_of != shown.chosen):
             return Text("asking ..." if shown.error is None else "", style="dim")
         return Text("" if self.table is None or self.ids else self.table.none)
@@ -239,35 +242,32 @@ class Main(Screen[None], inherit_bindings=False):
             return
         keys = {key.id: key for key in self.penstock.keys.of(self.shown.view.name)}
         own = [key for key in keys.values() if key.group == "change"]
-        line = Text(" ")
-        for key in [*own, *(keys[id] for id in HINTS if id in keys)]:
-            said = key.id.partition(".")[2] or HINT_WORDS.get(key.id, key.id)
-            if line.cell_len + len(said) + 4 < self.size.width:
-                line.append(name(key.keys[0]), "bold").append(f" {said}  ")
-        self._keys.update(line)
+        self._keys.update(hints([*own, *(keys[id] for id in HINTS if id in keys)], self.size.width))
 
     def say(self, text: str) -> None:
         """A message on the line of keys, for a moment."""
         self._message = clean(" ".join(text.split()))
         said = self._message
         self.draw_keys()
+        self.set_timer(MESSAGE_S, lambda: self._forget(said))
 
-        def forget() -> None:
-            if self._message == said:
-                self._message = ""
-                self.draw_keys()
-
-        self.set_timer(MESSAGE_S, forget)
+    def _forget(self, said: str | None = None) -> None:
+        """Shows the keys again in place of a message: of this one, or of any."""
+        if self._message and said in (None, self._message):
+            self._message = ""
+            self.draw_keys()
 
     def on_key(self, event: events.Key) -> None:
         """Carries out a key, unless a line is typed."""
         if not self.prompt.is_open and self.stack:
             event.stop()
+            self._forget()
             self.handler.press(event.key)
 
     def on_prompt_typed(self, event: Prompt.Typed) -> None:
         """Names what the line may go on to."""
         self._likely = event.likely
+        self._forget()
         self.draw_keys()
 
     def on_prompt_left(self, event: Prompt.Left) -> None:
@@ -304,6 +304,22 @@ class Main(Screen[None], inherit_bindings=False):
 
 
 HINT_WORDS: Final = {"copy_command": "copy", "filter": "filter", "command": "go to", "help": "keys"}
+
+
+def hints(keys: Sequence[Key], width: int) -> Text:
+    """As many keys as there is room for, each with a word; the last two always: where help is, and the way out."""
+    pieces = [Text.assemble((name(key.keys[0]), "bold"), f" {_word(key)}") for key in keys]
+    first, last = pieces[:-2], pieces[-2:]
+    room = width - 1 - sum(piece.cell_len + 2 for piece in last)
+    kept: list[Text] = []
+    for piece in first:
+        if sum(one.cell_len + 2 for one in kept) + piece.cell_len + 2 <= room:
+            kept.append(piece)
+    return Text(" ").append_text(Text("  ").join([*kept, *last]))
+
+
+def _word(key: Key) -> str:
+    return key.id.partition(".")[2] or HINT_WORDS.get(key.id, key.id)
 
 
 def tabs(titles: Sequence[str], at: int) -> Text:

@@ -30,12 +30,13 @@ async def printed(
 ) -> list[RenderableType]:
     """A screen, with the panes of the row `id` or of its first row. Raises `ClientError`."""
     data = await view.look(client)
-    found: list[RenderableType] = [title(view), *_some(view.head(data, now_ns))]
     table = view.table(data, now_ns)
     if table is not None:
         await view.fill(client, data, table.ids[:MOST_ROWS])
         # What it has asked for may be other rows.
         table = view.table(data, now_ns) or table
+    found: list[RenderableType] = [title(view), *_some(view.head(data, now_ns))]
+    if table is not None:
         found += rows(table)
         if id is not None and id not in table.ids:
             raise ClientError(f"{view.name} has no row {id!r}", 404)

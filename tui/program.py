@@ -61,6 +61,10 @@ class Program(Protocol):
         """To the clipboard of the terminal."""
         ...
 
+    def copy_command(self, command: str) -> None:
+        """The same for a command of `penstock`, which then names the gateway if it has to."""
+        ...
+
     def open_outside(self, variable: str) -> None:
         """Shows the pane in the program that a variable names."""
         ...

@@ -207,6 +207,7 @@ class PlayedClient(Client):
         if not found:
             raise ClientError(f"this recording does not hold {path}: nobody looked at it then", 404)
         answer = self._at(found)
+        self.received += len(answer.body)
         if answer.status is not None:
             raise ClientError(answer.body.decode(), answer.status)
         return answer.body

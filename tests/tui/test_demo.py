@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from fakes.demo_screens import app_of, played, settled
+from fakes.demo_screens import app_of, played, recording, settled
 from fakes.goldens import GOLDENS
 from fakes.screens import LARGE, SMALL
 from rich.cells import cell_len
 
-from penstock.tui.screens.registry import STANDING
+from penstock.gateway.__main__ import app
+from penstock.tui.recording import Clock, PlayedClient
+from penstock.tui.screens.registry import STANDING, made
 
 ROOT = Path(__file__).parents[2]
 SCREENS = [
@@ -47,6 +50,19 @@ async def test_a_screen_looks_as_it_did(words: tuple[str, ...], size: tuple[int,
     assert max(map(cell_len, lines)) <= size[0]
     assert "does not hold" not in text, "the recording lacks what this screen asks for"
     compared(GOLDENS / "tui" / f"{'-'.join(words)}-{size[0]}.txt", text)
+
+
+@pytest.mark.parametrize("words", SCREENS, ids="-".join)
+async def test_the_command_line_understands_what_a_screen_says_prints_the_same(words: tuple[str, ...]) -> None:
+    clock = Clock(recording(), at_end=True)
+    async with PlayedClient(recording(), clock) as client:
+        view = made(words)
+        table = view.table(await view.look(client), clock.now_ns())
+    commands = [view.command(id) for id in (None, *(table.ids if table is not None else ()))]
+    for command in {one for said in commands for one in said.split("; ")}:
+        program, *own = shlex.split(command)
+        assert program == "penstock"
+        app.parse_args(own, exit_on_error=False, print_error=False)
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from fakes.process import Gateway
@@ -13,6 +14,9 @@ from textual.pilot import Pilot
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.tui.app import PenstockApp
+from penstock.tui.keys import HINTS, KeyMap
+from penstock.tui.main_screen import hints
+from penstock.tui.settings import Context, host
 
 
 def app_of(pilot: Pilot[None]) -> PenstockApp:
@@ -103,6 +107,73 @@ async def test_the_palette_goes_anywhere_and_says_what_is_wrong(world: World) ->
         assert app_of(pilot).theme == "nord"
 
 
+async def test_a_context_that_leads_nowhere_is_said_and_the_one_that_is_shown_stays(world: World) -> None:
+    here = options(world.url)
+    more = {"typo": Context(gateway="example.org"), "locked": Context(gateway=world.url, key="PENSTOCK_NO_SUCH_KEY")}
+    async with running(replace(here, contexts={**here.contexts, **more}), LARGE) as pilot:
+        await shown(pilot)
+        await pilot.press("colon", *"ctx typo", "enter")
+        await until(pilot, lambda text: "'example.org' is not the URL of a gateway" in text)
+        await pilot.press("colon", *"ctx locked", "enter")
+        text = await until(pilot, lambda text: "the variable PENSTOCK_NO_SUCH_KEY" in text)
+        assert host(world.url) in text.splitlines()[0]
+
+
+async def test_a_message_goes_when_the_next_key_is_pressed(world: World) -> None:
+    async with running(options(world.url)) as pilot:
+        await shown(pilot)
+        await pilot.press("x")
+        await until(pilot, lambda text: "x does nothing here." in text)
+        await pilot.press("j")
+        await until(pilot, lambda text: "does nothing" not in text and "? keys" in text.splitlines()[-1])
+
+
+@pytest.mark.parametrize("width", [20, 50, 80, 160])
+@pytest.mark.parametrize("view", ["rollouts", "groups", "releases", "tools", "log"])
+def test_the_line_of_keys_names_help_and_the_way_out_and_cuts_none_off(view: str, width: int) -> None:
+    keys = KeyMap({}).of(view)
+    by_id = {key.id: key for key in keys}
+    own = [key for key in keys if key.group == "change"]
+    line = hints([*own, *(by_id[id] for id in HINTS if id in by_id)], width).plain
+    assert len(line) <= width
+    assert line.endswith("? keys  q quit")
+    assert all(" " in piece for piece in line.strip().split("  "))
+
+
+async def test_the_command_that_is_copied_names_the_gateway_that_penstock_would_not_ask(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PENSTOCK_GATEWAY", raising=False)
+    first, second = world.ended[:2]
+    async with running(options(world.url, "compare", "rollouts", first, second), LARGE) as pilot:
+        await until(pilot, lambda text: "step" in text and "asking" not in text)
+        await pilot.press("y")
+        named = f"--gateway {world.url}"
+        await until(pilot, lambda text: f"penstock show {first} {named}; penstock show {second} {named}" in text)
+        monkeypatch.setenv("PENSTOCK_GATEWAY", world.url)
+        await pilot.press("y")
+        await until(
+            pilot, lambda text: text.splitlines()[-1] == f"Copied: penstock show {first}; penstock show {second}"
+        )
+
+
+async def test_a_crash_shows_where_it_happened_and_no_values(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        key = " ".join(["the", "secret"])
+        raise RuntimeError(len(key))
+
+    monkeypatch.setattr(PenstockApp, "show_help", crash)
+    with pytest.raises(RuntimeError):
+        async with running(options(world.url)) as pilot:
+            await pilot.press("question_mark")
+    told = capsys.readouterr().err
+    assert "in crash" in told
+    assert "the secret" not in told
+    assert "locals" not in told
+
+
 async def test_what_is_changed_is_asked_first_and_done_once(world: World) -> None:
     async with running(options(world.url, "workers")) as pilot, Client(world.url) as client:
         await until(pilot, lambda text: "Queue open" in text)
@@ -145,6 +216,10 @@ async def test_it_fits_any_size(world: World, size: tuple[int, int]) -> None:
 
 async def test_a_gateway_that_is_not_there_is_said_and_waited_for(world: World) -> None:
     async with running(options("http://127.0.0.1:9"), LARGE) as pilot:
-        text = await until(pilot, lambda text: "nothing answers there" in text)
-        assert "lost" in text.splitlines()[0]
+        text = await until(pilot, lambda text: "nothing answers there" in text and "lost" in text.splitlines()[0])
         assert "penstock serve" in text
+
+
+async def test_why_nothing_is_shown_is_said_in_full_in_few_columns() -> None:
+    async with running(options("http://127.0.0.1:9")) as pilot:
+        await until(pilot, lambda text: "is `penstock serve` running?" in " ".join(text.split()))

@@ -15,12 +15,14 @@ from rich.cells import cell_len
 from penstock.gateway.dialects.token_logprobs import Token, read_logprobs
 from penstock.gateway.display.release_series import Point
 from penstock.gateway.display.release_summary import Measure
+from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.change import Digest
-from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.tui.panes import waterfall
 from penstock.tui.panes.chart import Line, chart, smoothed
 from penstock.tui.panes.race import FEWEST, left
 from penstock.tui.panes.steps import Pair, Step, aligned, leaves
+from penstock.tui.panes.timing import timing
 from penstock.tui.panes.tokens import NONE, tokens
 from penstock.tui.panes.words import marked
 from penstock.tui.traffic import BUCKETS, SECONDS, Traffic
@@ -175,6 +177,22 @@ def test_unlikely_tokens_stand_out_without_colours() -> None:
     assert "The|? cat|‼ flew" in drawn
     assert drawn.index("' flew'") < drawn.index("' cat'"), "the least likely one is first"
     assert text_of(tokens([]), 400).strip() == NONE
+
+
+def test_the_speed_of_a_stream_is_that_after_its_first_byte_and_else_that_of_the_call() -> None:
+    usage = Usage(input_tokens=5, output_tokens=100)
+    call = Span(
+        rollout="r",
+        attempt="a1",
+        sequence=1,
+        end_ns=2_000_000_000,
+        first_byte_ns=1_999_999_000,
+        stream=False,
+        usage=usage,
+    )
+    assert "50.0 tokens a second over the call" in text_of(timing(SpanDetail(span=call), 80), 80)
+    stream = call.model_copy(update={"stream": True, "first_byte_ns": 1_000_000_000})
+    assert "100.0 tokens a second after the first byte" in text_of(timing(SpanDetail(span=stream), 80), 80)
 
 
 def test_traffic_is_told_by_the_second_and_forgotten_in_time() -> None:

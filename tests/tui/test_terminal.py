@@ -132,6 +132,42 @@ async def test_a_terminal_that_cannot_be_drawn_on_is_told_of_plain(world: World,
         await program.until(lambda text: "`penstock tui --plain` prints the same as text" in " ".join(text.split()))
 
 
+@pytest.mark.parametrize(
+    ("pager", "said"),
+    [("/no/such/pager", "/no/such/pager cannot be started: No such file"), ('"less', "is no command")],
+)
+async def test_a_pager_that_cannot_be_started_is_said(world: World, pager: str, said: str) -> None:
+    async with tui(world, "rollouts", size=(120, 40), PAGER=pager) as program:
+        await program.until(lambda text: "[Spans]" in text and "asking" not in text)
+        program.write("o")
+        await program.until(lambda text: said in text)
+        program.write("j")
+        await program.until(lambda text: f"▶ {world.rollouts[1]}" in text)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('theme = "no-such-theme"', "theme: there is no 'no-such-theme'; there are"),
+        ('context = "a"\n[contexts.a]\ngateway = "example.org"', "'example.org' is not the URL of a gateway"),
+        (
+            'context = "a"\n[contexts.a]\ngateway = "http://127.0.0.1:9"\nkey = "PENSTOCK_NO_SUCH_KEY"',
+            "the variable PENSTOCK_NO_SUCH_KEY, which has the key of http://127.0.0.1:9, is not set",
+        ),
+        ('[keys]\nno-such-key = ["x"]', "[keys]: 'no-such-key' is the id of no key"),
+    ],
+)
+async def test_settings_that_cannot_be_followed_are_said_before_it_starts(
+    world: World, written: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "tui.toml"
+    path.write_text(written)
+    async with tui(world, PENSTOCK_TUI=str(path), size=(200, 24)) as program:
+        assert await program.ended() == 2
+        await program.until(lambda text: f"penstock: {said}" in text)
+        assert "Traceback" not in program.text
+
+
 async def test_the_pane_is_opened_in_a_pager(world: World, tmp_path: Path) -> None:
     pager = tmp_path / "pager"
     pager.write_text('#!/bin/sh\necho "paged: $(wc -l < "$1")"; read line\n')

@@ -39,18 +39,17 @@ def timing(detail: SpanDetail, width: int) -> RenderableType:
         head,
         made,
         sizes,
-        *_speed(span.usage.output_tokens if span.usage else None, whole, first),
+        *_speed(span.usage.output_tokens if span.usage else None, whole, first if span.stream else None),
         *_arrival(chunks, width),
     )
 
 
 def _speed(tokens: int | None, whole: int, first: int | None) -> Iterator[Text]:
-    """Tokens a second after the first; of an answer that came at once over all of it."""
-    streamed = whole - (first or 0)
-    if tokens and streamed > 0:
-        yield joined(
-            Text("speed", style="dim"), f"{tokens / (streamed / 1e9):,.1f} tokens a second after the first byte"
-        )
+    """Tokens a second: of a stream after its first byte, of an answer that came at once (None) over all of the call."""
+    took = whole - (first or 0)
+    if tokens and took > 0:
+        over = "over the call" if first is None else "after the first byte"
+        yield joined(Text("speed", style="dim"), f"{tokens / (took / 1e9):,.1f} tokens a second {over}")
 
 
 def _arrival(chunks: Sequence[Chunk], width: int) -> Iterator[Text]:

@@ -295,7 +295,7 @@ class CompareVersions(CompareView):
         return [pane("Outcomes", _outcomes(data)), pane("Difference", resources.difference(old, new))]
 
     def command(self, id: str | None) -> str:
-        return f"penstock resource diff {self._resource}@{self._versions[0]} {self._resource}@{self._versions[1]}"
+        return f"penstock resource diff {self._resource} {' '.join(self._versions)}"
 
     def place(self) -> str:
         return f"{self._resource} {' '.join(self._versions)}"

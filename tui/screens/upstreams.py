@@ -13,6 +13,7 @@ from penstock.gateway.display import upstreams as shown
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.upstream import UpstreamView
+from penstock.gateway.model.wording import counted
 from penstock.tui.view import Action, Pane, Table, View, pane
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class UpstreamsView(View[Found, Closer]):
     def head(self, data: Found, now_ns: int) -> Text:
         paused = sum(one.paused for one in data.upstreams.values())
         running = sum(one.running for one in data.upstreams.values())
-        return Text(f"{len(data.upstreams):,} upstreams, {paused:,} paused; {running:,} calls run")
+        return Text(f"{len(data.upstreams):,} upstreams, {paused:,} paused; {counted(running, 'call')} running")
 
     def table(self, data: Found, now_ns: int) -> Table:
         made = shown.upstreams(data.upstreams.values())
