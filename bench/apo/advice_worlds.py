@@ -1,10 +1,10 @@
 """Scripted worlds where it is known what is worth doing, for `bench.apo.advising`.
 
-Each kind has a right verdict, because its world is made so:
+Each kind has a right verdict, because its world is made so (`the grader`: is too noisy):
 
     headroom, broken, long   rules are missing, or spoiled, in the prompt (`bench.apo.worlds`)       prompts
     none                     the prompt has every rule                                               nothing
-    noise                    as headroom; most rewards are drawn by a coin                           the grader is too noisy
+    noise                    as headroom; most rewards are drawn by a coin                           the grader
     capped                   the agent does what is asked as often as what is not: whatever the
                              prompt says, it manages a rule no more often                            weights
     tools                    the prompt has every rule; a tool that most tasks need is called with

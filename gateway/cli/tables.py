@@ -280,6 +280,11 @@ GROUPS: Final[dict[str, Group]] = {
                         "penstock.trainer.apo.commands:optimise",
                         "Search for better prompts, and prove on tasks that nobody has seen that one is better.",
                     ),
+                    "advise": Command(
+                        "penstock.trainer.apo.commands:advise",
+                        "Say what is worth doing before anything is spent: prompts, weights, tool texts, a better "
+                        "grader, or nothing.",
+                    ),
                 },
                 usual="optimise",
                 words=True,

@@ -1,9 +1,10 @@
 """The probe: the seed and a handful of very different prompts on a few tasks, some of them again.
 
 The seed goes first, on every task twice: without failures there is nothing to mend, and the probe ends. Else the
-reflecting model sees what has failed and writes the other prompts (`stances`). They run on the same tasks; those that
-are to mend something twice, the others as often as the rollouts reach. What a rollout is called follows from its
-prompt, task and number, so a probe that is begun again finds what it has run and asked already.
+reflecting model sees what has failed and writes the other prompts (`stances`), which run on the same tasks. The best of
+them is mended once more, as a search would go on, and most of what is left goes to the mended prompt and the seed. What
+a rollout is called follows from its prompt, task and number, so a probe that is begun again finds what it has run and
+asked already.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from penstock.trainer.apo.protocol import AgentTask, Laboratory
 from penstock.trainer.apo.reflection import ask_hypotheses, ask_scratch, read_hypotheses, read_texts
 from penstock.trainer.apo.trials import Order, Trial
 
-LEAST_ROLLOUTS: Final = 24
-"""Fewer tell nothing."""
 LEAST_TASKS: Final = 4
 ROLLOUTS_A_TASK: Final = 7.5
 """Rollouts of the whole probe for each of its tasks."""
@@ -137,7 +136,8 @@ class Probe:
         slots = [slot for text in seed.texts.values() for slot in SLOT.findall(text)]
         scratch = ask_scratch(seed.texts, slots, self._batch(failed))
         answers = await asyncio.gather(*map(self._reflect, [*reworded.values(), scratch]))
-        stances: list[Stance] = [*reworded, "scratch"]
+        stances: list[Stance] = list(REWORDED)
+        stances.append("scratch")
         for stance, answer in zip(stances, answers, strict=True):
             self._add(read_texts(answer or "", seed.texts), stance)
         await self._mend(self.probed.arms[0], failed, "checklist")
@@ -148,7 +148,8 @@ class Probe:
         asked = [ask_hypotheses(texts, self._batch(failed), HYPOTHESES) for _ in range(REFLECTIONS)]
         answers = await asyncio.gather(*map(self._reflect, asked))
         named = [one for answer in answers for one in read_hypotheses(answer or "", texts)]
-        self.probed.failures += [one.failure for one in named if one.failure not in self.probed.failures]
+        failures = (one.failure for one in named if one.failure)
+        self.probed.failures = list(dict.fromkeys([*self.probed.failures, *failures]))
         self._add(checklist(texts, named) if named else None, stance)
 
     def _batch(self, failed: Sequence[Trial]) -> list[Trial]:
@@ -207,7 +208,7 @@ def _once(arms: Sequence[Arm], tasks: Sequence[AgentTask]) -> list[tuple[Arm, Ag
 
 
 def _again(best: Arm, arms: Sequence[Arm], tasks: Sequence[AgentTask]) -> list[tuple[Arm, AgentTask, int]]:
-    """The mended prompt twice on every task, then the one that it was made from and the seed."""
+    """The mended prompt twice on every task, or where there is none the best one once more, and then the seed."""
     mended = [arm for arm in arms if arm.stance == "mended"]
-    plan = [(arm, task, number) for number in range(REPEATS) for task in tasks for arm in mended]
-    return plan + [(arm, task, number) for task in tasks for arm, number in ((arms[0], REPEATS),)]
+    rounds = [(mended[0], at) for at in range(REPEATS)] if mended else [(best, 1)] if best.stance != "seed" else []
+    return [(arm, task, at) for arm, at in [*rounds, (arms[0], REPEATS)] for task in tasks]

@@ -18,7 +18,7 @@ from penstock.trainer.apo.reflection import Hypothesis
 
 SAME: Final = 0.6
 """Share of weighted words from which on two sentences mean the same."""
-REWORDED: Final[Mapping[Stance, str]] = {
+REWORDED: Final[dict[Stance, str]] = {
     "terse": "as few words as you can, without leaving out anything that the agent must do",
     "steps": "steps that the agent takes one after the other, with a last step that checks the answer",
 }
