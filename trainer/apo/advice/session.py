@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from penstock.gateway.client.client import Client
 from penstock.gateway.client.console import note
 from penstock.gateway.display.table import ENDLESS
 from penstock.gateway.model.resource import Resource
@@ -59,6 +60,9 @@ async def _advise(
     again = regrader(config.rollouts.run)
     train = splits_of(config).train
     probing = config.model_copy(update={"run": config.run.model_copy(update={"name": f"{config.run.name}.advise"})})
+    async with Client(gateway, key) as client:
+        # A run waits for a gateway that restarts; who asks for advice shall be told at once that none is there.
+        await client.whoami()
     async with Patient(gateway, key) as client, reflection_session(client, probing) as http:
         resources = await seeds(client, config)
         awaited = Awaited(client)
