@@ -64,7 +64,7 @@ def test_misuse_of_tools_is_judged_within_tasks() -> None:
 
 def test_without_rewards_everything_is_open() -> None:
     found = believed([])
-    assert found.seed == Quantity(0.5, pytest.approx(0.5))
+    assert (found.seed.mean, found.seed.sd) == pytest.approx((0.5, 0.5))
     assert found.tools == Quantity(0.0, 0.0)
     assert believe(ARMS[:1], [], split([])).best is None
 

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
 from fakes.goldens import check_widths, text_of
+from fakes.process import ROOT
 
 from penstock.gateway.model.toml import validated
 from penstock.trainer.apo.advice.decision import find
@@ -50,7 +51,11 @@ def test_the_page_of_advice() -> None:
     found = made(observations(), ["the answer has no date", "the price is missing"], ["terse: a slot is lost"] * 2)
     assert found.verdict == "prompts"
     check_widths("apo-advice", page(found))
-    assert max(map(len, text_of(page(found), 80).splitlines())) <= 80
+    shown = text_of(page(found), 80)
+    assert max(map(len, shown.splitlines())) <= 80
+    # The documentation shows this page, less what a problem would look like.
+    kept = "".join(line for line in shown.splitlines(keepends=True) if not line.startswith("problem"))
+    assert kept in (ROOT / "docs" / "apo-advise.md").read_text(encoding="utf-8")
 
 
 def test_the_page_without_rewards() -> None:
