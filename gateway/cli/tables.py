@@ -284,6 +284,11 @@ GROUPS: Final[dict[str, Group]] = {
                         "penstock.trainer.apo.commands:report",
                         "Show what runs have come to: the test, what the texts have learnt and from what, the cost.",
                     ),
+                    "advise": Command(
+                        "penstock.trainer.apo.commands:advise",
+                        "Say what is worth doing before anything is spent: prompts, weights, tool texts, a better "
+                        "grader, or nothing.",
+                    ),
                 },
                 usual="optimise",
                 words=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from penstock.gateway.client.console import LOCAL, Failure, Json, Url, control_key
 
@@ -34,6 +35,45 @@ Seeds = Annotated[
     int | None,
     Parameter(help="Runs with a seed and a directory of their own, one after the other; they release nothing."),
 ]
+LEAST_PROBE = 24
+Rollouts = Annotated[int, Parameter(validator=Number(gte=LEAST_PROBE), help="Rollouts of the probe, at most.")]
+
+
+def advise(
+    config: Path,
+    /,
+    *,
+    agent: Agent = None,
+    tasks: Tasks = None,
+    rollouts: Rollouts = 60,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Say what is worth doing before anything is spent: prompts, weights, tool texts, a better grader, or nothing.
+
+    A small probe runs the texts as they are, and a handful of other ones, on a few tasks of the train split. Asked
+    again, it finds its rollouts on the tape and runs nothing twice.
+
+    Parameters
+    ----------
+    config
+        Configuration of the run that is thought of, such as apo.toml.
+    """
+    from penstock.gateway.model.toml import ConfigError
+    from penstock.trainer.apo.config import load, overridden
+
+    try:
+        loaded = overridden(load(config), tasks, None)
+    except ConfigError as error:
+        raise Failure(str(error), 2) from None
+    _check_extra()
+    from penstock.trainer.apo.advice import session
+    from penstock.trainer.runs.ending import RunError
+
+    try:
+        session.show(session.advise(loaded, gateway, control_key(), agent, rollouts), json)
+    except RunError as error:
+        raise Failure(str(error)) from None
 
 
 def optimise(

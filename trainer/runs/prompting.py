@@ -50,7 +50,7 @@ async def prompting(
         return
     settings = settings_of(given, config)
     _ = make_engine(settings.engine)
-    async with reflection_session(client, settings) as http:
+    async with reflection_session(client, reflections(settings)) as http:
         last = Checkpoints(config.run.directory / "checkpoints").latest()
         kept = None if last is None or "front" not in last[1] else Front.restored(last[1]["front"])
         # What is released meanwhile does not change what the run began with.

@@ -1,0 +1,116 @@
+"""What is worth doing, as a table: the first row that holds decides. Pure.
+
+    nothing                      all rollouts have the same reward, or nothing is missing to the best one
+    tool texts                   wrongly used tools cost more than WORTH, and more than the best prompt brings
+    the grader is too noisy      most of what repeats differ by is the grader's, and a race would not be decided
+    prompts                      a prompt of the probe is better by more than WORTH
+    weights                      SHORT or more is missing to the best reward, whatever the prompt
+    nothing                      else
+
+What is said of costs and of what is missing is more likely than not, in what `belief` says. Of gains more is asked,
+because one prompt of several looks good in any case. A gain of WORTH is the least that a run is begun for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from penstock.trainer.apo.advice.belief import Belief, Quantity, believe, noise
+from penstock.trainer.apo.advice.forecast import Forecast, forecast
+from penstock.trainer.apo.advice.observation import Arm, Observation, rewarded
+from penstock.trainer.apo.advice.variance import Split, split
+from penstock.trainer.apo.search import KEPT
+
+Verdict = Literal["prompts", "weights", "tool texts", "the grader is too noisy", "nothing"]
+VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
+WORTH: Final = 0.05
+"""The least gain in mean reward that is worth a run."""
+SHORT: Final = 0.2
+"""What must be missing to the best reward for training weights to be worth it."""
+LIKELY: Final = 0.5
+CONFIDENT: Final = 0.75
+"""Probability with which the best prompt of several must be better by `WORTH`."""
+DECIDED: Final = 0.6
+"""Share of the races that a budget must decide."""
+CERTAIN: Final = 0.95
+MOSTLY: Final = 0.5
+"""Share of the variance within cells from which on it is mostly the grader's."""
+ENOUGH_JUDGEMENTS: Final = 6
+"""Repeated judgements below which nothing is said of the grader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What observations come to."""
+
+    arms: Sequence[Arm]
+    """The prompts; the seed first."""
+    observations: Sequence[Observation]
+    """The rollouts."""
+    split: Split
+    """The variance."""
+    belief: Belief
+    """Gains."""
+    forecast: Forecast
+    """The race."""
+
+    @property
+    def rewards(self) -> list[float]:
+        """All that were given."""
+        return [seen.reward for seen in rewarded(self.observations)]
+
+    @property
+    def missing(self) -> Quantity:
+        """What the seed lacks to the best reward."""
+        return Quantity(1 - self.belief.seed.mean, self.belief.seed.sd)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is worth doing."""
+        return next(verdict for verdict, holds in TABLE if holds(self))
+
+
+def find(arms: Sequence[Arm], observations: Sequence[Observation], rollouts: int) -> Findings:
+    """What observations come to. `rollouts`: those of the run that is thought of."""
+    parts = split(observations)
+    belief = believe(arms, observations, parts)
+    variance = 2 * (noise(parts) + parts.interaction)
+    race = forecast(belief.gain, WORTH, variance, round(rollouts * KEPT) // 2)
+    return Findings(arms, observations, parts, belief, race)
+
+
+def _constant(found: Findings) -> bool:
+    return len(set(found.rewards)) < 2
+
+
+def _tools(found: Findings) -> bool:
+    belief = found.belief
+    return belief.tools.above(WORTH) >= LIKELY and belief.tools.mean >= belief.gain.mean
+
+
+def _noisy(found: Findings) -> bool:
+    grader, part = found.split.grader, found.split.of_grader
+    if grader is None or part is None or grader.judgements < ENOUGH_JUDGEMENTS:
+        return False
+    undecided = found.forecast.power < DECIDED and found.belief.gain.above(WORTH) < CERTAIN
+    return part >= MOSTLY * found.split.within and undecided
+
+
+def _prompts(found: Findings) -> bool:
+    return found.belief.gain.above(WORTH) >= CONFIDENT
+
+
+def _weights(found: Findings) -> bool:
+    return found.missing.above(SHORT) >= LIKELY
+
+
+TABLE: Final[Sequence[tuple[Verdict, Callable[[Findings], bool]]]] = (
+    ("nothing", _constant),
+    ("tool texts", _tools),
+    ("the grader is too noisy", _noisy),
+    ("prompts", _prompts),
+    ("weights", _weights),
+    ("nothing", lambda _: True),
+)
