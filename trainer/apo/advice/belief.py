@@ -4,9 +4,10 @@ A Bayesian linear model, whose variances come from the split:
 
     reward = level of the seed + effect of the prompt + task + (task x prompt) + noise
 
-Effects of prompts have normal priors around 0. So the highest mean of several is not taken at its word: what was picked
-because it was lucky is drawn back towards 0 as much as its few rollouts and the noise ask for (empirical Bayes; Efron &
-Morris 1975), and the interval of the best prompt's gain needs no further correction for the picking.
+Effects of prompts have normal priors around 0; prompts with instructions from the graders' reasons have a part of
+theirs in common, so each says something of the others. So the highest mean of several is not taken at its word: what
+was picked because it was lucky is drawn back towards 0 as much as its few rollouts and the noise ask for (empirical
+Bayes; Efron & Morris 1975), and the interval of the best prompt's gain needs no further correction for the picking.
 
 What wrongly used tools cost is the coefficient of "a tool call of this rollout was asked for wrongly" in the same
 model, times the share of the seed's rollouts where that happened. Rollouts are compared within their tasks, because
