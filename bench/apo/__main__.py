@@ -50,12 +50,12 @@ def main() -> None:
     parser.add_argument("--budgets", default="200,500,1500")
     parser.add_argument("--first", type=int, default=1000, help="seed of the first world")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--only", help="engines, with commas between")
+    parser.add_argument("--only", help="names of contestants, with commas between; those that begin so")
     given = parser.parse_args()
     budgets = [int(one) for one in given.budgets.split(",")]
     seeds = range(given.first, given.first + given.worlds)
-    wanted = None if given.only is None else set(given.only.split(","))
-    playing = [one for one in CONTESTANTS if wanted is None or one.engine in wanted]
+    wanted = ("",) if given.only is None else tuple(given.only.split(","))
+    playing = [one for one in CONTESTANTS if one.name.startswith(wanted)]
     worlds: list[tuple[Family, int]] = [(family, seed) for family in FAMILIES for seed in seeds]
     games = [Game(one, *place, budget) for budget in budgets for one in playing for place in worlds]
     middle = sorted(budgets)[len(budgets) // 2]

@@ -16,6 +16,7 @@ from bench.apo.worlds import Family, World, world
 from penstock.trainer.apo.budget import Budget
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.choose import make_engine
+from penstock.trainer.apo.engines.gepa import Gepa
 from penstock.trainer.apo.search import Result, Search
 from penstock.trainer.apo.splits import split
 
@@ -34,12 +35,21 @@ class Contestant(NamedTuple):
     gated: bool
 
 
+class OneByOne(Gepa):
+    """The library as it is without parallel proposals."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+
 CONTESTANTS: Final = (
     Contestant("ours", "ours", True),
-    Contestant("gepa", "gepa", False),
+    Contestant("gepa", "bench.apo.contest:OneByOne", False),
+    Contestant("gepa P×N", "gepa", False),
     Contestant("beam", "beam", False),
     Contestant("edits", "edits", False),
-    Contestant("gepa, gated", "gepa", True),
+    Contestant("gepa, gated", "bench.apo.contest:OneByOne", True),
+    Contestant("gepa P×N, gated", "gepa", True),
     Contestant("beam, gated", "beam", True),
     Contestant("edits, gated", "edits", True),
 )
