@@ -264,9 +264,14 @@ async def test_an_engine_that_goes_on_with_nothing_new_comes_to_an_end(proposed:
 async def test_what_an_engine_has_begun_and_left_takes_nothing_from_the_race(
     late: int | None, reflections: int | None
 ) -> None:
-    bench = Bench(lambda one, order: 1.0 if "well" in one.texts["desk"] else by_quality(one, order), late=late)
+    def reward(one: Candidate, order: Order) -> float:
+        return 1.0 if "well" in one.texts["desk"] else by_quality(one, order)
+
+    bench = Bench(reward, late=late)
     result = await searched(Branching(), bench, 150, reflections=reflections)
-    assert (result.winner is not None) == (reflections is None), "no branch has come to its end"
+    at_once = await searched(Branching(), Bench(reward), 150, reflections=reflections)
+    assert result.winner is not None
+    assert (result.winner, result.why) == (at_once.winner, at_once.why), "how long each took decides nothing"
     for _ in range(100):
         await asyncio.sleep(0)
     within(result, bench)

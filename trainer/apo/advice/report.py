@@ -23,7 +23,7 @@ LEAST_RUN: Final = 40
 """Rollouts that `budget.rollouts` must be at least."""
 FAILURES: Final = 3
 """Reasons that are told."""
-_OURS: Final = ours.REFLECTIONS / ((ours.ARMS + 2) * ours.TASKS)
+_OURS: Final = ours.REFLECTIONS / ((ours.ARMS[1] + 2) * ours.TASKS)
 _LARGEST: Final = beam.SIZES[0]
 _BEAM: Final = 2 * _LARGEST.width * _LARGEST.branch * _LARGEST.rounds / _LARGEST.rollouts(beam.HELD_OUT[0])
 REFLECTIONS: Final = {"ours": _OURS, "beam": _BEAM}

@@ -2,11 +2,14 @@
 
 A round asks `REFLECTIONS` times for hypotheses, each time with other rollouts of the best prompt so far: those that
 failed, and, where there are any, better ones of the same tasks to compare with. Hypotheses that want the same edit are
-one edit with several votes. Then `ARMS` prompts are run, each with a subset of the edits: for each arm the effects are
-drawn from what is believed of them (Thompson 1933), and those above 0 are made. So edits that are likely to help are in
-most prompts, doubtful ones in half of them, and harmful ones soon in none. From all rollouts of the run the effects are
-estimated together (`trainer.apo.effects`). The best prompt so far is the seed with the edits whose effect is believed
-to be above 0 and worth their length.
+one edit with several votes. Of lines that are added for the same failure a prompt has one at most: the second would
+only make it longer. An edit that names the key of a task, such as a customer, is left out: it cannot help others.
+
+Then several prompts (`ARMS`) are run, each with a subset of the edits: for each arm the effects are drawn from what is
+believed of them (Thompson 1933), and those above 0 are made. So edits that are likely to help are in most prompts,
+doubtful ones in half of them, and harmful ones soon in none. From all rollouts of the run the effects are estimated
+together (`trainer.apo.effects`). The best prompt so far is the seed with the edits whose effect is believed to be
+above 0 and worth their length.
 
 A seed that fails nearly always may be wrong in what nobody names. Then whole texts are written from scratch too. Each
 counts as one more edit, of which a prompt has at most one; lines that the others delete or replace are not in it.
@@ -38,12 +41,16 @@ REFLECTIONS: Final = 6
 """Questions of one round."""
 MINIBATCH: Final = 6
 """Rollouts that a reflection sees."""
+CONTRASTS: Final = 2
+"""Better rollouts of the same tasks that it sees beside them."""
 HYPOTHESES: Final = 3
 """Most that one reflection may name."""
 FIRST: Final = 24
 """Rollouts of the seed before anything is asked."""
-ARMS: Final = 14
-"""Prompts of a round."""
+ARMS: Final = (8, 14)
+"""Prompts of a round, at least and at most."""
+ROUND: Final = 0.3
+"""Share of the rollouts that a round may take, where that is less."""
 TASKS: Final = 4
 """Tasks that each of them is run on, in a round."""
 DONE: Final = 0.97
@@ -52,14 +59,14 @@ LOST: Final = 0.15
 """Mean reward of the seed below which texts are also written from scratch."""
 RESTARTS: Final = 2
 """How many."""
-LENGTH: Final = 0.00001
+LENGTH: Final = 0.0002
 """What a character of a longer text must bring."""
-DOUBTFUL: Final = 0.5
-"""Standard deviations by which an edit's effect must be above 0 for the race."""
 SAME: Final = 0.6
 """Share of weighted words from which on two hypotheses are the same."""
 MENDED: Final = 0.15
 """What an edit is expected to bring that makes its failure as rare as can be, before rewards say so."""
+HOPE: Final = 0.03
+"""What an edit is expected to bring because a reflection has named it."""
 VOTE: Final = 0.01
 """What each further reflection that names an edit is taken to say of its effect."""
 NAMED: Final = 0.7
@@ -110,12 +117,14 @@ class Ours:
         self._believed: tuple[tuple[int, int], Effects] | None = None
         """What was believed last, and of how many trials and proposals."""
         self._source = np.random.default_rng(0)
+        self._arms = ARMS[0]
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
         """One round."""
         if not pool.trials:
             self._source = np.random.default_rng(evidence.random.getrandbits(32))
             self._made[pool.seed.id] = frozenset()
+            self._arms = min(ARMS[1], max(ARMS[0], int(ROUND * evidence.budget.left / TASKS)))
             names = [task.id for task in evidence.tasks]
             await evidence.run([(pool.seed, name) for name in evidence.random.sample(names, min(FIRST, len(names)))])
         best = self._best(pool)
@@ -133,11 +142,8 @@ class Ours:
         return [best]
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """The seed with the edits that are more likely than not to be worth it: doubtful ones only make it longer."""
-        if not self._proposals:
-            return [pool.seed]
-        believed = self._effects(pool)
-        return [self._candidate(pool, self._making(believed.mean - DOUBTFUL * believed.sd))]
+        """The best prompt that is believed in."""
+        return [self._best(pool)]
 
     # Hypotheses -------------------------------------------------------------------------------------------------------
 
@@ -145,11 +151,14 @@ class Ours:
         """Asks for hypotheses on the best prompt's rollouts, and pools them."""
         batches = [self._minibatch(best, pool, evidence) for _ in range(REFLECTIONS)]
         asked = [ask_hypotheses(best.texts, batch, HYPOTHESES) for batch in batches if batch]
+        # What names a customer cannot help others.
+        keys = {task.key.lower() for task in evidence.tasks}
         found = [
             (hypothesis, [trial.rollout for trial in batch])
             for answer, batch in zip(await _answers(asked, evidence), batches, strict=False)
             for hypothesis in read_hypotheses(answer, best.texts)
             if not evidence.problem(Candidate(applied(best.texts, [hypothesis.edit])))
+            if not words(hypothesis.edit.text) & keys
         ]
         self._said += [words(hypothesis.edit.text) for hypothesis, _ in found]
         self._failures += [words(hypothesis.failure) for hypothesis, _ in found]
@@ -168,12 +177,15 @@ class Ours:
                 self._proposals.append(Proposal(None, "written from scratch", texts, causes=causes))
 
     def _minibatch(self, best: Candidate, pool: Pool, evidence: Evidence) -> list[Trial]:
-        """Rollouts to reflect on: failures first; of the best prompt, and of those like it while it has few."""
+        """Rollouts to reflect on: failures of the best prompt, and of those like it while it has few; and better ones
+        of the same tasks, beside them."""
         mine = self._made[best.id]
         near = sorted(pool.trials, key=lambda trial: len(mine ^ self._made.get(trial.candidate, frozenset())))
         seen = [trial for trial in near if trial.reward is not None][: 4 * MINIBATCH]
         failed = [trial for trial in seen if (trial.reward or 0.0) < DONE]
-        return evidence.random.sample(failed, min(MINIBATCH, len(failed)))
+        worse = evidence.random.sample(failed, min(MINIBATCH, len(failed)))
+        better = [found for one in worse if (found := _better(one, pool.trials)) is not None][:CONTRASTS]
+        return sorted([*worse, *better], key=lambda one: one.task)
 
     def _pool(self, hypothesis: Hypothesis, causes: Sequence[str]) -> None:
         """Adds a vote to the proposal that wants the same, or a new proposal."""
@@ -201,7 +213,8 @@ class Ours:
             trials = [trial for trial in pool.trials if trial.reward is not None and trial.candidate in self._made]
             rows = [Row(trial.task, trial.reward or 0.0, self._made[trial.candidate]) for trial in trials]
             prior = [
-                VOTE * (one.votes - 1) + MENDED * self._mended(at, trials) for at, one in enumerate(self._proposals)
+                HOPE + VOTE * (one.votes - 1) + MENDED * self._mended(at, trials)
+                for at, one in enumerate(self._proposals)
             ]
             self._believed = stand, effects(rows, prior)
         return self._believed[1]
@@ -225,7 +238,7 @@ class Ours:
         if not self._proposals:
             return
         believed = self._effects(pool)
-        arms = [self._candidate(pool, self._making(believed.draw(self._source))) for _ in range(ARMS)]
+        arms = [self._candidate(pool, self._making(believed.draw(self._source))) for _ in range(self._arms)]
         tasks = self._tasks(evidence)
         pairs = [(arm, task) for at, arm in enumerate(arms) for task in tasks[at % 2 :: 2]]
         await evidence.run(pairs)
@@ -248,8 +261,13 @@ class Ours:
         return 0.0 if edit is None else LENGTH * edit.length
 
     def _exclude(self, one: int, other: int) -> bool:
-        a, b = self._proposals[one].edit, self._proposals[other].edit
-        return (a is None and b is None) if a is None or b is None else exclude(a, b)
+        """Whether a prompt has one of them at most: both write everything anew, change the same line, or add a line
+        that is to mend the same failure."""
+        a, b = self._proposals[one], self._proposals[other]
+        if a.edit is None or b.edit is None:
+            return a.edit is None and b.edit is None
+        both = a.edit.kind == b.edit.kind == "add" and a.edit.resource == b.edit.resource
+        return exclude(a.edit, b.edit) or (both and a.failure == b.failure)
 
     def _choice(self, pool: Pool) -> frozenset[int]:
         return self._making(self._effects(pool).mean)
@@ -267,6 +285,13 @@ class Ours:
         made = Candidate(texts, pool.seed.id, claim, causes, _line_causes(chosen))
         self._made.setdefault(made.id, making)
         return pool.candidates.get(made.id, made)
+
+
+def _better(worse: Trial, trials: Sequence[Trial]) -> Trial | None:
+    """The best rollout of the same task; None where none was better."""
+    same = [one for one in trials if one.task == worse.task and one.reward is not None]
+    best = max(same, key=lambda one: one.reward or 0.0, default=None)
+    return best if best is not None and (best.reward or 0.0) > (worse.reward or 0.0) else None
 
 
 async def _answers(asked: Sequence[str], evidence: Evidence) -> list[str]:
