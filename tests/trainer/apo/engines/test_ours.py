@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from statistics import fmean
 from typing import Any
 
@@ -100,7 +101,7 @@ async def test_a_seed_that_is_lost_is_written_from_scratch() -> None:
 
 async def test_every_candidate_is_the_seed_with_edits_that_were_named() -> None:
     told = ["Answer well.", "Answer soon.", "Be kind to everybody here."]
-    bench = Bench(well, lambda prompt, number: named({"text": told[len(prompt) % 3]}, {"text": told[number % 3]}))
+    bench = Bench(well, lambda prompt, number: named(*({"text": one, "failure": f"not: {one}"} for one in told)))
     result = await searched(bench)
     assert len(result.pool.candidates) > 2
     rollouts = {trial.rollout for trial in result.pool.trials}
@@ -110,7 +111,7 @@ async def test_every_candidate_is_the_seed_with_edits_that_were_named() -> None:
         assert applied(SEED.texts, added) == candidate.texts
         if candidate is not result.pool.seed:
             assert candidate.parent == SEED.id
-            assert candidate.claim == "it is not answered well"
+            assert set(candidate.claim.split("; ")) == {f"not: {edit.text}" for edit in added}
             assert candidate.causes
             assert set(candidate.causes) <= rollouts
 
@@ -166,3 +167,28 @@ async def test_the_poison_of_a_broken_world_is_found() -> None:
         proposed = await engine.propose(pool, evidence)
         found = proposed[0] if proposed else found
     assert POISON not in found.texts[NAME].split("\n")
+
+
+async def test_of_lines_for_the_same_failure_a_prompt_has_one() -> None:
+    told = ["Answer well.", "Do it well, please.", "Well done is half won."]
+    result = await searched(Bench(well, lambda prompt, number: named(*({"text": one} for one in told))))
+    for candidate in result.pool.candidates.values():
+        assert len([line for line in told if line in candidate.texts["desk"].split("\n")]) <= 1
+
+
+async def test_what_names_the_key_of_a_task_is_not_tried() -> None:
+    result = await searched(Bench(well, lambda prompt, number: named({"text": f"Serve {TRAIN[0].key} well."})))
+    assert list(result.pool.candidates) == [SEED.id]
+
+
+async def test_a_reflection_sees_better_rollouts_beside_worse_ones_of_the_same_task() -> None:
+    def luck(candidate: Candidate, order: Order) -> float:
+        return float(order.number % 2)
+
+    bench = Bench(luck, lambda prompt, number: named({"text": f"Line {len(prompt)}.", "failure": f"f{len(prompt)}"}))
+    await searched(bench)
+    seen = [re.findall(r"^# Rollout \d+, task (\S+), reward (\S+)$", prompt, re.MULTILINE) for prompt, _ in bench.asked]
+    pairs = [one for one in seen if any((task, "1.00") in one for task, reward in one if reward == "0.00")]
+    assert pairs
+    for one in pairs:
+        assert [task for task, _ in one] == sorted(task for task, _ in one), "side by side"
