@@ -120,8 +120,9 @@ def optimise(
 def report(
     directories: Annotated[list[Path], Parameter(negative="")], /, *, html: Path | None = None, json: Json = False
 ) -> None:
-    """Show what runs have come to: the test with its interval, what the texts have learnt and from which rollouts,
-    what it cost, and whether something leaks.
+    """Show what runs have come to: the test, what the texts have learnt and from what, the cost.
+
+    The test comes with its interval, each line with the rollouts that led to it, and with what may leak.
 
     Parameters
     ----------

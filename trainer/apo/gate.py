@@ -25,6 +25,7 @@ ENOUGH: Final = 64
 LEAST_RATE: Final = 0.05
 MOST_RATE: Final = 0.9
 """A bet at this rate keeps a tenth of its wealth after the worst pair."""
+TINY: Final = 1e-12
 State = Literal["racing", "better", "out"]
 
 
@@ -79,7 +80,7 @@ class Racer:
 def rate(gain: float, variance: float) -> float:
     """The rate at which wealth grows fastest, where pairs differ by `gain` on average and with this variance (the first
     two terms of the growth, Kelly 1956)."""
-    return min(MOST_RATE, max(LEAST_RATE, gain / (variance + gain**2))) if gain > 0 else LEAST_RATE
+    return min(MOST_RATE, max(LEAST_RATE, gain / max(variance + gain**2, TINY))) if gain > 0 else LEAST_RATE
 
 
 def winner(racers: Sequence[Racer]) -> Racer | None:

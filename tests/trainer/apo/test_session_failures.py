@@ -111,7 +111,6 @@ async def test_what_reflections_may_cost_is_kept_exactly(here: Optimising, secti
     async with here.agents():
         ended = await here.apo(here.config(budget={"rollouts": 100, section: limit}, reflection=prices))
     assert ended.code == 0, ended.output
-    assert f"budget.{section}" in ended.output
     spans = await here.reflections() if limit else []
     usages = [span.usage for span in spans if span.usage is not None]
     read = sum(usage.input_tokens or 0 for usage in usages)

@@ -39,7 +39,7 @@ LIST: Json = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 SETTINGS: dict[str, Any] = {
     "texts": {"prompts": [], "tools": ["orders-tool"]},
     "tasks": {"key": "order"},
-    "budget": {"rollouts": 150},
+    "budget": {"rollouts": 240},
 }
 
 
