@@ -86,7 +86,7 @@ async def check_nothing_twice(here: Optimising) -> None:
 
 def outcome(output: str) -> list[str]:
     """What the search, the race and the test have come to."""
-    found = re.findall(r"\w+ is better by .*|test, on tasks .*", output)
+    found = re.findall(r"\w+ is better by [^)]*\)|test, on tasks .*", output)
     told = list(dict.fromkeys(found))
     assert len(told) == 2, output
     return told

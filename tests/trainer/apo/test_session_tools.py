@@ -34,7 +34,7 @@ TOOLS = [
     {"name": WRONG, "description": "Looks things up.", "inputSchema": SCHEMA},
     {"name": RIGHT, "description": SAYS, "inputSchema": SCHEMA},
 ]
-TASKS = [{"order": str(number)} for number in range(60)]
+TASKS = [{"order": str(number)} for number in range(120)]
 LIST: Json = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
 SETTINGS: dict[str, Any] = {
     "texts": {"prompts": [], "tools": ["orders-tool"]},
