@@ -69,7 +69,7 @@ class Search:
         draw: int = 0,
     ) -> None:
         self._laboratory, self._engine = laboratory, engine
-        self._train, self._validation = train, validation
+        self._validation = validation
         self._draw = draw
         self.result = Result(Pool(seed), budget)
         self._evidence = Evidence(laboratory, self.result.pool, train, budget, draw)
@@ -79,11 +79,7 @@ class Search:
         """To its end."""
         result, budget = self.result, self.result.budget
         budget.kept = self._kept()
-        try:
-            result.why = await self._propose()
-        except Spent as spent:
-            result.why = str(spent)
-        await self._evidence.close()
+        result.why = await ask(self._engine, result.pool, self._evidence, self.watch)
         budget.kept = 0
         await self._race()
         return result
@@ -91,31 +87,6 @@ class Search:
     def _kept(self) -> int:
         """Rollouts that are kept back for the race."""
         return round(KEPT * self.result.budget.rollouts)
-
-    async def _propose(self) -> str:
-        """Asks the engine until it knows no more; why that is."""
-        pool, budget, idle = self.result.pool, self.result.budget, 0
-        while idle < IDLE:
-            stand = budget.used_rollouts, budget.used_reflections
-            proposed = await self._engine.propose(pool, self._evidence)
-            if not proposed:
-                return "the engine knows no more"
-            await self._screen(proposed, self._evidence)
-            await self.watch()
-            idle = idle + 1 if stand == (budget.used_rollouts, budget.used_reflections) else 0
-        return "the engine proposes nothing new"
-
-    async def _screen(self, proposed: Sequence[Candidate], evidence: Evidence) -> None:
-        """Runs candidates that are new beside their parents."""
-        pool = self.result.pool
-        pairs: list[tuple[Candidate, str]] = []
-        for candidate in {one.id: one for one in proposed}.values():
-            if not evidence.problem(candidate) and not pool.of(pool.add(candidate).id):
-                tasks = evidence.random.sample([task.id for task in self._train], min(SCREEN, len(self._train)))
-                parent = pool.candidates.get(candidate.parent or "", pool.seed)
-                pairs += [(one, task) for task in tasks for one in (parent, candidate)]
-        if pairs:
-            await evidence.run(pairs)
 
     async def _race(self) -> None:
         result = self.result
@@ -159,6 +130,41 @@ class Search:
 
 async def _nobody() -> None:
     """Nobody watches."""
+
+
+async def ask(engine: Engine, pool: Pool, evidence: Evidence, watch: Callable[[], Awaitable[None]] = _nobody) -> str:
+    """Asks the engine until it knows no more or the budget is used up, and ends what it has begun; why that is."""
+    try:
+        why = await _propose(engine, pool, evidence, watch)
+    except Spent as spent:
+        why = str(spent)
+    await evidence.close()
+    return why
+
+
+async def _propose(engine: Engine, pool: Pool, evidence: Evidence, watch: Callable[[], Awaitable[None]]) -> str:
+    budget, idle = evidence.budget, 0
+    while idle < IDLE:
+        stand = budget.used_rollouts, budget.used_reflections
+        proposed = await engine.propose(pool, evidence)
+        if not proposed:
+            return "the engine knows no more"
+        await _screen(proposed, pool, evidence)
+        await watch()
+        idle = idle + 1 if stand == (budget.used_rollouts, budget.used_reflections) else 0
+    return "the engine proposes nothing new"
+
+
+async def _screen(proposed: Sequence[Candidate], pool: Pool, evidence: Evidence) -> None:
+    """Runs candidates that are new beside their parents."""
+    pairs: list[tuple[Candidate, str]] = []
+    for candidate in {one.id: one for one in proposed}.values():
+        if not evidence.problem(candidate) and not pool.of(pool.add(candidate).id):
+            tasks = evidence.random.sample([task.id for task in evidence.tasks], min(SCREEN, len(evidence.tasks)))
+            parent = pool.candidates.get(candidate.parent or "", pool.seed)
+            pairs += [(one, task) for task in tasks for one in (parent, candidate)]
+    if pairs:
+        await evidence.run(pairs)
 
 
 def expected(pool: Pool, candidate: Candidate) -> tuple[float, float]:

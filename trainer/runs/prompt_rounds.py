@@ -17,12 +17,12 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from penstock.trainer.apo.budget import Budget, Spent
+from penstock.trainer.apo.budget import Budget
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.choose import make_engine
 from penstock.trainer.apo.config import Config as Settings
 from penstock.trainer.apo.protocol import AgentTask, Engine, Evidence, Laboratory
-from penstock.trainer.apo.search import FINALISTS, SCREEN, best
+from penstock.trainer.apo.search import FINALISTS, ask, best
 from penstock.trainer.apo.trials import Order, Pool, Trial
 from penstock.trainer.config import Prompts
 from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
@@ -73,11 +73,7 @@ class Rounds:
         budget.used_tokens, budget.used_money = int(used.get("tokens", 0)), used.get("money", 0.0)
         engine, pool = make_engine(self._settings.engine), Pool(self.front.leader.candidate)
         evidence = Evidence(laboratory, pool, tasks, budget, self._settings.run.seed * 10_000 + number)
-        try:
-            while proposed := await engine.propose(pool, evidence):
-                await _screened(proposed, pool, evidence)
-        except Spent:
-            pass
+        _ = await ask(engine, pool, evidence)
         spent = {"reflections": float(budget.used_reflections), "tokens": float(budget.used_tokens)}
         return (engine, pool, laboratory), {**spent, "money": budget.used_money}
 
@@ -106,18 +102,6 @@ class Rounds:
             for one in candidates
         ]
         return chosen(self.front.seed, found, self._prompts.front)
-
-
-async def _screened(proposed: Sequence[Candidate], pool: Pool, evidence: Evidence) -> None:
-    """Runs candidates that are new beside their parents, as `trainer.apo.search` does."""
-    pairs: list[tuple[Candidate, str]] = []
-    for candidate in proposed:
-        if not evidence.problem(candidate) and not pool.of(pool.add(candidate).id):
-            tasks = evidence.random.sample([task.id for task in evidence.tasks], min(SCREEN, len(evidence.tasks)))
-            parent = pool.candidates.get(candidate.parent or "", pool.seed)
-            pairs += [(one, task) for task in tasks for one in (parent, candidate)]
-    if pairs:
-        await evidence.run(pairs)
 
 
 def _mean(trials: Sequence[Trial]) -> float | None:

@@ -28,10 +28,10 @@ from typing import Final
 
 import numpy as np
 
-from penstock.trainer.apo.budget import Spent
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.edits import Edit, applied, exclude, words
 from penstock.trainer.apo.effects import Effects, Row, effects
+from penstock.trainer.apo.engines.asking import ask_all
 from penstock.trainer.apo.protocol import Evidence
 from penstock.trainer.apo.reflection import Hypothesis, ask_hypotheses, ask_scratch, read_hypotheses, read_texts
 from penstock.trainer.apo.trials import Pool, Trial
@@ -155,7 +155,8 @@ class Ours:
         keys = {task.key.lower() for task in evidence.tasks}
         found = [
             (hypothesis, [trial.rollout for trial in batch])
-            for answer, batch in zip(await _answers(asked, evidence), batches, strict=False)
+            for answer, batch in zip(await ask_all(evidence, asked), batches, strict=False)
+            if answer is not None
             for hypothesis in read_hypotheses(answer, best.texts)
             if not evidence.problem(Candidate(applied(best.texts, [hypothesis.edit])))
             if not words(hypothesis.edit.text) & keys
@@ -170,8 +171,8 @@ class Ours:
         batches = [self._minibatch(pool.seed, pool, evidence) for _ in range(RESTARTS)]
         slots = [slot for text in pool.seed.texts.values() for slot in SLOT.findall(text)]
         asked = [ask_scratch(pool.seed.texts, slots, batch) for batch in batches if batch]
-        for answer, batch in zip(await _answers(asked, evidence), batches, strict=False):
-            texts = read_texts(answer, pool.seed.texts)
+        for answer, batch in zip(await ask_all(evidence, asked), batches, strict=False):
+            texts = None if answer is None else read_texts(answer, pool.seed.texts)
             if texts is not None and not evidence.problem(Candidate(texts)):
                 causes = [trial.rollout for trial in batch]
                 self._proposals.append(Proposal(None, "written from scratch", texts, causes=causes))
@@ -292,16 +293,6 @@ def _better(worse: Trial, trials: Sequence[Trial]) -> Trial | None:
     same = [one for one in trials if one.task == worse.task and one.reward is not None]
     best = max(same, key=lambda one: one.reward or 0.0, default=None)
     return best if best is not None and (best.reward or 0.0) > (worse.reward or 0.0) else None
-
-
-async def _answers(asked: Sequence[str], evidence: Evidence) -> list[str]:
-    """The answers that could be paid, in order: the first ones. Raises `Spent` when it is none."""
-    found = await asyncio.gather(*map(evidence.reflect, asked), return_exceptions=True)
-    answers = [one for one in found if isinstance(one, str)]
-    wrong = [one for one in found if isinstance(one, BaseException) and (not answers or not isinstance(one, Spent))]
-    if wrong:
-        raise wrong[0]
-    return answers
 
 
 def _line_causes(chosen: Iterable[Proposal]) -> dict[str, tuple[str, ...]]:
