@@ -22,7 +22,7 @@ Stage = Literal["draft", "checked", "replayed", "shadowed", "canary", "promoted"
 """How far a release has come: the last of these that it has passed, or `canary` while it is one, or how it ended."""
 Arm = Literal["stable", "candidate"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
-MOST_COMPANIONS = 10
+MOST_COMPANIONS = 19
 
 
 class Pin(Noun):

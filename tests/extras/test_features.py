@@ -186,7 +186,11 @@ rollouts = 120
 model = "m"
 """
 AGENT = """
-import json, os
+import json, os, urllib.request
+said = {"model": "m", "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello."}]}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(said).encode(), headers)).read()
 print(json.dumps({"reward": int(json.loads(os.environ["PENSTOCK_INPUT"])["n"] % 2)}))
 """
 

@@ -9,12 +9,13 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.gateway.model.base import LONGEST_S, Id
+from penstock.gateway.model.release import MOST_COMPANIONS
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 
 ENGINES = ("ours", "beam", "gepa", "edits")
 FUNCTION: Final = re.compile(r"[\w.]+:\w+")
-MOST_TEXTS: Final = 20
-"""Versions that a rollout can name."""
+MOST_TEXTS: Final = 1 + MOST_COMPANIONS
+"""Texts that one release can change."""
 RunName = Annotated[Id, Field(max_length=64)]
 """Names of runs; those of their rollouts and versions begin with them."""
 

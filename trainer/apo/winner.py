@@ -1,6 +1,7 @@
-"""A winner on its way to production: a release by canary for each text that has changed.
+"""A winner on its way to production: one release by canary of all texts that have changed.
 
-Where the leak test has found something, `publish.release = "auto"` counts as "canary": the release waits for a person.
+They were tested together, so a rollout gets all of them or none, and they are promoted or rolled back together. Where
+the leak test has found something, `publish.release = "auto"` counts as "canary": the release waits for a person.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Mapping
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.release import NewRelease
-from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.run import Level, Made, RunChange
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.candidate import Candidate
@@ -35,29 +35,52 @@ async def show_production(
     """Releases what has changed, as `publish.release` says; what came of it, for a person. An error here fails nothing:
     the versions are there, and a person can release them."""
     changed = {name: version for name, version in versions.items() if winner.texts[name] != seed.texts[name]}
-    made = [Made(name=name, version=version) for name, version in changed.items()]
-    await client.change_run(config.run.name, RunChange(made=made))
-    found: list[tuple[str, Level]] = []
-    for name, version in changed.items():
-        command = f"penstock release start {name} --candidate {version} --only mode=online"
-        if config.publish.release == "none":
-            found.append((f"{name}@{version} is better; {command} shows it to production", "info"))
-            continue
-        try:
-            release = await _start(client, config, name, version, PRODUCTION)
-            found.append((f"release {release} shows {name}@{version} to production", "info"))
-        except (ClientError, ConfigError) as error:
-            found.append((f"{name}@{version} is not released: {error}; {command} does it", "warning"))
-    return found
+    await client.change_run(
+        config.run.name, RunChange(made=[Made(name=name, version=version) for name, version in changed.items()])
+    )
+    if not changed:
+        return []
+    told, command = _told(changed), _command(changed)
+    if config.publish.release == "none":
+        return [(f"{told} better; {command} shows {_it(changed)} to production", "info")]
+    try:
+        release = await _start(client, config, changed)
+    except (ClientError, ConfigError) as error:
+        return [(f"{told} not released: {error}; {command} does it", "warning")]
+    return [(f"release {release} shows {' and '.join(_named(changed))} to production", "info")]
 
 
-async def _start(client: Client, config: Config, name: str, version: str, only: Audience) -> str:
-    """The release of a version; the one that an earlier life of this run has started is not doubled."""
+def _named(changed: Mapping[str, str]) -> list[str]:
+    return [f"{name}@{version}" for name, version in changed.items()]
+
+
+def _told(changed: Mapping[str, str]) -> str:
+    return f"{' and '.join(_named(changed))} {'is' if len(changed) == 1 else 'are'}"
+
+
+def _it(changed: Mapping[str, str]) -> str:
+    return "it" if len(changed) == 1 else "them"
+
+
+def _command(changed: Mapping[str, str]) -> str:
+    """What a person says to release them."""
+    (name, version), *others = changed.items()
+    together = "".join(f" --with {other}={its}" for other, its in others)
+    return f"penstock release start {name} --candidate {version}{together} --only mode=online"
+
+
+async def _start(client: Client, config: Config, changed: Mapping[str, str]) -> str:
+    """The release of these versions; the one that an earlier life of this run has started is not doubled."""
+    (name, version), *others = changed.items()
     for release in await client.releases(name):
-        if (release.author, release.candidate, release.only) == (config.run.name, version, only):
+        if (release.author, release.only, release.given("candidate")) == (config.run.name, PRODUCTION, changed):
             return release.id
-    policy = release_policy(config.publish)
     new = NewRelease(
-        candidate=version, only=only, policy=policy, author=config.run.name, why=f"made by {config.run.name}"
+        candidate=version,
+        companions=dict(others),
+        only=PRODUCTION,
+        policy=release_policy(config.publish),
+        author=config.run.name,
+        why=f"made by {config.run.name}",
     )
     return (await client.start_release(name, new)).id

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from fakes.process import Gateway
+from fakes.ray_cluster import Nodes, two_nodes
 from fakes.runs import AGENTS, PATIENCE, PYTHON, StartRun, enqueue, gone, only_attempt, written
 
 from penstock.gateway.client.client import Client
@@ -25,34 +24,11 @@ from penstock.sidecar.settings import Settings
 pytestmark = pytest.mark.timeout(300)
 
 
-@dataclass(slots=True)
-class Nodes:
-    """A cluster of two nodes with one CPU each: two workers are never on one of them."""
-
-    cluster: Any
-    first: Any
-    second: Any
-
-    @property
-    def address(self) -> str:
-        return self.cluster.address
-
-
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     """A running cluster."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    from ray import cluster_utils
-
-    ray_cluster: Any = cluster_utils
-    cluster = ray_cluster.Cluster()
-    try:
-        options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 << 20, "include_dashboard": False}
-        made = [cluster.add_node(**options) for _ in range(2)]
-        cluster.wait_for_nodes()
-        yield Nodes(cluster, *made)
-    finally:
-        cluster.shutdown()
+    with two_nodes() as made:
+        yield made
 
 
 async def requeued(client: Client) -> str:

@@ -109,7 +109,7 @@ async def test_prompts_of_one_agent_together_or_alone(here: Optimising, prompts:
     for name in PROMPTS:
         versions = (await here.client.resource(name)).versions
         assert (len(versions) > 1) == (name in prompts)
-        assert (f"penstock release start {name} " in ended.output) == (name in prompts), ended.output
+        assert (f"{name}@" in ended.output) == (name in prompts), ended.output
     async for rollout in here.client.rollouts("mode:val"):
         assert set(rollout.config.versions) == set(prompts)
         calls = [span async for span in here.client.spans(rollout.id, filter="kind:llm")]

@@ -71,25 +71,44 @@ async def test_a_release_shows_what_has_changed_and_is_started_once(
     assert started.policy.stages[-1].approval == waits
 
 
-async def test_each_text_that_has_changed_has_a_release(client: Client, margin: Path) -> None:
-    both = Candidate({"desk": BETTER.texts["desk"], "door": "Open wide."}, SEED.id)
-    await client.add_version("door", prompt("Open wide.", version="apo.2"))
-    told = await show_production(client, config("canary", margin), SEED, both, {"desk": "apo.1", "door": "apo.2"})
-    assert [text for text, _ in told] == [
-        "release desk-1 shows desk@apo.1 to production",
-        "release door-1 shows door@apo.2 to production",
-    ]
+BOTH = Candidate({"desk": BETTER.texts["desk"], "door": "Open wide."}, SEED.id)
+TOGETHER = {"desk": "apo.1", "door": "apo.2"}
 
 
-async def test_a_release_that_cannot_be_started_is_told_and_the_others_are(client: Client, margin: Path) -> None:
-    await client.add_version("desk", prompt("Answer {name} soon.", version="mine"))
-    await client.start_release("desk", NewRelease(candidate="mine", policy=policy(0.5)))
-    both = Candidate({"desk": BETTER.texts["desk"], "door": "Open wide."}, SEED.id)
+@pytest.fixture
+async def two(client: Client) -> Client:
+    """Of a gateway where both texts have a better version."""
     await client.add_version("door", prompt("Open wide.", version="apo.2"))
-    told = await show_production(client, config("canary", margin), SEED, both, {"desk": "apo.1", "door": "apo.2"})
-    assert [level for _, level in told] == ["warning", "info"]
-    assert told[0][0].startswith("desk@apo.1 is not released: ")
-    assert told[0][0].endswith("; penstock release start desk --candidate apo.1 --only mode=online does it")
+    return client
+
+
+async def test_texts_that_were_tested_together_are_released_together(two: Client, margin: Path) -> None:
+    for _ in range(2):
+        told = await show_production(two, config("canary", margin), SEED, BOTH, TOGETHER)
+        assert told == [("release desk-1 shows desk@apo.1 and door@apo.2 to production", "info")]
+    (started,) = await two.releases()
+    assert started.given("candidate") == TOGETHER
+    assert started.given("stable") == {"desk": "v1", "door": "v1"}
+
+
+async def test_a_person_is_told_how_to_release_several(two: Client) -> None:
+    ((text, _),) = await show_production(two, config("none"), SEED, BOTH, TOGETHER)
+    command = "penstock release start desk --candidate apo.1 --with door=apo.2 --only mode=online"
+    assert text == f"desk@apo.1 and door@apo.2 are better; {command} shows them to production"
+
+
+async def test_a_release_that_cannot_be_started_is_told(two: Client, margin: Path) -> None:
+    await two.add_version("door", prompt("Open now.", version="mine"))
+    await two.start_release("door", NewRelease(candidate="mine", policy=policy(0.5)))
+    ((text, level),) = await show_production(two, config("canary", margin), SEED, BOTH, TOGETHER)
+    assert level == "warning"
+    assert text.startswith("desk@apo.1 and door@apo.2 are not released: release door-1 is live for the same calls")
+    assert text.endswith("; penstock release start desk --candidate apo.1 --with door=apo.2 --only mode=online does it")
+
+
+async def test_a_winner_that_changes_nothing_is_not_released(client: Client, margin: Path) -> None:
+    assert await show_production(client, config("canary", margin), SEED, SEED, VERSIONS) == []
+    assert await client.releases() == []
 
 
 async def test_what_the_gateway_says_to_a_release_is_told(client: Client) -> None:

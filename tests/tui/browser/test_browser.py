@@ -17,13 +17,22 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def fonts(home: Path) -> Path:
+    """Tells the browser where its package unpacks its font; the file of the package knows one folder of all users."""
+    path = home / "fonts.conf"
+    path.write_text(f"<fontconfig><dir>{home}/fonts</dir><cachedir>{home}/font-cache</cachedir></fontconfig>")
+    return path
+
+
 async def test_the_page_shows_the_terminal_and_takes_keys(tmp_path: Path) -> None:
     async with served("overview") as page:
         process = await asyncio.create_subprocess_exec(
             *("node", "look.mjs", page.link, "Health", "?", "one row up"),
             cwd=INSTALLED,
             # Its package has the libraries that a bare machine lacks, and unpacks them where it takes it for Lambda.
-            env={**os.environ, "TMPDIR": str(tmp_path), "HOME": str(tmp_path), "AWS_LAMBDA_JS_RUNTIME": "nodejs20.x"},
+            env=os.environ
+            | {"TMPDIR": str(tmp_path), "HOME": str(tmp_path), "AWS_LAMBDA_JS_RUNTIME": "nodejs20.x"}
+            | {"FONTCONFIG_FILE": str(fonts(tmp_path))},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
