@@ -82,6 +82,36 @@ def dpo(config: Path, /, *, release: Release = None, gateway: Url = LOCAL) -> No
     _tune("dpo", config, release, gateway)
 
 
+def merge(
+    adapter: Path,
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    model: Path | None = None,
+) -> None:
+    """Merge an adapter into the weights of its model, as the Hugging Face hub lays models out.
+
+    Parameters
+    ----------
+    adapter
+        Directory of the adapter, such as penstock-run/adapters/policy.8.
+    output
+        Directory to make.
+    model
+        Directory of the model; the one that the adapter names if not given.
+    """
+    _check_extra()
+    from penstock.trainer.engines.errors import CheckpointError
+    from penstock.trainer.serving.merge import MergeError
+    from penstock.trainer.serving.merge import merge as merged
+
+    try:
+        base = merged(adapter, model, output)
+    except (MergeError, CheckpointError) as error:
+        raise Failure(str(error)) from None
+    print(f"{output} is {base} with {adapter} merged into its weights")
+
+
 def _tune(kind: Literal["sft", "dpo"], config: Path, release: Release, gateway: str) -> None:
     loaded = _loaded(config, release)
     from penstock.trainer.runs import tuning

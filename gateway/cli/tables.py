@@ -273,6 +273,10 @@ GROUPS: Final[dict[str, Group]] = {
             "dpo": Command(
                 "penstock.trainer.commands:dpo", "Train a model to prefer the better of two rollouts of one group."
             ),
+            "merge": Command(
+                "penstock.trainer.commands:merge",
+                "Merge an adapter into the weights of its model, as the Hugging Face hub lays models out.",
+            ),
             "apo": Group(
                 "Improve the prompts of agents, where they can be improved. Without a command: optimise.",
                 {

@@ -4,7 +4,8 @@ Trained weights are in float32 whatever the format of the computation is: a LoRA
 `engine.dtype`, or all weights under autocast. The reference is the model with its adapter switched off, or a frozen
 copy of all weights.
 
-Logits are made only for the columns that a trained token needs, which for agents' long prompts is a small part.
+Logits are made only for the columns that a trained token needs, which for agents' long prompts is a small part, and
+where these are many, in pieces (`head`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from transformers.utils import logging
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
+from penstock.trainer.engines import head
 from penstock.trainer.engines.checkpoint import write_directory
 from penstock.trainer.mathematics.batch import MicroBatch
 
@@ -47,6 +49,7 @@ class Policy:
         self.network = self._load().to(self.device)
         self._frozen = copy.deepcopy(self.network).requires_grad_(False).eval() if reference and self.full else None
         self.trained = {name: one for name, one in self.network.named_parameters() if one.requires_grad}
+        self._in_pieces = self._try_pieces()
         if config.engine.layout == "packed":
             self._refuse_leaks()
 
@@ -82,21 +85,36 @@ class Policy:
 
     def forward(self, batch: MicroBatch, model: torch.nn.Module | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities, with gradients, and entropies of the trained tokens: [N] each, in nats."""
+        size = head.size_of(self._vocabulary)
+        logprobs, entropy = self._scored(batch, size if len(batch.rows) > size and self._in_pieces else None, model)
+        return logprobs, entropy.detach()
+
+    def _scored(self, batch: MicroBatch, size: int | None, model: torch.nn.Module | None = None) -> Tensor:
+        """[2, N] log-probabilities and entropies; `size`: tokens of a piece, None where all logits are made at once."""
         columns, place = np.unique(batch.columns - 1, return_inverse=True)
-        with self._autocast():
-            logits: Tensor = (model or self.network)(
+        network, rows, places = model or self.network, self.tensor(batch.rows), self.tensor(place)
+        targets = self.tensor(batch.ids[batch.rows, batch.columns]).long()
+        temperature = self.config.rollouts.temperature
+        pieces = nullcontext() if size is None else head.in_pieces(network, rows, places, targets, temperature, size)
+        with self._autocast(), pieces:
+            made: Tensor = network(
                 input_ids=self.tensor(batch.ids).long(),
                 position_ids=self.tensor(batch.positions).long(),
                 use_cache=False,
                 logits_to_keep=self.tensor(columns),
             ).logits
-        chosen = logits[self.tensor(batch.rows), self.tensor(place)].float() / self.config.rollouts.temperature
-        targets = self.tensor(batch.ids[batch.rows, batch.columns]).long()
-        whole = chosen.logsumexp(-1)
-        logprobs = chosen.gather(1, targets[:, None])[:, 0] - whole
+        return made if size is not None else head.scored(made[rows, places], targets, temperature)
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(cast(Any, self.network).config.get_text_config().vocab_size)
+
+    def _try_pieces(self) -> bool:
+        """Whether this model's log-probabilities can be made in pieces."""
+        self.network.eval()
+        batch = _batch(np.arange(8, dtype=np.int32)[None] % self._vocabulary, np.arange(8, dtype=np.int32)[None])
         with torch.no_grad():
-            entropy = whole - (torch.softmax(chosen, -1) * chosen).sum(-1)
-        return logprobs, entropy
+            return head.agrees(self._scored(batch, None), self._scored(batch, 2))
 
     def tensor(self, array: Any) -> Tensor:
         """An array where the model is."""
@@ -109,7 +127,7 @@ class Policy:
 
     def _refuse_leaks(self) -> None:
         """Some architectures carry a state along the row, over the border between two examples."""
-        size = int(cast(Any, self.network).config.get_text_config().vocab_size)
+        size = self._vocabulary
         ids = np.arange(8, dtype=np.int32)[None] % size
         other = np.where(np.arange(8) < 4, (ids + 1) % size, ids).astype(np.int32)
         if not torch.equal(self._of_second_half(ids), self._of_second_half(other)):
@@ -117,8 +135,7 @@ class Policy:
 
     def _of_second_half(self, ids: Any) -> Tensor:
         positions = np.tile(np.arange(4, dtype=np.int32), 2)[None]
-        nothing, zeros, columns = np.zeros(3, np.float32), np.zeros(3, np.intp), np.arange(5, 8)
-        return self.logprobs(MicroBatch(ids, positions, zeros, columns, nothing, nothing, nothing, zeros, zeros))
+        return self.logprobs(_batch(ids, positions))
 
     def save_adapter(self, directory: Path) -> None:
         """Writes the adapter as PEFT does, for vLLM and others; complete or not there.
@@ -145,9 +162,20 @@ class Policy:
         made: Any = copy.deepcopy(self.network)
         model = made if self.full else made.merge_and_unload()
         model.to(self.dtype).save_pretrained(directory)
-        for path in self.config.model.path.iterdir():
-            if path.is_file() and not path.name.endswith(WEIGHTS) and not (directory / path.name).exists():
-                shutil.copyfile(path, directory / path.name)
+        copy_rest(self.config.model.path, directory)
+
+
+def copy_rest(model: Path, directory: Path) -> None:
+    """Copies what a model's directory has beside weights, and the other lacks: tokenizer, chat template."""
+    for path in model.iterdir():
+        if path.is_file() and not path.name.endswith(WEIGHTS) and not (directory / path.name).exists():
+            shutil.copyfile(path, directory / path.name)
+
+
+def _batch(ids: Any, positions: Any) -> MicroBatch:
+    """Of [1, 8] tokens, the last three of which are trained."""
+    nothing, zeros, columns = np.zeros(3, np.float32), np.zeros(3, np.intp), np.arange(5, 8)
+    return MicroBatch(ids, positions, zeros, columns, nothing, nothing, nothing, zeros, zeros)
 
 
 def check_paths(config: Config) -> None:

@@ -42,6 +42,8 @@ class Spread(Policy):
         self.dtype = cast(torch.dtype, getattr(torch, config.engine.dtype))
         self._frozen = None
         self.trained = {name: one for name, one in network.named_parameters() if one.requires_grad}
+        # Now, while all ranks are here: each pass through the network needs all of them.
+        self._in_pieces = self._try_pieces()
         if config.engine.layout == "packed":
             self._refuse_leaks()
 
