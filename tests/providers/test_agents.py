@@ -65,15 +65,17 @@ async def response_of(client: openai.AsyncOpenAI, stream: bool, **asked: Any) ->
         return await events.get_final_response()
 
 
-async def claude_agent(gateway: Gateway, rollout: str, stream: bool) -> list[Message]:
-    """Asks, does what it is asked, and goes on until there is an answer."""
+async def claude_agent(
+    gateway: Gateway, rollout: str, stream: bool, sent: Callable[[Json], bool] = bool
+) -> list[Message]:
+    """Asks, does what it is asked, and goes on until there is an answer. `sent`: which blocks it sends back."""
     system = [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]
     messages: list[Any] = [{"role": "user", "content": "How warm is it?"}]
     answers: list[Message] = []
     async with claude(gateway, rollout) as client:
         while not answers or answers[-1].stop_reason == "tool_use":
             answers.append(await message_of(client, stream, system=system, messages=messages))
-            content = [block.model_dump(exclude_none=True) for block in answers[-1].content]
+            content = [made for block in answers[-1].content if sent(made := block.model_dump(exclude_none=True))]
             calls = [block for block in answers[-1].content if block.type == "tool_use"]
             results = [{"type": "tool_result", "tool_use_id": call.id, "content": "17"} for call in calls]
             messages += [{"role": "assistant", "content": content}, {"role": "user", "content": results}]

@@ -147,6 +147,30 @@ async def test_a_rollout_is_one_sample_and_nothing_is_retokenised(made: Inside, 
     assert made_by_model == END.join([*SAYS, ""])
 
 
+@BOTH
+async def test_an_agent_that_strips_texts_and_drops_blank_ones_goes_on(
+    made: Inside, vllm: ScaleOut, stream: bool
+) -> None:
+    """As Claude Code does: what stands between `</think>` and `<tool_call>` never comes back."""
+    call = f'{CALL}{{"name":"get","arguments":{{}}}}{CALLED}'
+    says = [f"<think>\nHm.\n</think>\n\n{call}", f"\n\n{call}", "\n It is 42.\n"]
+    vllm.says, agent = says.copy(), agent_of(made, stream)
+    agent.messages.append({"role": "user", "content": "Why?"})
+    for _ in says:
+        await agent.go_on()
+        for message in agent.messages:
+            if message["role"] == "assistant":
+                message["content"] = (message["content"] or "").strip() or None
+    await agent.turn("Sure?")
+    spans = await made.tape.spans(made.rollout, 4)
+    assert began(spans) == ["first", None, None, None]
+    assert len(set(sessions(spans))) == 1
+    prompt, _ = await on_tape(made, vllm, spans[-1])
+    assert all(text + END in prompt for text in says)
+    found = await diagnosed(made.tape, made.rollout)
+    assert [call.goes_on for call in found.attempts[0].calls] == [None, 1, 2, 3]
+
+
 async def test_the_engines_own_bytes_are_on_the_tape(made: Inside, vllm: ScaleOut) -> None:
     agent = agent_of(made, stream=True)
     await story(agent, vllm, SAYS[:2])
