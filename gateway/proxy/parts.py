@@ -46,6 +46,11 @@ class Part:
         connection that was idle."""
         return None
 
+    def instead(self, record: Record, answer: bytes) -> bytes | None:
+        """The body to ask with once more where the engine has refused the call with status 400; None: the answer stays.
+        `answer`: its body, without content encoding."""
+        return None
+
     def framing(self, connection: UpstreamConnection, http10: bool) -> Framing | None:
         """The way of an answer that is changed; None for one that passes as it comes."""
         return None

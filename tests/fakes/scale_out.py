@@ -35,6 +35,8 @@ class ScaleOut:
         self.template = Template()
         self.words = Vocabulary()
         self.says: list[str] = []
+        self.refuses: list[str] = []
+        """Why it refuses the next chat requests, in turn."""
         self.models = {"policy"}
         self.enabled = True
         self.unknown = False
@@ -64,6 +66,11 @@ class ScaleOut:
         async with asyncio.timeout(60), self._news:
             await self._news.wait_for(lambda: len(self.of(path)) >= requests)
 
+    def _refusal(self, path: str, body: Json) -> str | None:
+        if path == CHAT and self.refuses:
+            return self.refuses.pop(0)
+        return self.template.refusal(body["messages"])
+
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body: Json = json.loads(await request.read())
         if request.path != CHAT:
@@ -76,6 +83,8 @@ class ScaleOut:
             self._news.notify_all()
         if body.get("model") not in self.models:
             return failure(404, f"The model `{body.get('model')}` does not exist.", "NotFoundError")
+        if request.path in (CHAT, RENDER) and (refused := self._refusal(request.path, body)):
+            return failure(400, refused, "BadRequestError")
         try:
             made = await {CHAT: self._chat, RENDER: self._render, DERENDER: self._derender, GENERATE: self._generate}[
                 request.path

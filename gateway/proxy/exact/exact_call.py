@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import aiohttp
 
@@ -53,11 +54,10 @@ class ExactRoutes:
 class ExactCall(Part):
     """The way of one call."""
 
-    __slots__ = ("_attributes", "_exact", "_how", "_key", "_name", "_record", "_request", "_session")
+    __slots__ = ("_exact", "_how", "_key", "_name", "_record", "_request", "_session")
 
     _record: Record
     _request: Request
-    _attributes: dict[str, str]
     _name: tuple[str, str]
 
     def __init__(self, exact: Exact) -> None:
@@ -71,7 +71,7 @@ class ExactCall(Part):
         """Decides how the call goes and hands it the connection for that; the task can be cancelled."""
         if not self._name[0]:
             self._record, self._request, address = call.record, call.request, call.record.call.address
-            self._attributes, self._name = dict(call.record.attributes), (address.rollout, address.attempt)
+            self._name = address.rollout, address.attempt
         task = asyncio.ensure_future(self._connect(call, pool, fresh))
         task.add_done_callback(_connected)
         return task
@@ -99,7 +99,7 @@ class ExactCall(Part):
         """None: the chat request is sent as it is."""
         asked, record = obj(loads(self._record.plain)), self._record
         self._session = self._how = ""
-        record.attributes, record.sides = self._attributes, []
+        record.attributes, record.sides = _without_marks(record.attributes), []
         if not session_store.usual(asked) or asked.get("return_token_ids") is not True:
             return None
         conversation = messages(asked)
@@ -175,7 +175,7 @@ class ExactCall(Part):
     def _mark(self, session: str, began: Began | None, how: str) -> None:
         self._session, self._how = session, how
         more = {SESSION: session} | ({} if began is None else {BEGAN: began})
-        self._record.attributes = self._attributes | more
+        self._record.attributes = _without_marks(self._record.attributes) | more
 
     def completed(self, record: Record, token_ids: bool) -> None:
         """Learns the answer before any call can continue it."""
@@ -187,6 +187,11 @@ class ExactCall(Part):
         record = self._record
         bodies = record.plain, record.response()
         self._exact.learn(self._name, self._session, self._key, bodies, record.stream)
+
+
+def _without_marks(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that others have given."""
+    return {name: value for name, value in attributes.items() if name not in (SESSION, BEGAN)}
 
 
 def _connected(task: asyncio.Task[None]) -> None:
