@@ -205,9 +205,9 @@ class Call(RecordedCall):
             self._refusal = head, raw
             self._consider(connection)
         else:
-            self._answer(connection, head, raw)
+            self._tell(connection, head, raw)
 
-    def _answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+    def _tell(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         record = self.record
         record.http_status = connection.status
         record.response_headers = connection.headers[: connection.head_fields]
@@ -226,7 +226,7 @@ class Call(RecordedCall):
         told = whole(connection.pieces, connection.encoding)
         body = next((made for part in self._parts if (made := part.instead(self.record, told)) is not None), None)
         if body is None or self.record.pool is None:
-            self._answer(connection, head, raw)
+            self._tell(connection, head, raw)
             return
         self.release_upstream()
         self._pools.insert(0, self.record.pool)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.framing import Framing
@@ -91,7 +91,7 @@ class Send:
     """What it uses of the catalog, and what its rollout was given of it."""
     captured: tuple[str, ...] = ()
     """Names of fields of the body that the gateway has added."""
-    attributes: dict[str, str] = field(default_factory=dict[str, str])
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     """For its span."""
     convert: Callable[[bytes], bytes] | None = None
     """How another body of its agent's goes upstream; None when as it is."""
