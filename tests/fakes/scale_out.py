@@ -35,6 +35,10 @@ class ScaleOut:
         self.template = Template()
         self.words = Vocabulary()
         self.says: list[str] = []
+        self.render_fails = 0
+        """How many of the next renderings fail."""
+        self.derender_fails: list[int] = []
+        """Status of the next answers of derender, in turn; 0: the connection is closed."""
         self.refuses: list[str] = []
         """Why it refuses the next chat requests, in turn."""
         self.models = {"policy"}
@@ -69,6 +73,8 @@ class ScaleOut:
     def _refusal(self, path: str, body: Json) -> str | None:
         if path == CHAT and self.refuses:
             return self.refuses.pop(0)
+        if (body.get("temperature") or 0) > 2:
+            return "temperature must be in [0, 2]."
         return self.template.refusal(body["messages"])
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -81,6 +87,12 @@ class ScaleOut:
         async with self._news:
             self.asked.append((request.path, body))
             self._news.notify_all()
+        if request.path == DERENDER and self.derender_fails:
+            status = self.derender_fails.pop(0)
+            if not status:
+                assert request.transport is not None
+                request.transport.abort()
+            return failure(status or 500, "The parser is not well.", "InternalServerError")
         if body.get("model") not in self.models:
             return failure(404, f"The model `{body.get('model')}` does not exist.", "NotFoundError")
         if request.path in (CHAT, RENDER) and (refused := self._refusal(request.path, body)):
@@ -102,6 +114,9 @@ class ScaleOut:
 
     async def _render(self, request: web.Request, body: Json) -> web.StreamResponse:
         ids = self.rendered(body)
+        if self.render_fails:
+            self.render_fails -= 1
+            return failure(500, "The renderer is not well.", "InternalServerError")
         if len(ids) > LONGEST:
             return failure(400, f"The prompt has {len(ids)} tokens.", "BadRequestError")
         room = LONGEST - len(ids)

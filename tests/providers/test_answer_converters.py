@@ -97,6 +97,7 @@ CALLS = st.lists(ARGUMENTS, max_size=3).map(
 WORDS = st.text(st.characters(codec="utf-8"), max_size=20).map(lambda text: "".join(pieces(text)))
 ANSWERS = st.builds(Answer, WORDS, CALLS)
 CUTS = st.lists(st.integers(0, 3000), max_size=8)
+UNCACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 
 
@@ -110,6 +111,13 @@ def test_a_stream_says_the_same_however_it_is_cut(
     at_once = told(litellm, dialect, stream)
     assert told(litellm, dialect, stream, [cut for cut in cuts if cut < len(stream)]) == at_once
     assert by_name(dialect).over(at_once)
+
+
+def test_a_message_says_what_was_cached_as_anthropic_does(litellm: Library) -> None:
+    chat = vllm_wire.chat(ASKED, Answer("hi"))
+    assert whole(litellm, "messages", chat)["usage"].items() >= UNCACHED.items()
+    chat["usage"]["prompt_tokens_details"] = {"cached_tokens": 2}
+    assert whole(litellm, "messages", chat)["usage"].items() >= (UNCACHED | {"cache_read_input_tokens": 2}).items()
 
 
 @BOTH

@@ -155,10 +155,28 @@ REFUSED_MESSAGES: list[tuple[str, Json]] = [
         "messages[0].content[0].source.type",
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]},
     ),
+    ("messages[1].content", {"messages": [SAY, {"role": "assistant", "content": [USE]}]}),
+    ("messages[1].content", {"messages": [SAY, {"role": "assistant", "content": ""}]}),
+    ("messages[1].content", {"messages": [SAY, {"role": "assistant", "content": []}]}),
     ("system[0].type", {"system": [PICTURE]}),
     ("thinking.type", {"thinking": {"type": "deep"}}),
     ("output_config.format.type", {"output_config": {"format": {"type": "regex"}}}),
 ]
+
+
+BEGUN: list[tuple[str | list[Json], str]] = [
+    ("The answer is {", "The answer is {"),
+    ([{"type": "text", "text": "The answer"}, {"type": "text", "text": " is {"}], "The answer is {"),
+]
+
+
+@pytest.mark.parametrize(("begun", "said"), BEGUN, ids=["text", "blocks"])
+def test_a_begun_answer_is_continued_and_not_answered(litellm: Library, begun: str | list[Json], said: str) -> None:
+    chat = of_messages(litellm, {"messages": [SAY, {"role": "assistant", "content": begun}]})
+    assert chat["messages"][-1] == {"role": "assistant", "content": said}
+    assert (chat["continue_final_message"], chat["add_generation_prompt"]) == (True, False)
+    asked = of_messages(litellm, {"messages": [SAY, {"role": "assistant", "content": begun}, SAY]})
+    assert "continue_final_message" not in asked
 
 
 @pytest.mark.parametrize(("field", "more"), REFUSED_MESSAGES, ids=str)

@@ -23,7 +23,9 @@ from penstock.gateway.proxy.exact.joining import Piece
 
 Key: TypeAlias = tuple[str, ...]
 """Whose tokens they are: agent, model, versions."""
-Began: TypeAlias = Literal["first", "forked", "compacted", "version", "tools", "template", "cut", "media"]
+Began: TypeAlias = Literal[
+    "first", "forked", "compacted", "version", "tools", "template", "cut", "media", "unrendered"
+]  # fmt: skip
 """Why a session begins."""
 
 SESSION: Final = "penstock.session"
@@ -54,6 +56,8 @@ class Turn:
     """Of the request, digested."""
     continued: bool = False
     """Whether another turn goes on from it."""
+    taken: object = None
+    """The call under way that goes on from it; None when there is none. It is a name and nothing else."""
 
     def pieces(self) -> list[Piece]:
         """All turns of its session up to it."""

@@ -32,6 +32,8 @@ BLOCKS: Final = {
     "tool_result": ("text", "image"),
 }
 """Kinds of blocks, by where they stand."""
+CONTINUED: Final = {"continue_final_message": True, "add_generation_prompt": False}
+"""How vLLM and SGLang are asked to go on with the last message, which is the beginning of their answer."""
 FAILED: Final = "Error: "
 """Put before a tool's result that is marked as an error."""
 
@@ -53,6 +55,8 @@ def check(asked: Json) -> None:
     for message, where in messages:
         role = one_of(message.get("role"), ("user", "assistant", "system"), f"{where}.role")
         _check_content(message.get("content"), role, f"{where}.content")
+    if messages[-1][0]["role"] == "assistant":
+        _check_begun(*messages[-1])
     _check_content(asked.get("system", ""), "system", "system")
     for tool, where in items(asked.get("tools", []), "tools"):
         one_of(tool.get("type"), (None, "custom"), f"{where}.type")
@@ -66,6 +70,15 @@ def check(asked: Json) -> None:
     if choice.get("type") == "tool":
         said(choice.get("name"), "tool_choice.name")
     _check_thinking(asked)
+
+
+def _check_begun(message: Json, where: str) -> None:
+    """The last message, where that is the beginning of the answer that is asked for."""
+    blocks = objs(message["content"])
+    if any(block["type"] == "tool_use" for block in blocks):
+        refuse(f"{where}.content", "an answer that has called tools cannot be continued: send their results after it")
+    if not "".join(block.get("text", "") for block in blocks) and not text(message["content"]):
+        refuse(f"{where}.content", "there is no text in it that could be continued: leave the message out")
 
 
 def _check_management(asked: Json) -> None:
@@ -152,7 +165,7 @@ def _mended(chat: Json, names: dict[str, str], asked: Json) -> Json:
         chat["reasoning_effort"] = effort
     if chat.get("stream"):
         chat["stream_options"] = {"include_usage": True}
-    return chat
+    return chat | (CONTINUED if asked["messages"][-1]["role"] == "assistant" else {})
 
 
 def _mend_message(message: Json, names: dict[str, str]) -> None:
