@@ -13,8 +13,9 @@ from penstock.adapters.judging import Judged, judge
 from penstock.adapters.options import Options, Which
 from penstock.adapters.report import Reason, Report
 from penstock.adapters.turns import Call, Episode, Try
-from penstock.gateway.diagnosis.findings import of_attempt, of_head
+from penstock.gateway.diagnosis.findings import of_attempt, of_head, settled
 from penstock.gateway.dialects import by_name
+from penstock.gateway.model.answers import Finding
 from penstock.gateway.model.rollout import AttemptStatus
 
 REWARDS = ("no_reward", "untrusted_reward")
@@ -43,8 +44,10 @@ def usable(
         _drop(report, one.calls, *blocked)
         return judged, []
     model, found = options.model or main_model(episode), list[Call]()
+    refused = settled([call.span for call in one.calls])
     for call in one.calls:
-        trouble = next((it for it in _of(episode, one, call, model, options.agent) if it[0] not in options.allow), None)
+        blocks = of_head(episode.rollout, one.attempt, call.span, model, refused)
+        trouble = next((it for it in _of(call, blocks, options.agent) if it[0] not in options.allow), None)
         if trouble is None and (call.bodies is None or not readable(call)):
             trouble = "unreadable", f"its {'answer cannot be read' if call.bodies else 'bytes are not on the tape'}"
         if trouble is None:
@@ -70,9 +73,9 @@ def _about(episode: Episode, one: Try, judged: Judged) -> Iterator[tuple[Reason,
         yield judged.trouble
 
 
-def _of(episode: Episode, one: Try, call: Call, model: str | None, agent: str | None) -> Iterator[tuple[Reason, str]]:
-    """Findings that block a call."""
-    for finding in of_head(episode.rollout, one.attempt, call.span, model):
+def _of(call: Call, about: Iterable[Finding], agent: str | None) -> Iterator[tuple[Reason, str]]:
+    """Findings that block a call. `about`: those from its head."""
+    for finding in about:
         if finding.blocks:
             yield finding.code, finding.reason
     if agent is not None and call.span.agent != agent:

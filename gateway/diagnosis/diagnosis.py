@@ -29,6 +29,7 @@ from penstock.gateway.diagnosis.findings import (
     of_rollout,
     of_tokens,
     of_tools,
+    settled,
 )
 from penstock.gateway.diagnosis.tool_uses import tools_used
 from penstock.gateway.dialects import by_name
@@ -57,6 +58,8 @@ class Past:
     """Sizes of these."""
     stories: dict[bytes, Span] = field(default_factory=dict[bytes, Span])
     """A conversation with its answer -> the call."""
+    settled: frozenset[int] = frozenset()
+    """Calls that were refused, and whose agent then asked otherwise."""
     agents: Degraded = field(default_factory=Degraded)
     """What agents have lost to their base URL."""
 
@@ -120,8 +123,8 @@ def _main_model(calls: Iterable[Span]) -> str | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def _attempt(case: Case, attempt: Attempt, about: list[Finding], spans: Iterable[Span]) -> AttemptDiagnosis:
-    past, blocked = Past(), any(finding.blocks for finding in about)
+def _attempt(case: Case, attempt: Attempt, about: list[Finding], spans: Sequence[Span]) -> AttemptDiagnosis:
+    past, blocked = Past(settled=settled(spans)), any(finding.blocks for finding in about)
     calls = [_call(case, attempt, span, past, blocked) for span in spans]
     lost = [finding(code, reason, case.rollout, attempt.id) for code, reason in past.agents.reasons()]
     good = {call.sequence for call in calls if call.trainable}
@@ -137,7 +140,7 @@ def _attempt(case: Case, attempt: Attempt, about: list[Finding], spans: Iterable
 
 
 def _call(case: Case, attempt: Attempt, span: Span, past: Past, blocked: bool) -> CallDiagnosis:
-    found = list(of_head(case.rollout, attempt, span, case.model))
+    found = list(of_head(case.rollout, attempt, span, case.model, past.settled))
     tokens, goes_on = Tokens(), None
     if by_name(span.dialect).generates:
         exchange = case.exchange(span)

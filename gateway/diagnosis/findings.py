@@ -16,6 +16,7 @@ from penstock.gateway.dialects.token_ids import IDS, Tokens, length
 from penstock.gateway.model.answers import Finding, Trouble
 from penstock.gateway.model.attributes import CAPTURED, PREWARM
 from penstock.gateway.model.lifecycle import LIVE, WAITING
+from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
@@ -51,6 +52,7 @@ FIXES: Final[dict[Trouble, str]] = {
     "for_release": "penstock spans {at}",
     "no_generation": "",
     "error": "{again}",
+    "refused": "",
     "interrupted": "{again}",
     "cancelled": "{again}",
     "late": "finish the attempt after the agent's last call, then {again}",
@@ -115,8 +117,17 @@ def of_attempt(rollout: RolloutSummary, attempt: Attempt, spans: Sequence[Span])
         yield finding("mixed_versions", reason, rollout, attempt.id)
 
 
-def of_head(rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | None) -> Iterator[Finding]:
-    """Findings from a call's head."""
+def settled(spans: Sequence[Span]) -> frozenset[int]:
+    """The calls of an attempt that were refused, and whose agent then asked otherwise: a later call was answered."""
+    good = (span.sequence for span in spans if span.status == SpanStatus.OK and by_name(span.dialect).generates)
+    last = max(good, default=0)
+    return frozenset(span.sequence for span in spans if refused(span) and span.sequence < last)
+
+
+def of_head(
+    rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | None, settled: frozenset[int]
+) -> Iterator[Finding]:
+    """Findings from a call's head. `settled`: see there."""
     say = partial(finding, rollout=rollout, attempt=attempt.id, sequence=span.sequence)
     if not by_name(span.dialect).generates:
         yield say("no_generation", f"{span.dialect}: no model answered")
@@ -124,7 +135,9 @@ def of_head(rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | 
     if (span.attributes or {}).get(PREWARM):
         yield say("no_generation", "it asked for no answer, only that its beginning is read already")
         return
-    if span.status in ENDED_BADLY:
+    if span.sequence in settled:
+        yield say("refused", "the gateway could not translate it, and its agent then asked otherwise")
+    elif span.status in ENDED_BADLY:
         code, reason = ENDED_BADLY[span.status]
         yield say(code, f"{reason} ({span.error})" if span.error else reason)
     if attempt.ended_ns is not None and span.start_ns > attempt.ended_ns:

@@ -230,6 +230,7 @@ Trouble = Literal[
     "for_release",
     "no_generation",
     "error",
+    "refused",
     "interrupted",
     "cancelled",
     "late",

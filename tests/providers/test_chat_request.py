@@ -158,10 +158,49 @@ REFUSED_MESSAGES: list[tuple[str, Json]] = [
     ("messages[1].content", {"messages": [SAY, {"role": "assistant", "content": [USE]}]}),
     ("messages[1].content", {"messages": [SAY, {"role": "assistant", "content": ""}]}),
     ("messages[1].content", {"messages": [SAY, {"role": "assistant", "content": []}]}),
+    (
+        "messages[0].content[0].content[0].tool_name",
+        {
+            "messages": [
+                {"role": "user", "content": [RESULT | {"content": [{"type": "tool_reference", "tool_name": "x"}]}]}
+            ]
+        },
+    ),
     ("system[0].type", {"system": [PICTURE]}),
     ("thinking.type", {"thinking": {"type": "deep"}}),
     ("output_config.format.type", {"output_config": {"format": {"type": "regex"}}}),
 ]
+
+
+def test_deferred_tools_are_told_where_they_are_loaded_and_not_at_the_beginning(litellm: Library) -> None:
+    late = {"name": "put", "description": "Puts.", "input_schema": SCHEMA, "defer_loading": True}
+    search = USE | {"name": "ToolSearch"}
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("put", LONG)]
+    story = [
+        SAY,
+        {"role": "assistant", "content": [search]},
+        {"role": "user", "content": [RESULT | {"content": found}]},
+    ]
+    tools = [GET, late, late | {"name": LONG}, {"name": "never", "input_schema": SCHEMA, "defer_loading": True}]
+    chat = of_messages(litellm, {"tools": tools, "messages": story})
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["get"]
+    told = chat["messages"][-1]["content"]
+    lines = told.splitlines()
+    assert (lines[0], lines[-1]) == ("<functions>", "</functions>")
+    shown = [json.loads(line.removeprefix("<function>").removesuffix("</function>")) for line in lines[1:-1]]
+    assert shown == [{"description": "Puts.", "name": name, "parameters": SCHEMA} for name in ("put", LONG)]
+    before = of_messages(litellm, {"tools": tools[:2], "messages": story[:1]})
+    assert (before["tools"], before["messages"]) == (chat["tools"], chat["messages"][:1])
+
+
+def test_a_deferred_tool_that_must_be_called_is_shown(litellm: Library) -> None:
+    late = GET | {"defer_loading": True}
+    chat = of_messages(litellm, {"tools": [late], "tool_choice": {"type": "tool", "name": "get"}})
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["get"]
+    assert not of_messages(litellm, {"tools": [late], "tool_choice": {"type": "auto"}}).keys() & {
+        "tools",
+        "tool_choice",
+    }
 
 
 BEGUN: list[tuple[str | list[Json], str]] = [

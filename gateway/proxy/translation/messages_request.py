@@ -1,9 +1,10 @@
 """Makes the request of chat completions that asks the same as a request of messages.
 
 litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test. A
-tool's name stays whole however long it is. A forbidden parallel call is passed on, and so is a tool's failure, for
-which chat has no flag. Reasoning goes where vLLM reads it. A schema for the answer stays as it was given. litellm is
-never told the model's name, from which it would guess a provider.
+tool's name stays whole however long it is. Tools whose loading is deferred are told when they are (`deferred_tools`). A
+forbidden parallel call is passed on, and so is a tool's failure, for which chat has no flag. Reasoning goes where vLLM
+reads it. A schema for the answer stays as it was given. litellm is never told the model's name, from which it would
+guess a provider.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from penstock.gateway.dialects.loose_json import Json, arr, count, dumps, loads, obj, objs, text
+from penstock.gateway.proxy.translation import deferred_tools
 from penstock.gateway.proxy.translation.checks import inner, items, one_of, only, refuse, said
 from penstock.gateway.proxy.translation.litellm import Library
 
@@ -24,12 +26,12 @@ FIELDS: Final = frozenset(
 )  # fmt: skip
 LEFT_OUT: Final = frozenset({"cache_control", "context_management", "service_tier", "inference_geo"})
 TOOL: Final = frozenset({"type", "name", "description", "input_schema", "strict"})
-TOOL_LEFT_OUT: Final = frozenset({"cache_control", "eager_input_streaming"})
+TOOL_LEFT_OUT: Final = frozenset({"cache_control", "eager_input_streaming", "defer_loading"})
 BLOCKS: Final = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
     "system": ("text",),
-    "tool_result": ("text", "image"),
+    "tool_result": ("text", "image", deferred_tools.REFERENCE),
 }
 """Kinds of blocks, by where they stand."""
 CONTINUED: Final = {"continue_final_message": True, "add_generation_prompt": False}
@@ -55,6 +57,7 @@ def check(asked: Json) -> None:
     for message, where in messages:
         role = one_of(message.get("role"), ("user", "assistant", "system"), f"{where}.role")
         _check_content(message.get("content"), role, f"{where}.content")
+    deferred_tools.check(asked)
     if messages[-1][0]["role"] == "assistant":
         _check_begun(*messages[-1])
     _check_content(asked.get("system", ""), "system", "system")
@@ -115,6 +118,8 @@ def _check_content(content: Any, kind: str, where: str) -> None:
             said(block.get("name"), f"{place}.name")
         elif name == "image":
             one_of(obj(block.get("source")).get("type"), ("base64", "url"), f"{place}.source.type")
+        elif name == deferred_tools.REFERENCE:
+            continue
         elif not isinstance(block.get(name), str):
             refuse(f"{place}.{name}", "it must be a string")
 
@@ -122,11 +127,14 @@ def _check_content(content: Any, kind: str, where: str) -> None:
 def _prepared(asked: Json) -> Json:
     """For litellm, which writes into what it is given."""
     prepared: Json = loads(dumps(asked)) | {"model": MODEL}
-    prepared["tools"] = [only(tool, TOOL, TOOL_LEFT_OUT) for tool in objs(prepared.get("tools"))]
+    tools = deferred_tools.by_name(prepared)
+    prepared["tools"] = [only(tool, TOOL, TOOL_LEFT_OUT) for tool in deferred_tools.shown(prepared)]
+    if not prepared["tools"]:
+        prepared.pop("tool_choice", None)
     for message in objs(prepared["messages"]):
-        for block in objs(message.get("content")):
-            if block.get("type") == "tool_result" and block.get("is_error"):
-                block["content"] = _failed(block.get("content") or "")
+        for block, _ in deferred_tools.results(message):
+            content = deferred_tools.loaded(block.get("content") or "", tools)
+            block["content"] = _failed(content) if block.get("is_error") else content
     return prepared
 
 
