@@ -9,11 +9,12 @@ from functools import partial
 from shlex import quote
 from typing import Final
 
+from penstock.gateway.diagnosis.rows import lacks
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.dialects.sampling import forced, skewed
 from penstock.gateway.dialects.token_ids import IDS, Tokens, length
-from penstock.gateway.model.answers import Finding, Trouble
+from penstock.gateway.model.answers import Finding
 from penstock.gateway.model.attributes import CAPTURED, PREWARM
 from penstock.gateway.model.lifecycle import LIVE, WAITING
 from penstock.gateway.model.negotiation import refused
@@ -21,6 +22,7 @@ from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolList
+from penstock.gateway.model.trouble import Trouble
 
 CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})
 """Finish reasons of an answer that was not finished."""
@@ -28,7 +30,7 @@ GIVEN_UP: Final = "abort"
 """vLLM's finish reason when it was stopped in the middle of an answer, which otherwise looks like a good one."""
 HARMLESS: Final[frozenset[Trouble]] = frozenset(
     {
-        *("ambiguous", "cut_off", "retokenised", "forced", "sampling"),
+        *("ambiguous", "cut_off", "retokenised", "template", "forced", "sampling"),
         *("tool_unanswered", "tool_failed", "tool_denied", "tool_ambiguous"),
         *("base_url", "inlined_tools", "no_websocket"),
     }
@@ -42,6 +44,7 @@ ENDED_BADLY: Final[dict[SpanStatus, tuple[Trouble, str]]] = {
     SpanStatus.CANCELLED: ("cancelled", "the agent did not wait for the whole answer"),
     SpanStatus.OPEN: ("unfinished", "it still runs"),
 }
+RETRIED: Final = "its client asked again, and the later answer counts"
 FIXES: Final[dict[Trouble, str]] = {
     "no_reward": "penstock reward {at} VALUE",
     "untrusted_reward": "penstock reward {at} {value} --source judge",
@@ -53,6 +56,7 @@ FIXES: Final[dict[Trouble, str]] = {
     "no_generation": "",
     "error": "{again}",
     "refused": "",
+    "retry": "",
     "interrupted": "{again}",
     "cancelled": "{again}",
     "late": "finish the attempt after the agent's last call, then {again}",
@@ -63,6 +67,7 @@ FIXES: Final[dict[Trouble, str]] = {
     "no_logprobs": 'set train = true on the [[route]] of {model}, let the agent leave "logprobs" out, then {again}',
     "cut_off": "raise max_tokens, then {again}",
     "retokenised": 'set train = "exact" on the [[route]] of {model} in penstock.toml, then {again}',
+    "template": 'set train = "exact" on the [[route]] of {model} in penstock.toml, then {again}',
     "forced": "let the agent leave the model free, or mask what the grammar forced",
     "tool_unanswered": "penstock tools {at}",
     "tool_failed": "penstock show {at}#{run}",
@@ -160,12 +165,23 @@ def of_tokens(rollout: RolloutSummary, span: Span, tokens: Tokens | None) -> Ite
     if tokens is None or not tokens.readable:
         reason = "its bytes are not on the tape" if tokens is None else "its answer cannot be read"
         yield say("unreadable", reason)
-    elif not tokens.complete:
-        yield _without_ids(rollout, span, tokens)
+        return
+    others = {"blocks": not good_choices(tokens)}
+    if not tokens.complete:
+        yield _without_ids(rollout, span, tokens).model_copy(update=others)
     elif any(output.logprobs != length(output.ids) for output in tokens.outputs.values()):
         logprobs = sum(output.logprobs for output in tokens.outputs.values())
         reason = f"{logprobs:,} log-probabilities for {tokens.generated:,} tokens"
-        yield say("no_logprobs", reason, model=span.model or "its model")
+        yield say("no_logprobs", reason, model=span.model or "its model").model_copy(update=others)
+
+
+def good_choices(tokens: Tokens) -> list[int]:
+    """Choices that have everything that training needs; one that lacks something leaves the others as they are."""
+    return [
+        number
+        for number, one in sorted(tokens.outputs.items())
+        if lacks(bool(tokens.prompt), len(one.ids), one.logprobs == length(one.ids)) is None
+    ]
 
 
 def of_request(rollout: RolloutSummary, span: Span, asked: Json) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -274,3 +275,9 @@ class Worker(Noun):
     """What it is working on: ROLLOUT/ATTEMPT."""
     finished: int = 0
     """Attempts that it has finished."""
+
+
+def final(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The attempt that counts: the newest that succeeded, else the newest."""
+    good = [one for one in attempts if one.status == AttemptStatus.SUCCEEDED]
+    return next(reversed(good or attempts), None)

@@ -118,7 +118,7 @@ class Attempt:
         return "version" if strange else self._why(key, said, prefixes)
 
     def _why(self, key: Key, said: Sequence[Said], prefixes: Sequence[bytes]) -> Began:
-        """Why it begins anew, as in `adapters.starts`."""
+        """Why it begins anew, as in `gateway.diagnosis.rows`."""
         shared = next((at for at, one in enumerate(prefixes) if one not in self.seen), len(said))
         if all(one.role in _SYSTEM for one in said[:shared]):
             kept = any(one.role == "assistant" and _after(_agent(key), one.print) in self.answers for one in said)
