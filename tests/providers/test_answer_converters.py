@@ -19,7 +19,7 @@ from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.proxy.translation.answer import AnswerConverter
 from penstock.gateway.proxy.translation.chat_pieces import Answer as Read
-from penstock.gateway.proxy.translation.chat_pieces import Untold
+from penstock.gateway.proxy.translation.chat_pieces import Piece, Untold
 from penstock.gateway.proxy.translation.framing import Stream
 from penstock.gateway.proxy.translation.litellm import Library
 from penstock.gateway.proxy.translation.messages_answer import Messages
@@ -307,3 +307,18 @@ NONE: list[Json] = [{}, {"choices": []}, {"error": {"message": "no"}}, {"choices
 def test_a_plain_answer_that_is_none(answer: Json) -> None:
     with pytest.raises(Untold):
         Read().plain(json.dumps(answer).encode())
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_call_of_a_namespace_has_its_agents_names(litellm: Library, stream: bool) -> None:
+    space: Json = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "get"}]}
+    made = Responses(litellm, {"model": "m", "input": "hi", "tools": [space, {"type": "function", "name": "get"}]})
+    answer, pieces = Read("c", "m", finish="tool_calls"), [Piece("call", "c1", "agents__get")]
+    pieces.append(Piece("call", "c2", "get"))
+    if stream:
+        _ = made.begin(answer)
+        items = [event["item"] for piece in pieces for event in made.tell(piece) if "item" in event]
+    else:
+        items = made.whole(answer, pieces)["output"]
+    named = {(item["call_id"], item["name"], item.get("namespace")) for item in items}
+    assert named == {("c1", "get", "agents"), ("c2", "get", None)}

@@ -299,6 +299,43 @@ def test_calls_before_the_text_are_the_same_message(litellm: Library) -> None:
     assert (made["content"], len(made["tool_calls"])) == ("Let me ", 1)
 
 
+SEARCH: Json = {"type": "web_search", "external_web_access": True}
+SPACE: Json = {"type": "namespace", "name": "agents", "description": "Of agents.", "tools": [FUNCTION]}
+MCP: Json = {"type": "namespace", "name": "mcp__files__", "tools": [FUNCTION | {"strict": False}]}
+
+
+def test_functions_of_namespaces_are_functions_with_their_names(litellm: Library) -> None:
+    called: Json = {"type": "function_call", "call_id": "c1", "namespace": "agents", "name": "get", "arguments": "{}"}
+    answered: Json = {"type": "function_call_output", "call_id": "c1", "output": "17"}
+    chosen: Json = {"type": "function", "namespace": "agents", "name": "get"}
+    asked: Json = {"tools": [FUNCTION, SPACE, MCP], "tool_choice": chosen, "input": [SAY, called, answered]}
+    chat = of_responses(litellm, asked)
+    names = ["get", "agents__get", "mcp__files__get"]
+    assert [tool["function"]["name"] for tool in chat["tools"]] == names
+    assert all(tool["function"].keys() <= {"name", "parameters", "strict"} for tool in chat["tools"])
+    assert chat["messages"][1]["tool_calls"][0]["function"] == {"name": "agents__get", "arguments": "{}"}
+    assert chat["tool_choice"] == {"type": "function", "function": {"name": "agents__get"}}
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none", "required"])
+def test_a_search_beside_other_tools_is_left_out(litellm: Library, choice: str | None) -> None:
+    chat = of_responses(litellm, {"tools": [SEARCH, FUNCTION], "tool_choice": choice})
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["get"]
+
+
+@pytest.mark.parametrize(
+    "more", [{"tools": [SEARCH]}, {"tools": [SEARCH, FUNCTION], "tool_choice": {"type": "web_search"}}], ids=str
+)
+def test_a_search_that_is_the_question_is_refused_with_the_way_to_turn_it_off(litellm: Library, more: Json) -> None:
+    with pytest.raises(ClientFault, match=r"Codex: web_search = .disabled. in its config\.toml"):
+        of_responses(litellm, more)
+
+
+def test_a_search_of_messages_is_refused_with_the_way_to_turn_it_off(litellm: Library) -> None:
+    with pytest.raises(ClientFault, match=r"Claude Code: --disallowedTools WebSearch"):
+        of_messages(litellm, {"tools": [GET, {"type": "web_search_20250305", "name": "web_search"}]})
+
+
 REFUSED_RESPONSES: list[tuple[str, Any]] = [
     ("previous_response_id", {"previous_response_id": "r"}),
     ("conversation", {"conversation": "c"}),
@@ -308,6 +345,9 @@ REFUSED_RESPONSES: list[tuple[str, Any]] = [
     ("include[0]", {"include": ["message.output_text.logprobs"]}),
     ("tools[0].type", {"tools": [{"type": "web_search"}]}),
     ("tools[0].type", {"tools": [{"type": "custom", "name": "c"}]}),
+    ("tools[0].tools[0].type", {"tools": [SPACE | {"tools": [{"type": "custom", "name": "c"}]}]}),
+    ("tools[1].tools[0].name", {"tools": [FUNCTION | {"name": "agents__get"}, SPACE]}),
+    ("tools[0].name", {"tools": [{"type": "namespace", "tools": []}]}),
     ("tool_choice.type", {"tool_choice": {"type": "allowed_tools"}}),
     ("tool_choice", {"tool_choice": "all"}),
     ("text.format.type", {"text": {"format": {"type": "grammar"}}}),

@@ -36,6 +36,10 @@ BLOCKS: Final = {
 """Kinds of blocks, by where they stand."""
 CONTINUED: Final = {"continue_final_message": True, "add_generation_prompt": False}
 """How vLLM and SGLang are asked to go on with the last message, which is the beginning of their answer."""
+_SEARCH: Final = (
+    "a search that the provider runs, and this model's engine has none: let the agent do without "
+    "(Claude Code: --disallowedTools WebSearch)"
+)
 FAILED: Final = "Error: "
 """Put before a tool's result that is marked as an error."""
 
@@ -62,6 +66,8 @@ def check(asked: Json) -> None:
         _check_begun(*messages[-1])
     _check_content(asked.get("system", ""), "system", "system")
     for tool, where in items(asked.get("tools", []), "tools"):
+        if str(tool.get("type")).startswith("web_search"):
+            refuse(f"{where}.type", f"{tool['type']!r} is {_SEARCH}")
         one_of(tool.get("type"), (None, "custom"), f"{where}.type")
         only(tool, TOOL, TOOL_LEFT_OUT, f"{where}.")
         said(tool.get("name"), f"{where}.name")
