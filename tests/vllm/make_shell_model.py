@@ -3,8 +3,8 @@
 
     .venv-vllm/bin/python tests/vllm/make_shell_model.py DIRECTORY
 
-Two Qwen2 layers that learnt nothing else, in half a minute. Its chat template keeps of each message only the end, so
-that a prompt of 20,000 words is a short one, and otherwise does what templates of such models do: it takes one system
+Two Qwen2 layers that learnt nothing else, in five minutes of CPU. Its chat template keeps of each message only the end,
+so that a prompt of 20,000 words is a short one. Otherwise it does what templates of such models do: it takes one system
 message, leaves reasoning out of the past, strips white space and writes JSON anew. It names the tool that runs a
 command in the header of each message, for the model to see it.
 """
@@ -32,7 +32,7 @@ TEMPLATE = (
     "{{ raise_exception('System message must be at the beginning.') }}{%- endif -%}"
     "{%- set said = (m.content or '') | trim -%}"
     "{{- '<|im_start|>' + m.role + ' ' + ns.shell + '\n' -}}"
-    "{{- said if m.role == 'assistant' else said[-16:] -}}"
+    "{{- said if m.role == 'assistant' else said[-1:] if m.role == 'tool' else said[-16:] -}}"
     "{%- for c in m.tool_calls or [] -%}"
     "{{- '\n<tool_call>\n' + ({'name': c.function.name, 'arguments': c.function.arguments} | tojson) -}}"
     "{{- '\n</tool_call>' -}}{%- endfor -%}"

@@ -16,7 +16,7 @@ from fakes.process import running
 
 from .conftest import PYTHON, Vllm
 
-pytestmark = [pytest.mark.vllm, pytest.mark.clients, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(1800)]
 
 MODEL = os.environ.get("PENSTOCK_SHELL_MODEL")
 """A model that `make_shell_model.py` has made before: making it takes minutes."""
