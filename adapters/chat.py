@@ -19,8 +19,8 @@ from penstock.adapters.choosing import counted, usable
 from penstock.adapters.judging import Judged
 from penstock.adapters.options import Options
 from penstock.adapters.report import Report
-from penstock.adapters.tree import Node, Story, grow, message_of
 from penstock.adapters.turns import Call, Episode, Try
+from penstock.gateway.diagnosis.turn_tree import Choice, Node, Tree, of_messages
 from penstock.gateway.dialects.parts import fingerprint
 from penstock.gateway.model.turn import Message, Part, Tool
 
@@ -72,12 +72,12 @@ def conversations(episode: Episode, options: Options | None = None) -> tuple[lis
 
 def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> Iterator[Conversation]:
     judged, good = usable(episode, one, options, _answered, report)
-    agents: dict[str | None, list[tuple[Call, list[int]]]] = {}
+    agents: dict[str | None, Tree[Call]] = {}
     for call in good:
-        agents.setdefault(call.span.agent, []).append((call, _choices(call, report)))
-    for ready in agents.values():
-        marked: set[Node] = set()
-        for node in grow(ready, Story()):
+        _ = agents.setdefault(call.span.agent, Tree()).add(call, _choices(call, report))
+    for tree in agents.values():
+        marked: set[Node[Call]] = set()
+        for node in tree.nodes:
             if not node.children:
                 path = [it for it in _path(node) if it not in marked]
                 marked.update(path)
@@ -88,27 +88,30 @@ def _answered(call: Call) -> bool:
     return call.turn is not None and bool(call.turn.choices)
 
 
-def _choices(call: Call, report: Report) -> list[int]:
-    """The choices with content."""
-    found: list[int] = []
-    for index, said in call.replies.items():
+def _choices(call: Call, report: Report) -> list[Choice]:
+    """The choices with content, by their messages: only role, text, tool calls and results count."""
+    found: list[Choice] = []
+    before = of_messages(call.heard.story)
+    for index, said in call.heard.replies.items():
         if said:
-            found.append(index)
+            found.append(Choice(index, before, of_messages([*call.heard.story, said])[-1]))
         else:
             report.drop(call.span, index, "empty", "nothing was said")
     return found
 
 
-def _path(node: Node | None) -> list[Node]:
+def _path(node: Node[Call] | None) -> list[Node[Call]]:
     """From the first call of a conversation to this one."""
-    found: list[Node] = []
+    found: list[Node[Call]] = []
     while node is not None:
         found.append(node)
         node = node.parent
     return found[::-1]
 
 
-def _conversation(episode: Episode, one: Try, judged: Judged, leaf: Node, produced: Sequence[Node]) -> Conversation:
+def _conversation(
+    episode: Episode, one: Try, judged: Judged, leaf: Node[Call], produced: Sequence[Node[Call]]
+) -> Conversation:
     call, said = leaf.call, message_of(leaf.call, leaf.choice)
     assert call.turn is not None
     assert said is not None
@@ -129,12 +132,17 @@ def _conversation(episode: Episode, one: Try, judged: Judged, leaf: Node, produc
     )
 
 
-def _places(leaf: Node, produced: Iterable[Node]) -> set[int]:
+def message_of(call: Call, choice: int) -> Message | None:
+    """An answer as a message; None when there is none of this index."""
+    return next((it.message for it in (call.turn.choices if call.turn else ()) if it.index == choice), None)
+
+
+def _places(leaf: Node[Call], produced: Iterable[Node[Call]]) -> set[int]:
     """The places of these calls' answers among the leaf's messages; its own answer comes after all of them."""
     sent = leaf.call.turn.messages if leaf.call.turn else []
     # Messages without content have no fingerprint and are not compared.
     told = [*(at for at, message in enumerate(sent) if fingerprint(message)), len(sent)]
-    return {told[len(node.call.story)] for node in produced}
+    return {told[len(node.call.heard.story)] for node in produced}
 
 
 def written(message: Message, weight: int | None = None) -> list[Wire]:

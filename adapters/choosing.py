@@ -7,15 +7,17 @@ tokens, and those of a selection: another agent, another attempt, the retries of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from penstock.adapters.judging import Judged, judge
 from penstock.adapters.options import Options, Which
 from penstock.adapters.report import Reason, Report
 from penstock.adapters.turns import Call, Episode, Try
-from penstock.gateway.diagnosis.findings import of_attempt, of_head
+from penstock.gateway.diagnosis.findings import RETRIED, of_attempt, of_head, settled
+from penstock.gateway.diagnosis.rows import superseded
 from penstock.gateway.dialects import by_name
-from penstock.gateway.model.rollout import AttemptStatus
+from penstock.gateway.model.answers import Finding
+from penstock.gateway.model.rollout import AttemptStatus, final
 
 REWARDS = ("no_reward", "untrusted_reward")
 
@@ -23,8 +25,13 @@ REWARDS = ("no_reward", "untrusted_reward")
 def counted(episode: Episode, which: Which, report: Report) -> list[Try]:
     """The attempts that count; the calls of the others are reported."""
     good = [one for one in episode.tries if one.attempt.status == AttemptStatus.SUCCEEDED][-1:]
-    newest = list(episode.tries[-1:])
-    found = {"final": good or newest, "succeeded": good, "last": newest, "all": list(episode.tries)}[which]
+    newest, counts = list(episode.tries[-1:]), final([one.attempt for one in episode.tries])
+    found = {
+        "final": [one for one in episode.tries if one.attempt is counts],
+        "succeeded": good,
+        "last": newest,
+        "all": list(episode.tries),
+    }[which]
     for one in episode.tries:
         if not any(one is other for other in found):
             _drop(report, one.calls, "other_attempt", f"the attempt that counts is another one ({which})")
@@ -43,15 +50,21 @@ def usable(
         _drop(report, one.calls, *blocked)
         return judged, []
     model, found = options.model or main_model(episode), list[Call]()
+    refused = settled([call.span for call in one.calls])
     for call in one.calls:
-        trouble = next((it for it in _of(episode, one, call, model, options.agent) if it[0] not in options.allow), None)
+        blocks = of_head(episode.rollout, one.attempt, call.span, model, refused)
+        trouble = next((it for it in _of(call, blocks, options.agent) if it[0] not in options.allow), None)
         if trouble is None and (call.bodies is None or not readable(call)):
             trouble = "unreadable", f"its {'answer cannot be read' if call.bodies else 'bytes are not on the tape'}"
         if trouble is None:
             found.append(call)
         else:
             report.drop(call.span, None, *trouble)
-    return judged, _once(found, report)
+    late = superseded(call.span for call in found)
+    for call in found:
+        if call.span.sequence in late:
+            report.drop(call.span, None, "retry", RETRIED)
+    return judged, [call for call in found if call.span.sequence not in late]
 
 
 def main_model(episode: Episode) -> str | None:
@@ -70,23 +83,13 @@ def _about(episode: Episode, one: Try, judged: Judged) -> Iterator[tuple[Reason,
         yield judged.trouble
 
 
-def _of(episode: Episode, one: Try, call: Call, model: str | None, agent: str | None) -> Iterator[tuple[Reason, str]]:
-    """Findings that block a call."""
-    for finding in of_head(episode.rollout, one.attempt, call.span, model):
+def _of(call: Call, about: Iterable[Finding], agent: str | None) -> Iterator[tuple[Reason, str]]:
+    """Findings that block a call. `about`: those from its head."""
+    for finding in about:
         if finding.blocks:
             yield finding.code, finding.reason
     if agent is not None and call.span.agent != agent:
         yield "other_agent", f"it is of agent {call.span.agent}, not of {agent}"
-
-
-def _once(calls: Sequence[Call], report: Report) -> list[Call]:
-    """The newest good one of a call and its client's retries: the answer that the client has waited for."""
-    newest = {call.span.retry_of or call.span.sequence: call for call in calls}
-    kept = {id(call) for call in newest.values()}
-    for call in calls:
-        if id(call) not in kept:
-            report.drop(call.span, None, "retry", "its client asked again, and the later answer counts")
-    return [call for call in calls if id(call) in kept]
 
 
 def _drop(report: Report, calls: Iterable[Call], reason: Reason, detail: str) -> None:

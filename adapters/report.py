@@ -11,13 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, get_args
 
-from penstock.gateway.model.answers import Trouble
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.trouble import Begins, Trouble
 
 Own = Literal[
     "other_agent",
     "other_attempt",
-    "retry",
     "empty",
     "nan_reward",
     "prompt_too_long",
@@ -27,7 +26,7 @@ Reason = Trouble | Own
 """Why a choice is in no sample."""
 REASONS: Final = frozenset({*get_args(Trouble), *get_args(Own)})
 
-Start = Literal["first", "forked", "retokenised", "template", "compacted", "too_long"]
+Start = Literal[Begins, "too_long"]
 """Why a sample begins, and does not continue another."""
 
 Unpaired = Literal["alone", "no_reward", "too_close", "no_common_prompt", "branch"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +21,11 @@ from penstock.adapters.choosing import counted, usable
 from penstock.adapters.judging import Judged
 from penstock.adapters.options import Options
 from penstock.adapters.report import Reason, Report, Start
-from penstock.adapters.starts import why
 from penstock.adapters.tokens import Ids, Output
-from penstock.adapters.tree import Node, Tokens, chains, grow, output_of
 from penstock.adapters.turns import Call, Episode, Try
 from penstock.gateway.diagnosis.findings import CUT
+from penstock.gateway.diagnosis.rows import Lack, Rows, lacks
+from penstock.gateway.diagnosis.turn_tree import Node
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
@@ -99,44 +98,39 @@ def samples(episode: Episode, options: Options | None = None) -> tuple[list[Samp
 
 def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> Iterator[Sample]:
     judged, good = usable(episode, one, options, lambda call: call.outputs is not None, report)
-    agents: dict[str | None, list[tuple[Call, list[int]]]] = {}
+    rows: Rows[Call] = Rows(lambda call, choice: output_of(call, choice).spelt.prompt)
     for call in good:
-        agents.setdefault(call.span.agent, []).append((call, _choices(call, options, report)))
-    for ready in agents.values():
-        nodes = grow(ready, Tokens())
-        for chain in chains(nodes):
-            for place, piece in enumerate(_pieces(chain, options)):
-                start: Start = "too_long" if place else why(chain[0], nodes[: nodes.index(chain[0])])
-                yield from _checked(episode, judged, piece, start, options, report)
+        rows.add(call, call.span.agent, call.heard, [one.spelt for one in _choices(call, options, report)])
+    for row in rows.made():
+        for place, piece in enumerate(_pieces(row.nodes, options)):
+            start: Start = "too_long" if place else row.begins
+            yield from _checked(episode, judged, piece, start, options, report)
 
 
-def _choices(call: Call, options: Options, report: Report) -> list[int]:
+def _choices(call: Call, options: Options, report: Report) -> list[Output]:
     """The choices that have everything that training needs."""
     if not call.outputs:
         report.drop(call.span, None, "no_token_ids", f"no engine returns token ids for {call.span.dialect}")
-    found: list[int] = []
+    found: list[Output] = []
     for output in call.outputs or ():
         trouble = _trouble(output, options)
         if trouble is None:
-            found.append(output.choice)
+            found.append(output)
         else:
             report.drop(call.span, output.choice, *trouble)
     return found
 
 
-def _trouble(output: Output, options: Options) -> tuple[Literal["no_token_ids", "empty", "no_logprobs"], str] | None:
-    if not output.given:
-        return "no_token_ids", "the engine returned no token ids"
-    if not len(output.ids):
-        return "empty", "nothing was generated"
-    if "no_logprobs" not in options.allow and not output.scored:
-        return "no_logprobs", f"not every one of its {len(output.ids):,} tokens has a log-probability"
-    return None
+def _trouble(output: Output, options: Options) -> tuple[Lack, str] | None:
+    lack = lacks(output.given, len(output.ids), "no_logprobs" in options.allow or output.scored)
+    said = f"not every one of its {len(output.ids):,} tokens has a log-probability"
+    why: dict[Lack, str] = {"no_token_ids": "the engine returned no token ids", "empty": "nothing was generated"}
+    return None if lack is None else (lack, why.get(lack, said))
 
 
-def _pieces(chain: Sequence[Node], options: Options) -> Iterator[list[Node]]:
+def _pieces(chain: Sequence[Node[Call]], options: Options) -> Iterator[list[Node[Call]]]:
     """A chain in as few pieces as the length of a response allows; every node by itself when they are not merged."""
-    piece: list[Node] = []
+    piece: list[Node[Call]] = []
     for node in chain:
         if piece and (not options.merge or _over(_size(piece[0], node), options.longest_response)):
             yield piece
@@ -145,10 +139,15 @@ def _pieces(chain: Sequence[Node], options: Options) -> Iterator[list[Node]]:
     yield piece
 
 
-def _size(first: Node, last: Node) -> int:
+def _size(first: Node[Call], last: Node[Call]) -> int:
     """Tokens of a response that goes from one node to another."""
     begin, end = output_of(first.call, first.choice), output_of(last.call, last.choice)
     return len(end.prompt) + len(end.ids) - len(begin.prompt)
+
+
+def output_of(call: Call, choice: int) -> Output:
+    """An answer as tokens; raises StopIteration when there is none of this index."""
+    return next(output for output in call.outputs or () if output.choice == choice)
 
 
 def _over(size: int, limit: int | None) -> bool:
@@ -156,7 +155,7 @@ def _over(size: int, limit: int | None) -> bool:
 
 
 def _checked(
-    episode: Episode, judged: Judged, piece: Sequence[Node], start: Start, options: Options, report: Report
+    episode: Episode, judged: Judged, piece: Sequence[Node[Call]], start: Start, options: Options, report: Report
 ) -> Iterator[Sample]:
     """The sample of a piece, unless it is too long or nothing in it would be trained on."""
     prompt, response = len(output_of(piece[0].call, piece[0].choice).prompt), _size(piece[0], piece[-1])
@@ -176,7 +175,7 @@ def _checked(
             report.drop(node.call.span, node.choice, *trouble)
 
 
-def _sample(episode: Episode, judged: Judged, piece: Sequence[Node], options: Options) -> Sample:
+def _sample(episode: Episode, judged: Judged, piece: Sequence[Node[Call]], options: Options) -> Sample:
     outputs = [output_of(node.call, node.choice) for node in piece]
     begin, head = len(outputs[0].prompt), piece[0].call.span
     response = np.concatenate([outputs[-1].prompt[begin:], outputs[-1].ids])
@@ -204,7 +203,7 @@ def _sample(episode: Episode, judged: Judged, piece: Sequence[Node], options: Op
     )
 
 
-def _segment(node: Node, output: Output, start: int, judged: Judged) -> Segment:
+def _segment(node: Node[Call], output: Output, start: int, judged: Judged) -> Segment:
     call = node.call
     return Segment(
         sequence=call.span.sequence,

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from penstock.gateway.diagnosis.rows import Spelt
 from penstock.gateway.dialects import sse
 
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -70,6 +71,11 @@ class Output:
     """True when the engine gave ids, of an answer that may be empty."""
 
     @property
+    def spelt(self) -> Spelt:
+        """Its tokens as they are compared, without a copy."""
+        return Spelt(self.choice, _bytes(self.prompt), _bytes(self.ids))
+
+    @property
     def scored(self) -> bool:
         """True when every generated token has a log-probability."""
         return not bool(np.isnan(self.logprobs).any())
@@ -122,6 +128,11 @@ def _logprobs(pieces: list[_Choice], size: int) -> Logprobs:
         found += [entry.logprob for entry in logprobs.content or ()] or logprobs.token_logprobs or []
     made = np.array(found, dtype=np.float32) if len(found) == size else np.full(size, np.nan, dtype=np.float32)
     return np.where(np.isfinite(made), made, np.float32(np.nan))
+
+
+def _bytes(ids: Ids) -> bytes | memoryview:
+    # An empty view cannot be cast.
+    return memoryview(ids.data).cast("B") if len(ids) else b""
 
 
 def array(ids: list[int]) -> Ids:

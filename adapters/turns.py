@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from penstock.adapters.spoken import spoken
+from penstock.gateway.diagnosis.rows import Heard, heard
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import loads, obj
-from penstock.gateway.dialects.parts import fingerprint
 from penstock.gateway.dialects.sampling import forced
 from penstock.gateway.model.rollout import Attempt, RolloutSummary
 from penstock.gateway.model.span import Span
@@ -57,14 +57,9 @@ class Call:
         return by_name(self.span.dialect).read(request, said, self.span.stream)
 
     @cached_property
-    def story(self) -> tuple[bytes, ...]:
-        """Fingerprints of the messages that were sent; empty ones, of messages that clients drop, are left out."""
-        return tuple(it for it in map(fingerprint, self.turn.messages) if it) if self.turn else ()
-
-    @cached_property
-    def replies(self) -> dict[int, bytes]:
-        """Fingerprints of its answers by the index of their choice; empty for one that says nothing."""
-        return {it.index: fingerprint(it.message) for it in self.turn.choices} if self.turn else {}
+    def heard(self) -> Heard:
+        """Its messages, as they are compared."""
+        return heard(self.turn)
 
     @cached_property
     def forced(self) -> bool:

@@ -104,6 +104,9 @@ class Route(Section):
     conversation also goes on from the very tokens that the engine made, not from a rendering of its text."""
     translate: bool | None = None
     """Whether calls of messages and responses are translated to chat completions. Default: where `train` is set."""
+    fold_system: bool | None = None
+    """Whether all system messages become one at the beginning. Default: of calls that are translated or trained, when
+    the engine refuses them otherwise."""
 
     @field_validator("upstream", mode="before")
     @classmethod

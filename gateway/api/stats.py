@@ -19,6 +19,7 @@ from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState, Stats
 from penstock.gateway.model.base import CALLS, Kind
+from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Reward, RewardSource, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus
@@ -37,6 +38,8 @@ class Tally:
     by_model: defaultdict[str, ModelStats] = field(default_factory=lambda: defaultdict(ModelStats))
     durations: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     tools: ToolTally = field(default_factory=ToolTally)
+    answered: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Attempts of which a later span is an answered call."""
 
     def add(self, span: Span) -> None:
         """Count a span."""
@@ -51,8 +54,11 @@ class Tally:
         if span.kind == "llm" and span.duration_ns is not None:
             model = span.model or "unknown"
             self.durations[model].append(span.duration_ns)
+            settled = refused(span) and (span.rollout, span.attempt) in self.answered
             for totals in (self.totals, self.by_model[model]):
-                _count(totals, span)
+                _count(totals, span, settled)
+            if span.status == SpanStatus.OK and by_name(span.dialect).generates:
+                self.answered.add((span.rollout, span.attempt))
 
     def models(self) -> dict[str, ModelStats]:
         """Sums by model, the busiest first, with their latencies."""
@@ -71,9 +77,10 @@ def _rewards(given: list[Reward]) -> RewardStats:
     )
 
 
-def _count(totals: Totals, span: Span) -> None:
+def _count(totals: Totals, span: Span, settled: bool) -> None:
+    """`settled`: whether it was refused and its agent asked otherwise."""
     totals.calls += 1
-    totals.errors += span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
+    totals.errors += span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED) and not settled
     totals.cancelled += span.status == SpanStatus.CANCELLED
     totals.tool_calls += span.tool_calls
     if span.usage is not None:

@@ -18,10 +18,10 @@ from penstock.gateway.calls.turns import plain_bodies
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.loose_json import Json, dumps, loads, obj, objs, text
-from penstock.gateway.model.answers import Trouble
 from penstock.gateway.model.attributes import WEBSOCKET
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.trouble import Trouble
 from penstock.gateway.model.wording import counted
 
 _CLAUDE_CODE: Final = re.compile(r"claude-cli/([0-9.]+)")

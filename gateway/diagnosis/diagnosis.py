@@ -5,31 +5,32 @@ token ids and log-probabilities, and when its attempt has ended, has a trusted r
 is a `Finding` (`gateway.diagnosis.findings`); some findings block, others only say that the sample is not what one
 might think.
 
-Calls of an attempt are merged into one training sequence where a prompt begins with the exact tokens of an earlier call
-and its answer. If the messages go on but the tokens do not, the text was tokenised anew (`retokenised`): both calls are
-still good, as two sequences. The diagnosis remembers hashes, so its memory does not grow with the tokens.
+Which calls are one training sequence, `rows` says, to this and to `penstock samples`. The bytes of good calls are read
+twice, because of a client's retries only the last counts; of their tokens nothing is kept.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from itertools import pairwise
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Final
 
 from penstock.gateway.calls.turns import plain_bodies
 from penstock.gateway.diagnosis.degraded import Degraded
 from penstock.gateway.diagnosis.findings import (
+    RETRIED,
     finding,
+    good_choices,
     of_attempt,
     of_head,
     of_request,
     of_rollout,
     of_tokens,
     of_tools,
+    settled,
 )
+from penstock.gateway.diagnosis.rows import Row, Rows, Spelt, heard, superseded
 from penstock.gateway.diagnosis.tool_uses import tools_used
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import loads, obj
@@ -37,28 +38,16 @@ from penstock.gateway.dialects.token_ids import Tokens, common, length, read_tok
 from penstock.gateway.model.answers import AttemptDiagnosis, CallDiagnosis, Diagnosis, Finding
 from penstock.gateway.model.attributes import BEGAN
 from penstock.gateway.model.exchange import Exchange
-from penstock.gateway.model.rollout import Attempt, RolloutSummary
+from penstock.gateway.model.rollout import Attempt, RolloutSummary, final
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.trouble import Begins, Trouble
+from penstock.gateway.model.turn import Turn
 from penstock.gateway.model.wording import counted
 
-T = TypeVar("T")
-
+_TOKENS: Final = frozenset({"no_token_ids", "no_logprobs"})
+"""What an answer may lack that its client has waited for all the same."""
 MOST_CALLS = 2_000
 """Calls whose bytes one diagnosis reads."""
-
-
-@dataclass(slots=True)
-class Past:
-    """The calls of an attempt so far, by hash."""
-
-    tokens: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    """A prompt with an answer -> the call's sequence."""
-    lengths: set[int] = field(default_factory=set[int])
-    """Sizes of these."""
-    stories: dict[bytes, Span] = field(default_factory=dict[bytes, Span])
-    """A conversation with its answer -> the call."""
-    agents: Degraded = field(default_factory=Degraded)
-    """What agents have lost to their base URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +77,15 @@ def diagnose(
         judged = [span for span in own if (span.attempt, span.sequence) in looked_at]
         made = _attempt(case, attempt, list(of_attempt(rollout, attempt, own)), judged)
         attempts.append(_with_tools(case, attempt, own, made))
-    about = list(of_rollout(rollout))
+    about, counts = list(of_rollout(rollout)), _counting(rollout, attempts)
     return Diagnosis(
         rollout=rollout.id,
         status=rollout.status,
         model=case.model,
         reward=rollout.reward,
-        trainable=any(attempt.trainable for attempt in attempts),
-        verdict=_verdict(rollout, about, attempts),
+        trainable=counts is not None and counts.trainable > 0,
+        sequences=0 if counts is None else counts.sequences,
+        verdict=_verdict(rollout, about, counts),
         findings=about,
         attempts=attempts,
         skipped=len(calls) - len(looked_at),
@@ -120,71 +110,102 @@ def _main_model(calls: Iterable[Span]) -> str | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def _attempt(case: Case, attempt: Attempt, about: list[Finding], spans: Iterable[Span]) -> AttemptDiagnosis:
-    past, blocked = Past(), any(finding.blocks for finding in about)
-    calls = [_call(case, attempt, span, past, blocked) for span in spans]
-    lost = [finding(code, reason, case.rollout, attempt.id) for code, reason in past.agents.reasons()]
-    good = {call.sequence for call in calls if call.trainable}
+def _attempt(case: Case, attempt: Attempt, about: list[Finding], spans: Sequence[Span]) -> AttemptDiagnosis:
+    agents, refused = Degraded(), settled(spans)
+    calls = {span.sequence: _call(case, attempt, span, refused, agents) for span in spans}
+    lost = [finding(code, reason, case.rollout, attempt.id) for code, reason in agents.reasons()]
+    late = superseded(span for span in spans if _blocks(calls[span.sequence]) <= _TOKENS)
+    for sequence in late:
+        calls[sequence] = _with(calls[sequence], [finding("retry", RETRIED, case.rollout, attempt.id)])
+    good = [span for span in spans if calls[span.sequence].trainable]
+    rows = _rows(case, good)
+    for span in good:
+        calls[span.sequence] = _placed(case, calls[span.sequence], span, rows)
+    if any(finding.blocks for finding in about):
+        calls = {sequence: call.model_copy(update={"trainable": False}) for sequence, call in calls.items()}
+    trainable = sum(call.trainable for call in calls.values())
     return AttemptDiagnosis(
         attempt=attempt.id,
         status=attempt.status,
         reward=attempt.reward,
-        trainable=len(good),
-        sequences=sum(call.trainable and call.goes_on not in good for call in calls),
+        trainable=trainable,
+        sequences=len(rows) if trainable else 0,
         findings=[*about, *lost],
-        calls=calls,
+        calls=list(calls.values()),
     )
 
 
-def _call(case: Case, attempt: Attempt, span: Span, past: Past, blocked: bool) -> CallDiagnosis:
-    found = list(of_head(case.rollout, attempt, span, case.model))
-    tokens, goes_on = Tokens(), None
+def _blocks(call: CallDiagnosis) -> set[str]:
+    return {finding.code for finding in call.findings if finding.blocks}
+
+
+def _with(call: CallDiagnosis, more: Iterable[Finding]) -> CallDiagnosis:
+    """With more findings, the gravest first."""
+    found = sorted([*call.findings, *more], key=lambda finding: not finding.blocks)
+    trainable = call.trainable and not any(finding.blocks for finding in found)
+    return call.model_copy(update={"findings": found, "trainable": trainable})
+
+
+def _call(case: Case, attempt: Attempt, span: Span, refused: frozenset[int], agents: Degraded) -> CallDiagnosis:
+    """A call by itself. `agents`: is told of it."""
+    found = list(of_head(case.rollout, attempt, span, case.model, refused))
+    tokens = Tokens()
     if by_name(span.dialect).generates:
         exchange = case.exchange(span)
         tokens = _tokens(span, exchange) if exchange else tokens
         found += of_tokens(case.rollout, span, tokens if exchange else None)
         if exchange:
-            past.agents.add(span, exchange)
-        if exchange and tokens.complete:
+            agents.add(span, exchange)
+        if exchange and good_choices(tokens):
             found += of_request(case.rollout, span, obj(loads(plain_bodies(exchange)[0])))
-            goes_on, before = _place(past, span, exchange, tokens)
-            found += [] if before is None else [_retokenised(case, span, before, tokens)]
-    return CallDiagnosis(
+    call = CallDiagnosis(
         sequence=span.sequence,
         model=span.model,
         prompt_tokens=length(tokens.prompt) or None,
         output_tokens=tokens.generated or None,
-        trainable=not blocked and not any(finding.blocks for finding in found),
-        goes_on=goes_on,
-        findings=sorted(found, key=lambda finding: not finding.blocks),
+        trainable=True,
+        goes_on=None,
+        begins=[],
+        findings=[],
     )
+    return _with(call, found)
 
 
-def _place(past: Past, span: Span, exchange: Exchange, tokens: Tokens) -> tuple[int | None, Span | None]:
-    """The earlier call whose tokens this one continues, else the one whose messages it continues. From then on it is an
-    earlier call itself.
-    """
-    dialect, (request, response) = by_name(span.dialect), plain_bodies(exchange)
-    cuts = [size for size in sorted(past.lengths) if size <= len(tokens.prompt)]
-    goes_on = _newest(past.tokens, _hashes(tokens.prompt[a:b] for a, b in pairwise([0, *cuts])))
-    story, reply = dialect.conversation(request), dialect.reply(response, span.stream)
-    before = _newest(past.stories, _hashes(map(_framed, story))) if goes_on is None else None
-    for output in tokens.outputs.values():
-        past.lengths.add(len(tokens.prompt) + len(output.ids))
-        past.tokens[_hashes([tokens.prompt, output.ids])[-1]] = span.sequence
-    if reply:
-        past.stories[_hashes(map(_framed, [*story, reply]))[-1]] = span
-    return goes_on, before
+def _rows(case: Case, good: Iterable[Span]) -> list[Row[Span]]:
+    """The rows of the calls that can be trained on."""
+    rows: Rows[Span] = Rows(lambda span, _: _read(case, span)[1].prompt)
+    for span in good:
+        turn, tokens = _read(case, span)
+        spelt = [Spelt(number, tokens.prompt, tokens.outputs[number].ids) for number in good_choices(tokens)]
+        rows.add(span, span.agent, heard(turn), spelt)
+    return rows.made()
 
 
-def _retokenised(case: Case, span: Span, before: Span, tokens: Tokens) -> Finding:
-    earlier = case.exchange(before)
-    old = _tokens(before, earlier) if earlier else Tokens()
+def _read(case: Case, span: Span) -> tuple[Turn | None, Tokens]:
+    exchange = case.exchange(span)
+    if exchange is None:
+        return None, Tokens()
+    return by_name(span.dialect).read(*plain_bodies(exchange), span.stream), _tokens(span, exchange)
+
+
+def _placed(case: Case, call: CallDiagnosis, span: Span, rows: Sequence[Row[Span]]) -> CallDiagnosis:
+    """A call with its places among the rows, and what there is to say of those that begin with it."""
+    begun = [row for row in rows if row.nodes[0].call is span]
+    before = (node.parent for row in rows for node in row.nodes[1:] if node.call is span)
+    goes_on = next((parent.call.sequence for parent in before if parent is not None), None)
+    placed = call.model_copy(update={"goes_on": goes_on, "begins": [row.begins for row in begun]})
+    return _with(placed, [_rewritten(case, span, row.begins, row.near) for row in begun if row.near is not None])
+
+
+def _rewritten(case: Case, span: Span, why: Begins, before: Span) -> Finding:
+    """The messages go on from an earlier call and the tokens do not."""
+    old, new = _read(case, before)[1], _read(case, span)[1]
     whole = old.prompt + (old.outputs[min(old.outputs)].ids if old.outputs else b"")
-    same = common(whole, tokens.prompt)
+    same = common(whole, new.prompt)
     where = "prompt" if same < length(old.prompt) else "answer"
     reason = f"the messages go on from #{before.sequence}, the tokens differ from {same:,} on, in its {where}"
-    made = finding("retokenised", reason, case.rollout, span.attempt, model=span.model or "its model")
+    code: Trouble = "template" if why == "template" else "retokenised"
+    made = finding(code, reason, case.rollout, span.attempt, model=span.model or "its model")
     if (began := (span.attributes or {}).get(BEGAN)) is None:
         return made
     # Its route is exact already, and says why the session could not go on.
@@ -199,41 +220,25 @@ def _tokens(span: Span, exchange: Exchange) -> Tokens:
     return read_tokens(plain_bodies(exchange)[1], span.stream)
 
 
-def _hashes(pieces: Iterable[bytes]) -> list[bytes]:
-    """The hash of what there is after each piece."""
-    whole = blake2b(digest_size=16)
-    found: list[bytes] = []
-    for piece in pieces:
-        whole.update(piece)
-        found.append(whole.digest())
-    return found
+def _counting(rollout: RolloutSummary, attempts: Sequence[AttemptDiagnosis]) -> AttemptDiagnosis | None:
+    """The attempt that is trained on, if any is."""
+    wanted = final(rollout.attempts)
+    return next((one for one in attempts if wanted is not None and one.attempt == wanted.id), None)
 
 
-def _framed(message: bytes) -> bytes:
-    return b"%d:%s" % (len(message), message)
+def _verdict(rollout: RolloutSummary, about: Sequence[Finding], counts: AttemptDiagnosis | None) -> str:
+    if counts is None or not counts.trainable:
+        return f"{rollout.id} cannot be trained on: {_reason(about, counts)}."
+    calls = f"{counts.trainable:,} of {len(counts.calls):,} calls"
+    return f"{rollout.id} can be trained on: {calls}, {counted(counts.sequences, 'sequence')}, reward {counts.reward}."
 
 
-def _newest(known: dict[bytes, T], hashes: Sequence[bytes]) -> T | None:
-    """What the longest known piece stands for."""
-    return next((known[hash] for hash in reversed(hashes) if hash in known), None)
-
-
-def _verdict(rollout: RolloutSummary, about: Sequence[Finding], attempts: Sequence[AttemptDiagnosis]) -> str:
-    good = [attempt for attempt in attempts if attempt.trainable]
-    if not good:
-        return f"{rollout.id} cannot be trained on: {_reason(about, attempts)}."
-    calls = f"{sum(attempt.trainable for attempt in good):,} of {sum(len(a.calls) for a in attempts):,} calls"
-    rows = counted(sum(attempt.sequences for attempt in good), "sequence")
-    return f"{rollout.id} can be trained on: {calls}, {rows}, reward {good[-1].reward}."
-
-
-def _reason(about: Sequence[Finding], attempts: Sequence[AttemptDiagnosis]) -> str:
-    """The gravest finding of the newest attempt."""
-    if not attempts:
+def _reason(about: Sequence[Finding], counts: AttemptDiagnosis | None) -> str:
+    """The gravest finding of the attempt that counts."""
+    if counts is None:
         return about[0].reason if about else "it has no attempts"
-    newest = attempts[-1]
-    reasons = [finding.reason for finding in newest.findings if finding.blocks] or _counted(newest.calls)
-    return f"{newest.attempt}: {reasons[0] if reasons else 'it has no calls'}"
+    reasons = [finding.reason for finding in counts.findings if finding.blocks] or _counted(counts.calls)
+    return f"{counts.attempt}: {reasons[0] if reasons else 'it has no calls'}"
 
 
 def _counted(calls: Sequence[CallDiagnosis]) -> list[str]:

@@ -9,17 +9,20 @@ from functools import partial
 from shlex import quote
 from typing import Final
 
+from penstock.gateway.diagnosis.rows import lacks
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.dialects.sampling import forced, skewed
 from penstock.gateway.dialects.token_ids import IDS, Tokens, length
-from penstock.gateway.model.answers import Finding, Trouble
+from penstock.gateway.model.answers import Finding
 from penstock.gateway.model.attributes import CAPTURED, PREWARM
 from penstock.gateway.model.lifecycle import LIVE, WAITING
+from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolList
+from penstock.gateway.model.trouble import Trouble
 
 CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})
 """Finish reasons of an answer that was not finished."""
@@ -27,7 +30,7 @@ GIVEN_UP: Final = "abort"
 """vLLM's finish reason when it was stopped in the middle of an answer, which otherwise looks like a good one."""
 HARMLESS: Final[frozenset[Trouble]] = frozenset(
     {
-        *("ambiguous", "cut_off", "retokenised", "forced", "sampling"),
+        *("ambiguous", "cut_off", "retokenised", "template", "forced", "sampling"),
         *("tool_unanswered", "tool_failed", "tool_denied", "tool_ambiguous"),
         *("base_url", "inlined_tools", "no_websocket"),
     }
@@ -41,6 +44,7 @@ ENDED_BADLY: Final[dict[SpanStatus, tuple[Trouble, str]]] = {
     SpanStatus.CANCELLED: ("cancelled", "the agent did not wait for the whole answer"),
     SpanStatus.OPEN: ("unfinished", "it still runs"),
 }
+RETRIED: Final = "its client asked again, and the later answer counts"
 FIXES: Final[dict[Trouble, str]] = {
     "no_reward": "penstock reward {at} VALUE",
     "untrusted_reward": "penstock reward {at} {value} --source judge",
@@ -51,6 +55,8 @@ FIXES: Final[dict[Trouble, str]] = {
     "for_release": "penstock spans {at}",
     "no_generation": "",
     "error": "{again}",
+    "refused": "",
+    "retry": "",
     "interrupted": "{again}",
     "cancelled": "{again}",
     "late": "finish the attempt after the agent's last call, then {again}",
@@ -61,6 +67,7 @@ FIXES: Final[dict[Trouble, str]] = {
     "no_logprobs": 'set train = true on the [[route]] of {model}, let the agent leave "logprobs" out, then {again}',
     "cut_off": "raise max_tokens, then {again}",
     "retokenised": 'set train = "exact" on the [[route]] of {model} in penstock.toml, then {again}',
+    "template": 'set train = "exact" on the [[route]] of {model} in penstock.toml, then {again}',
     "forced": "let the agent leave the model free, or mask what the grammar forced",
     "tool_unanswered": "penstock tools {at}",
     "tool_failed": "penstock show {at}#{run}",
@@ -115,8 +122,17 @@ def of_attempt(rollout: RolloutSummary, attempt: Attempt, spans: Sequence[Span])
         yield finding("mixed_versions", reason, rollout, attempt.id)
 
 
-def of_head(rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | None) -> Iterator[Finding]:
-    """Findings from a call's head."""
+def settled(spans: Sequence[Span]) -> frozenset[int]:
+    """The calls of an attempt that were refused, and whose agent then asked otherwise: a later call was answered."""
+    good = (span.sequence for span in spans if span.status == SpanStatus.OK and by_name(span.dialect).generates)
+    last = max(good, default=0)
+    return frozenset(span.sequence for span in spans if refused(span) and span.sequence < last)
+
+
+def of_head(
+    rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | None, settled: frozenset[int]
+) -> Iterator[Finding]:
+    """Findings from a call's head. `settled`: see there."""
     say = partial(finding, rollout=rollout, attempt=attempt.id, sequence=span.sequence)
     if not by_name(span.dialect).generates:
         yield say("no_generation", f"{span.dialect}: no model answered")
@@ -124,7 +140,9 @@ def of_head(rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | 
     if (span.attributes or {}).get(PREWARM):
         yield say("no_generation", "it asked for no answer, only that its beginning is read already")
         return
-    if span.status in ENDED_BADLY:
+    if span.sequence in settled:
+        yield say("refused", "the gateway could not translate it, and its agent then asked otherwise")
+    elif span.status in ENDED_BADLY:
         code, reason = ENDED_BADLY[span.status]
         yield say(code, f"{reason} ({span.error})" if span.error else reason)
     if attempt.ended_ns is not None and span.start_ns > attempt.ended_ns:
@@ -147,12 +165,23 @@ def of_tokens(rollout: RolloutSummary, span: Span, tokens: Tokens | None) -> Ite
     if tokens is None or not tokens.readable:
         reason = "its bytes are not on the tape" if tokens is None else "its answer cannot be read"
         yield say("unreadable", reason)
-    elif not tokens.complete:
-        yield _without_ids(rollout, span, tokens)
+        return
+    others = {"blocks": not good_choices(tokens)}
+    if not tokens.complete:
+        yield _without_ids(rollout, span, tokens).model_copy(update=others)
     elif any(output.logprobs != length(output.ids) for output in tokens.outputs.values()):
         logprobs = sum(output.logprobs for output in tokens.outputs.values())
         reason = f"{logprobs:,} log-probabilities for {tokens.generated:,} tokens"
-        yield say("no_logprobs", reason, model=span.model or "its model")
+        yield say("no_logprobs", reason, model=span.model or "its model").model_copy(update=others)
+
+
+def good_choices(tokens: Tokens) -> list[int]:
+    """Choices that have everything that training needs; one that lacks something leaves the others as they are."""
+    return [
+        number
+        for number, one in sorted(tokens.outputs.items())
+        if lacks(bool(tokens.prompt), len(one.ids), one.logprobs == length(one.ids)) is None
+    ]
 
 
 def of_request(rollout: RolloutSummary, span: Span, asked: Json) -> Iterator[Finding]:

@@ -37,7 +37,14 @@ from penstock.gateway.dialects.loose_json import (
     text,
     tokens,
 )
-from penstock.gateway.dialects.parts import content_parts, flat_text, result_content, result_part, same_arguments
+from penstock.gateway.dialects.parts import (
+    compared,
+    content_parts,
+    flat_text,
+    result_content,
+    result_part,
+    same_arguments,
+)
 from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.text_spans import Described, Item, Pointed, Quoted, quoted_items, quoted_tool
 from penstock.gateway.dialects.token_ids import IDS, LOGPROBS
@@ -324,7 +331,7 @@ def _source(wire: Json) -> bytes:
     calls = [_call_source(call) for call in objs(wire.get("tool_calls"))]
     if function := obj(wire.get("function_call")):
         calls.append(_call_source({"function": function}))
-    return orjson.dumps([role, said, calls, []]) if said or calls or role != "assistant" else b""
+    return compared(role, said, calls, [])
 
 
 def _call_source(call: Json) -> list[str | None]:

@@ -80,25 +80,32 @@ def result_content(result: Part) -> Any:
 def fingerprint(message: Message) -> bytes:
     """The same bytes for the same message, however it was written: only role, text, tool calls and results count.
 
-    Reasoning, media, markers and unknown parts do not: clients drop and move them. An assistant message with nothing
+    Reasoning, media, markers and unknown parts do not: clients drop and move them. Nor does white space at the edges of
+    what the assistant says: clients strip it, and drop texts that are nothing else. An assistant message with nothing
     else in it has no fingerprint.
     """
     calls = [
         [part.id, part.name, same_arguments(part.arguments or "")] for part in message.parts if part.type == "tool_call"
     ]
     results = [[part.id, part.text] for part in message.parts if part.type == "tool_call_response"]
-    said = flat(message.parts)
-    if message.role == "assistant" and not (said or calls or results):
-        return b""
-    return orjson.dumps([message.role, said, calls, results])
+    return compared(message.role, flat(message.parts), calls, results)
+
+
+def compared(role: str, said: str, calls: list[list[str | None]], results: list[list[str | None]]) -> bytes:
+    """The fingerprint of a message by what counts of it."""
+    if role != "assistant":
+        return orjson.dumps([role, said, calls, results])
+    said = said.strip()
+    return orjson.dumps([role, said, calls, results]) if said or calls or results else b""
 
 
 def plain(wire: Any) -> bytes:
     """The fingerprint of the commonest messages, of nothing but a role and a text, without making one; else nothing."""
     fields = obj(wire)
     role, said = fields.get("role"), fields.get("content")
-    told = len(fields) == 2 and said and isinstance(said, str) and role in _SAYING
-    return orjson.dumps([role, said, [], []]) if told else b""
+    if len(fields) != 2 or not said or not isinstance(said, str) or role not in _SAYING:
+        return b""
+    return compared(role, said, [], [])
 
 
 def flat_text(content: Any) -> str:

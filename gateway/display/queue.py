@@ -102,7 +102,7 @@ def _rollout(found: Diagnosis) -> Iterator[Text]:
     codes = Counter(finding.code for finding in _findings(found))
     yield from (plain(found.rollout), status(found.status), plain(number(found.reward)))
     yield plain(f"{sum(call.trainable for call in calls):,} of {len(calls):,}")
-    yield plain(f"{sum(attempt.sequences for attempt in found.attempts):,}")
+    yield plain(f"{found.sequences:,}")
     why = ", ".join(code if count == 1 else f"{code} ({count:,})" for code, count in codes.most_common())
     yield plain(why, "" if found.trainable else "red")
 
@@ -154,8 +154,15 @@ def _call(call: CallDiagnosis) -> Iterator[Text]:
     yield Text("yes", style="green") if call.trainable else Text("no", style="red")
     yield plain(call.model)
     yield from (plain("" if count is None else f"{count:,}") for count in (call.prompt_tokens, call.output_tokens))
-    yield plain("" if call.goes_on is None else f"from #{call.goes_on}")
+    yield plain(", ".join([*([] if call.goes_on is None else [f"from #{call.goes_on}"]), *_begun(call)]))
     yield _why(call.findings)
+
+
+def _begun(call: CallDiagnosis) -> list[str]:
+    """Why sequences begin with it. What is `first` needs no words, and a finding has its own."""
+    told = {"first", *(finding.code for finding in call.findings)}
+    counts = Counter(why for why in call.begins if why not in told)
+    return [why if count == 1 else f"{why} ({count})" for why, count in counts.items()]
 
 
 def _why(findings: Iterable[Finding]) -> Text:

@@ -19,6 +19,7 @@ from penstock.gateway.model.exchange import Chunk, Exchange, Side
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, RewardSource, RolloutStatus, RolloutSummary, Totals
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolStats
+from penstock.gateway.model.trouble import Begins, Trouble
 from penstock.gateway.model.turn import Turn
 
 
@@ -220,39 +221,6 @@ class Stats(Noun):
     """Servers of tools (MCP), by name: who waits, and how their breakers stand."""
 
 
-Trouble = Literal[
-    "no_reward",
-    "untrusted_reward",
-    "unfinished",
-    "gap",
-    "ambiguous",
-    "mixed_versions",
-    "for_release",
-    "no_generation",
-    "error",
-    "interrupted",
-    "cancelled",
-    "late",
-    "other_model",
-    "truncated",
-    "unreadable",
-    "no_token_ids",
-    "no_logprobs",
-    "cut_off",
-    "retokenised",
-    "forced",
-    "sampling",
-    "tool_unanswered",
-    "tool_failed",
-    "tool_denied",
-    "tool_ambiguous",
-    "base_url",
-    "inlined_tools",
-    "no_websocket",
-]
-"""Why something cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""
-
-
 class Finding(Noun):
     """Something about an attempt or a call that training cares about."""
 
@@ -281,6 +249,8 @@ class CallDiagnosis(Noun):
     """True when neither it nor its attempt has a finding that blocks."""
     goes_on: int | None
     """Sequence of the call whose tokens its prompt begins with: both are one training sequence."""
+    begins: list[Begins]
+    """Why sequences begin with it, one for each choice that continues no other."""
     findings: list[Finding]
     """What was found, the gravest first."""
 
@@ -297,7 +267,8 @@ class AttemptDiagnosis(Noun):
     trainable: int
     """How many of its calls can be trained on."""
     sequences: int
-    """How many training sequences these make: calls that go on from each other's exact tokens are one."""
+    """How many training sequences these make, as `penstock samples` has rows: calls that go on from each other's exact
+    tokens are one."""
     findings: list[Finding]
     """What concerns the attempt as a whole."""
     calls: list[CallDiagnosis]
@@ -316,7 +287,10 @@ class Diagnosis(Noun):
     reward: float | None
     """Its reward."""
     trainable: bool
-    """True when at least one call can be trained on."""
+    """True when at least one call can be trained on, of the attempt that counts: the newest that succeeded, else the
+    newest."""
+    sequences: int
+    """How many training sequences that attempt makes."""
     verdict: str
     """The same in a sentence."""
     findings: list[Finding]

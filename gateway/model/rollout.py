@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -65,7 +66,8 @@ class Totals(Noun):
     calls: int = 0
     """Finished model calls."""
     errors: int = 0
-    """Those that ended neither ok nor cancelled."""
+    """Those that ended neither ok nor cancelled. A refusal after which the agent asked otherwise and was answered is
+    none (`gateway.model.negotiation`)."""
     cancelled: int = 0
     """Those whose client went away."""
     input_tokens: int | None = 0
@@ -80,6 +82,8 @@ class Totals(Noun):
     """Calls that used tokens which nobody counted: where there are any, the sums of tokens are lower bounds."""
     ambiguous: int = 0
     """Calls without an address that could be another rollout's as well: two agents have done exactly the same."""
+    refused: int = 0
+    """Those errors that were refusals of the gateway to translate, and no call was answered since."""
 
     @model_validator(mode="after")
     def _unknown_is_not_zero(self) -> Self:
@@ -271,3 +275,9 @@ class Worker(Noun):
     """What it is working on: ROLLOUT/ATTEMPT."""
     finished: int = 0
     """Attempts that it has finished."""
+
+
+def final(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The attempt that counts: the newest that succeeded, else the newest."""
+    good = [one for one in attempts if one.status == AttemptStatus.SUCCEEDED]
+    return next(reversed(good or attempts), None)

@@ -15,9 +15,11 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 from time import monotonic
+from typing import Final
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.framing import Framing
+from penstock.gateway.calls.record import whole
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal, UpstreamFault, internal_fault
 from penstock.gateway.http.headers import framed
@@ -36,7 +38,7 @@ from penstock.gateway.upstreams.pool import Pool
 class Call(RecordedCall):
     """One call. It is in `Shared.running` from `run` until it is handed to the recorder."""
 
-    __slots__ = ("_asked_again", "_given", "_pools", "_sent")
+    __slots__ = ("_asked_again", "_given", "_pools", "_refusal", "_sent")
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
@@ -46,6 +48,8 @@ class Call(RecordedCall):
         """What it uses of the catalog, and what its rollout was given of it."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
         self._asked_again = False
+        self._refusal: tuple[bytes, bytes] | None = None
+        """Head and body of an answer with status 400 that is held until it is whole."""
 
     def run(self, began: float) -> None:
         """Begins it, and ends it if that fails. `began`: when its request was whole."""
@@ -197,7 +201,14 @@ class Call(RecordedCall):
         record = self.record
         if connection.status == 404 and not self._asked_again and self._shared.pins.adapted(record.versions):
             self._ask_again()
-            return
+        elif connection.status == 400 and self._parts:
+            self._refusal = head, raw
+            self._consider(connection)
+        else:
+            self._tell(connection, head, raw)
+
+    def _tell(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        record = self.record
         record.http_status = connection.status
         record.response_headers = connection.headers[: connection.head_fields]
         record.stream = connection.content_type.startswith(record.call.dialect.streaming_content_type)
@@ -205,6 +216,22 @@ class Call(RecordedCall):
         out = self.begin_answer(connection, head, raw)
         self._move(State.STREAMING)
         self._pass_on(connection, out)
+
+    def _consider(self, connection: UpstreamConnection) -> None:
+        """A refusal is held until it is whole: a part may know how to ask otherwise."""
+        assert self._refusal is not None
+        if not connection.done and len(self._refusal[1]) <= _REFUSAL:
+            return
+        (head, raw), self._refusal = self._refusal, None
+        told = whole(connection.pieces, connection.encoding)
+        body = next((made for part in self._parts if (made := part.instead(self.record, told)) is not None), None)
+        if body is None or self.record.pool is None:
+            self._tell(connection, head, raw)
+            return
+        self.release_upstream()
+        self._pools.insert(0, self.record.pool)
+        self.record.body = body
+        self._try_next()
 
     def framing(self, connection: UpstreamConnection) -> Framing | None:
         """The first part that changes the answer does."""
@@ -231,6 +258,10 @@ class Call(RecordedCall):
 
     def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
         """Passes on a read."""
+        if self._refusal is not None:
+            self._refusal = self._refusal[0], self._refusal[1] + raw
+            self._consider(connection)
+            return
         self._pass_on(connection, self.continue_answer(connection, raw))
 
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
@@ -277,7 +308,7 @@ class Call(RecordedCall):
 
     def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         """The upstream broke off. Before its answer began it is asked again; after that the client gets what came."""
-        self.connection, pool = None, self.record.pool
+        self.connection, pool, self._refusal = None, self.record.pool, None
         if self.state >= State.ENDING:
             return
         if self.started:
@@ -330,7 +361,9 @@ class Call(RecordedCall):
             self._fail(refusal)
 
 
-_BROKEN = {
+_REFUSAL: Final = 1 << 20
+"""Bytes of a refusal that are held at most."""
+_BROKEN: Final = {
     "upstream_closed": "closed the connection before it answered",
     "upstream_protocol": "answered with something that is not HTTP/1.1",
     "internal": "answered, and the gateway failed on it (its log says why)",

@@ -16,6 +16,7 @@ from penstock.gateway.model.release import Pin
 from penstock.gateway.proxy.exact.exact_call import ExactRoutes
 from penstock.gateway.proxy.exact.session_store import Exact
 from penstock.gateway.proxy.parts import Feature, Part, Send
+from penstock.gateway.proxy.system_messages import FoldedSystem
 from penstock.gateway.proxy.translation.translator import TranslatedRoutes, Translator
 from penstock.gateway.releases.catalog import Uses
 from penstock.gateway.releases.shadow.stage import Shadow
@@ -25,7 +26,8 @@ def features(
     translator: Translator | None, own: Secrets, exact: Exact, shadow: Shadow, metrics: Metrics
 ) -> tuple[Feature, ...]:
     """All there are. `translator`: None when nothing is translated, or nothing can be; `own`: the gateway's keys."""
-    return TranslatedRoutes(translator, own), TrainedModels(metrics), ExactRoutes(exact), Mirroring(shadow)
+    of_engines = TranslatedRoutes(translator, own), FoldedSystem(), TrainedModels(metrics), ExactRoutes(exact)
+    return *of_engines, Mirroring(shadow)
 
 
 class TrainedModels:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.framing import Framing
@@ -44,6 +44,11 @@ class Part:
     def connect(self, call: Connecting, pool: Pool, fresh: bool) -> asyncio.Task[None] | None:
         """Connects in a way of its own: a task that can be cancelled. None: as any other call. `fresh`: not on a
         connection that was idle."""
+        return None
+
+    def instead(self, record: Record, answer: bytes) -> bytes | None:
+        """The body to ask with once more where the engine has refused the call with status 400; None: the answer stays.
+        `answer`: its body, without content encoding."""
         return None
 
     def framing(self, connection: UpstreamConnection, http10: bool) -> Framing | None:
@@ -86,7 +91,7 @@ class Send:
     """What it uses of the catalog, and what its rollout was given of it."""
     captured: tuple[str, ...] = ()
     """Names of fields of the body that the gateway has added."""
-    attributes: dict[str, str] = field(default_factory=dict[str, str])
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     """For its span."""
     convert: Callable[[bytes], bytes] | None = None
     """How another body of its agent's goes upstream; None when as it is."""

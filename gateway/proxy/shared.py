@@ -79,7 +79,9 @@ class Shared:
 
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
         """(upstreams to try in turn, model name to send instead, the route that says so)."""
-        route = self.routes.find(call.model) if self.routes else None
+        # A body that names no model, or cannot be read, is still a call of a route that takes all of them.
+        model = "" if call.model is None and call.dialect.generates else call.model
+        route = self.routes.find(model) if self.routes else None
         if route is None and call.wanted is not None:
             return [call.wanted], None, None
         of = told(call.dialect, call.path, request.headers)

@@ -49,7 +49,7 @@ MOVES: Final[dict[State, dict[State, str]]] = {
     },
     State.SENT: {
         State.STREAMING: "the head of the answer came",
-        State.PLANNING: "broke off before it answered, or does not have the adapter: asked again",
+        State.PLANNING: "broke off before it answered, lacks an adapter, refused what can be folded: asked again",
         State.ENDING: "broke off, silent for too long, the client left, the gateway stops",
     },
     State.STREAMING: {State.ENDING: "complete, broke off, silent for too long, the client left, the gateway stops"},

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_args
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.model.base import Mode, Origin
+from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
@@ -360,3 +361,8 @@ def count(sums: list[int], entry: Entry, usage: list[int | None] | None = None) 
     sums[6] += entry.gap
     sums[7] += uncounted(entry, by_name(entry.dialect))
     sums[8] += entry.ambiguous
+    sums[9] += refused(entry)
+    if entry.status == SpanStatus.OK and by_name(entry.dialect).generates:
+        # Its agent has found another way to ask.
+        sums[1] -= sums[9]
+        sums[9] = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,6 +35,15 @@ class ScaleOut:
         self.template = Template()
         self.words = Vocabulary()
         self.says: list[str] = []
+        self.speaks: Callable[[str], str] | None = None
+        """What the model says to a prompt, where `says` is empty."""
+        self.longest = LONGEST
+        self.render_fails = 0
+        """How many of the next renderings fail."""
+        self.derender_fails: list[int] = []
+        """Status of the next answers of derender, in turn; 0: the connection is closed."""
+        self.refuses: list[str] = []
+        """Why it refuses the next chat requests, in turn."""
         self.models = {"policy"}
         self.enabled = True
         self.unknown = False
@@ -64,6 +73,13 @@ class ScaleOut:
         async with asyncio.timeout(60), self._news:
             await self._news.wait_for(lambda: len(self.of(path)) >= requests)
 
+    def _refusal(self, path: str, body: Json) -> str | None:
+        if path == CHAT and self.refuses:
+            return self.refuses.pop(0)
+        if (body.get("temperature") or 0) > 2:
+            return "temperature must be in [0, 2]."
+        return self.template.refusal(body["messages"])
+
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body: Json = json.loads(await request.read())
         if request.path != CHAT:
@@ -74,8 +90,16 @@ class ScaleOut:
         async with self._news:
             self.asked.append((request.path, body))
             self._news.notify_all()
+        if request.path == DERENDER and self.derender_fails:
+            status = self.derender_fails.pop(0)
+            if not status:
+                assert request.transport is not None
+                request.transport.abort()
+            return failure(status or 500, "The parser is not well.", "InternalServerError")
         if body.get("model") not in self.models:
             return failure(404, f"The model `{body.get('model')}` does not exist.", "NotFoundError")
+        if request.path in (CHAT, RENDER) and (refused := self._refusal(request.path, body)):
+            return failure(400, refused, "BadRequestError")
         try:
             made = await {CHAT: self._chat, RENDER: self._render, DERENDER: self._derender, GENERATE: self._generate}[
                 request.path
@@ -93,9 +117,12 @@ class ScaleOut:
 
     async def _render(self, request: web.Request, body: Json) -> web.StreamResponse:
         ids = self.rendered(body)
-        if len(ids) > LONGEST:
+        if self.render_fails:
+            self.render_fails -= 1
+            return failure(500, "The renderer is not well.", "InternalServerError")
+        if len(ids) > self.longest:
             return failure(400, f"The prompt has {len(ids)} tokens.", "BadRequestError")
-        room = LONGEST - len(ids)
+        room = self.longest - len(ids)
         sampling: Json = {"n": body.get("n") or 1, "max_tokens": min(body.get("max_tokens") or room, room)}
         sampling |= {"stop": stops(body), "logprobs": body.get("top_logprobs") or 0 if body.get("logprobs") else None}
         answer: Json = {"request_id": f"chatcmpl-{len(self.asked)}", "token_ids": ids, "features": None}
@@ -104,14 +131,17 @@ class ScaleOut:
 
     # -- the model ---------------------------------------------------------------------------------------------------
 
-    def _made(self, sampling: Json) -> tuple[list[int], str, int | str | None, str]:
+    def _made(self, sampling: Json, prompt: list[int]) -> tuple[list[int], str, int | str | None, str]:
         """(ids, why it ended, by which text, the text before that)."""
-        text = self.says.pop(0) if self.says else "ok"
+        if self.says or self.speaks is None:
+            text = self.says.pop(0) if self.says else "ok"
+        else:
+            text = self.speaks(self.words.decode(prompt))
         for stop in stops(sampling):
             if stop in text:
                 cut = text.index(stop)
                 return self.words.spell(text[: cut + len(stop)], False), "stop", stop, text[:cut]
-        ids, most = self.words.spell(text), sampling.get("max_tokens") or LONGEST
+        ids, most = self.words.spell(text), sampling.get("max_tokens") or self.longest
         return (ids, "stop", None, text) if len(ids) <= most else (ids[:most], "length", None, text[:most])
 
     def logprobs(self, ids: list[int], most: int | None) -> Json | None:
@@ -130,7 +160,7 @@ class ScaleOut:
         most = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
         about: Json = {"id": f"chatcmpl-{len(self.asked)}", "created": 1, "model": body["model"]}
         shown: Json = {"prompt_token_ids": prompt if body.get("return_token_ids") else None}
-        made = [self._made(body) for _ in range(many)]
+        made = [self._made(body, prompt) for _ in range(many)]
         if not body.get("stream"):
             choices = [
                 self._choice(at, *one, body) | {"logprobs": self.logprobs(one[0], most)} for at, one in enumerate(made)
@@ -174,7 +204,7 @@ class ScaleOut:
     async def _generate(self, request: web.Request, body: Json) -> web.StreamResponse:
         assert body["output_mode"] == "text"
         sampling: Json = body["sampling_params"]
-        made = [self._made(sampling) for _ in range(sampling["n"])]
+        made = [self._made(sampling, body["token_ids"]) for _ in range(sampling["n"])]
         about: Json = {"request_id": "generate-tokens-" + body["request_id"], "output_mode": "text"}
         if body["stream"]:
             response = await self._send(request, self._tokens(body, about, made), self.breaks)

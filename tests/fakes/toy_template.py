@@ -58,8 +58,15 @@ class Template:
     """Whether reasoning is left out of turns that are not the last one."""
     moves: bool = False
     """Whether the system text is written before the last user message, wherever that is."""
+    one_system: bool = False
+    """Whether a system message anywhere but at the beginning is refused, as the template of Qwen3.5 refuses it."""
     ends: bool = True
     """Whether a turn of the model is ended by the token that the model ends it with."""
+
+    def refusal(self, messages: Sequence[Json]) -> str | None:
+        """Why it does not write a prompt of these."""
+        refused = self.one_system and any(one["role"] in ("system", "developer") for one in messages[1:])
+        return "System message must be at the beginning." if refused else None
 
     def write(self, messages: Sequence[Json], tools: Any = None, opening: bool = True) -> str:
         """The text of a prompt."""

@@ -65,15 +65,17 @@ async def response_of(client: openai.AsyncOpenAI, stream: bool, **asked: Any) ->
         return await events.get_final_response()
 
 
-async def claude_agent(gateway: Gateway, rollout: str, stream: bool) -> list[Message]:
-    """Asks, does what it is asked, and goes on until there is an answer."""
+async def claude_agent(
+    gateway: Gateway, rollout: str, stream: bool, sent: Callable[[Json], bool] = bool
+) -> list[Message]:
+    """Asks, does what it is asked, and goes on until there is an answer. `sent`: which blocks it sends back."""
     system = [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]
     messages: list[Any] = [{"role": "user", "content": "How warm is it?"}]
     answers: list[Message] = []
     async with claude(gateway, rollout) as client:
         while not answers or answers[-1].stop_reason == "tool_use":
             answers.append(await message_of(client, stream, system=system, messages=messages))
-            content = [block.model_dump(exclude_none=True) for block in answers[-1].content]
+            content = [made for block in answers[-1].content if sent(made := block.model_dump(exclude_none=True))]
             calls = [block for block in answers[-1].content if block.type == "tool_use"]
             results = [{"type": "tool_result", "tool_use_id": call.id, "content": "17"} for call in calls]
             messages += [{"role": "assistant", "content": content}, {"role": "user", "content": results}]
@@ -254,3 +256,31 @@ async def test_other_models_are_not_translated(gateway: Gateway, engine: Provide
         with pytest.raises(openai.NotFoundError):
             await client.responses.create(model="judge", input="hi")
     assert [seen.path for seen in engine.log] == ["/v1/responses"]
+
+
+async def test_a_refusal_after_which_the_agent_asks_otherwise_is_no_error(
+    gateway: Gateway, engine: Provider, tape: Tape
+) -> None:
+    async def errors() -> tuple[int, int, list[str]]:
+        """Of the rollout, of all calls, and what the doctor says of the first call."""
+        found = await tape.get("/api/rollouts/bargain/diagnosis")
+        codes = [one["code"] for one in found["attempts"][0]["calls"][0]["findings"]]
+        totals = (await tape.get("/api/rollouts/bargain"))["attempts"][0]["totals"]
+        return totals["errors"], (await tape.get("/api/stats"))["by_model"]["policy-bargain"]["errors"], codes
+
+    asked: Json = {"model": "policy-bargain", "messages": [{"role": "user", "content": "?"}]}
+    engine.script = [Answer("It is 17.")]
+    search: Any = {"type": "web_search_20250305", "name": "web_search"}
+    async with claude(gateway, "bargain") as client:
+        with pytest.raises(anthropic.BadRequestError, match="web_search"):
+            await message_of(client, False, **asked, tools=[search])
+        await tape.spans("bargain", 1)
+        assert await errors() == (1, 1, ["error"])
+        await message_of(client, False, **asked)
+        await tape.spans("bargain", 2)
+        assert await errors() == (0, 0, ["refused"])
+        # What fails later is an error again.
+        with pytest.raises(anthropic.BadRequestError, match="web_search"):
+            await message_of(client, False, **asked, tools=[search])
+        await tape.spans("bargain", 3)
+        assert (await errors())[:2] == (1, 1)

@@ -19,7 +19,7 @@ from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.proxy.translation.answer import AnswerConverter
 from penstock.gateway.proxy.translation.chat_pieces import Answer as Read
-from penstock.gateway.proxy.translation.chat_pieces import Untold
+from penstock.gateway.proxy.translation.chat_pieces import Piece, Untold
 from penstock.gateway.proxy.translation.framing import Stream
 from penstock.gateway.proxy.translation.litellm import Library
 from penstock.gateway.proxy.translation.messages_answer import Messages
@@ -97,6 +97,7 @@ CALLS = st.lists(ARGUMENTS, max_size=3).map(
 WORDS = st.text(st.characters(codec="utf-8"), max_size=20).map(lambda text: "".join(pieces(text)))
 ANSWERS = st.builds(Answer, WORDS, CALLS)
 CUTS = st.lists(st.integers(0, 3000), max_size=8)
+UNCACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 
 
@@ -110,6 +111,13 @@ def test_a_stream_says_the_same_however_it_is_cut(
     at_once = told(litellm, dialect, stream)
     assert told(litellm, dialect, stream, [cut for cut in cuts if cut < len(stream)]) == at_once
     assert by_name(dialect).over(at_once)
+
+
+def test_a_message_says_what_was_cached_as_anthropic_does(litellm: Library) -> None:
+    chat = vllm_wire.chat(ASKED, Answer("hi"))
+    assert whole(litellm, "messages", chat)["usage"].items() >= UNCACHED.items()
+    chat["usage"]["prompt_tokens_details"] = {"cached_tokens": 2}
+    assert whole(litellm, "messages", chat)["usage"].items() >= (UNCACHED | {"cache_read_input_tokens": 2}).items()
 
 
 @BOTH
@@ -299,3 +307,18 @@ NONE: list[Json] = [{}, {"choices": []}, {"error": {"message": "no"}}, {"choices
 def test_a_plain_answer_that_is_none(answer: Json) -> None:
     with pytest.raises(Untold):
         Read().plain(json.dumps(answer).encode())
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_a_call_of_a_namespace_has_its_agents_names(litellm: Library, stream: bool) -> None:
+    space: Json = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "get"}]}
+    made = Responses(litellm, {"model": "m", "input": "hi", "tools": [space, {"type": "function", "name": "get"}]})
+    answer, pieces = Read("c", "m", finish="tool_calls"), [Piece("call", "c1", "agents__get")]
+    pieces.append(Piece("call", "c2", "get"))
+    if stream:
+        _ = made.begin(answer)
+        items = [event["item"] for piece in pieces for event in made.tell(piece) if "item" in event]
+    else:
+        items = made.whole(answer, pieces)["output"]
+    named = {(item["call_id"], item["name"], item.get("namespace")) for item in items}
+    assert named == {("c1", "get", "agents"), ("c2", "get", None)}

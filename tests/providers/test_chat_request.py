@@ -155,10 +155,67 @@ REFUSED_MESSAGES: list[tuple[str, Json]] = [
         "messages[0].content[0].source.type",
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]},
     ),
+    ("messages[1].content", {"messages": [SAY, {"role": "assistant", "content": [USE]}]}),
+    ("messages[1].content", {"messages": [SAY, {"role": "assistant", "content": ""}]}),
+    ("messages[1].content", {"messages": [SAY, {"role": "assistant", "content": []}]}),
+    (
+        "messages[0].content[0].content[0].tool_name",
+        {
+            "messages": [
+                {"role": "user", "content": [RESULT | {"content": [{"type": "tool_reference", "tool_name": "x"}]}]}
+            ]
+        },
+    ),
     ("system[0].type", {"system": [PICTURE]}),
     ("thinking.type", {"thinking": {"type": "deep"}}),
     ("output_config.format.type", {"output_config": {"format": {"type": "regex"}}}),
 ]
+
+
+def test_deferred_tools_are_told_where_they_are_loaded_and_not_at_the_beginning(litellm: Library) -> None:
+    late = {"name": "put", "description": "Puts.", "input_schema": SCHEMA, "defer_loading": True}
+    search = USE | {"name": "ToolSearch"}
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("put", LONG)]
+    story = [
+        SAY,
+        {"role": "assistant", "content": [search]},
+        {"role": "user", "content": [RESULT | {"content": found}]},
+    ]
+    tools = [GET, late, late | {"name": LONG}, {"name": "never", "input_schema": SCHEMA, "defer_loading": True}]
+    chat = of_messages(litellm, {"tools": tools, "messages": story})
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["get"]
+    told = chat["messages"][-1]["content"]
+    lines = told.splitlines()
+    assert (lines[0], lines[-1]) == ("<functions>", "</functions>")
+    shown = [json.loads(line.removeprefix("<function>").removesuffix("</function>")) for line in lines[1:-1]]
+    assert shown == [{"description": "Puts.", "name": name, "parameters": SCHEMA} for name in ("put", LONG)]
+    before = of_messages(litellm, {"tools": tools[:2], "messages": story[:1]})
+    assert (before["tools"], before["messages"]) == (chat["tools"], chat["messages"][:1])
+
+
+def test_a_deferred_tool_that_must_be_called_is_shown(litellm: Library) -> None:
+    late = GET | {"defer_loading": True}
+    chat = of_messages(litellm, {"tools": [late], "tool_choice": {"type": "tool", "name": "get"}})
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["get"]
+    assert not of_messages(litellm, {"tools": [late], "tool_choice": {"type": "auto"}}).keys() & {
+        "tools",
+        "tool_choice",
+    }
+
+
+BEGUN: list[tuple[str | list[Json], str]] = [
+    ("The answer is {", "The answer is {"),
+    ([{"type": "text", "text": "The answer"}, {"type": "text", "text": " is {"}], "The answer is {"),
+]
+
+
+@pytest.mark.parametrize(("begun", "said"), BEGUN, ids=["text", "blocks"])
+def test_a_begun_answer_is_continued_and_not_answered(litellm: Library, begun: str | list[Json], said: str) -> None:
+    chat = of_messages(litellm, {"messages": [SAY, {"role": "assistant", "content": begun}]})
+    assert chat["messages"][-1] == {"role": "assistant", "content": said}
+    assert (chat["continue_final_message"], chat["add_generation_prompt"]) == (True, False)
+    asked = of_messages(litellm, {"messages": [SAY, {"role": "assistant", "content": begun}, SAY]})
+    assert "continue_final_message" not in asked
 
 
 @pytest.mark.parametrize(("field", "more"), REFUSED_MESSAGES, ids=str)
@@ -242,6 +299,43 @@ def test_calls_before_the_text_are_the_same_message(litellm: Library) -> None:
     assert (made["content"], len(made["tool_calls"])) == ("Let me ", 1)
 
 
+SEARCH: Json = {"type": "web_search", "external_web_access": True}
+SPACE: Json = {"type": "namespace", "name": "agents", "description": "Of agents.", "tools": [FUNCTION]}
+MCP: Json = {"type": "namespace", "name": "mcp__files__", "tools": [FUNCTION | {"strict": False}]}
+
+
+def test_functions_of_namespaces_are_functions_with_their_names(litellm: Library) -> None:
+    called: Json = {"type": "function_call", "call_id": "c1", "namespace": "agents", "name": "get", "arguments": "{}"}
+    answered: Json = {"type": "function_call_output", "call_id": "c1", "output": "17"}
+    chosen: Json = {"type": "function", "namespace": "agents", "name": "get"}
+    asked: Json = {"tools": [FUNCTION, SPACE, MCP], "tool_choice": chosen, "input": [SAY, called, answered]}
+    chat = of_responses(litellm, asked)
+    names = ["get", "agents__get", "mcp__files__get"]
+    assert [tool["function"]["name"] for tool in chat["tools"]] == names
+    assert all(tool["function"].keys() <= {"name", "parameters", "strict"} for tool in chat["tools"])
+    assert chat["messages"][1]["tool_calls"][0]["function"] == {"name": "agents__get", "arguments": "{}"}
+    assert chat["tool_choice"] == {"type": "function", "function": {"name": "agents__get"}}
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none", "required"])
+def test_a_search_beside_other_tools_is_left_out(litellm: Library, choice: str | None) -> None:
+    chat = of_responses(litellm, {"tools": [SEARCH, FUNCTION], "tool_choice": choice})
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["get"]
+
+
+@pytest.mark.parametrize(
+    "more", [{"tools": [SEARCH]}, {"tools": [SEARCH, FUNCTION], "tool_choice": {"type": "web_search"}}], ids=str
+)
+def test_a_search_that_is_the_question_is_refused_with_the_way_to_turn_it_off(litellm: Library, more: Json) -> None:
+    with pytest.raises(ClientFault, match=r"Codex: web_search = .disabled. in its config\.toml"):
+        of_responses(litellm, more)
+
+
+def test_a_search_of_messages_is_refused_with_the_way_to_turn_it_off(litellm: Library) -> None:
+    with pytest.raises(ClientFault, match=r"Claude Code: --disallowedTools WebSearch"):
+        of_messages(litellm, {"tools": [GET, {"type": "web_search_20250305", "name": "web_search"}]})
+
+
 REFUSED_RESPONSES: list[tuple[str, Any]] = [
     ("previous_response_id", {"previous_response_id": "r"}),
     ("conversation", {"conversation": "c"}),
@@ -251,6 +345,9 @@ REFUSED_RESPONSES: list[tuple[str, Any]] = [
     ("include[0]", {"include": ["message.output_text.logprobs"]}),
     ("tools[0].type", {"tools": [{"type": "web_search"}]}),
     ("tools[0].type", {"tools": [{"type": "custom", "name": "c"}]}),
+    ("tools[0].tools[0].type", {"tools": [SPACE | {"tools": [{"type": "custom", "name": "c"}]}]}),
+    ("tools[1].tools[0].name", {"tools": [FUNCTION | {"name": "agents__get"}, SPACE]}),
+    ("tools[0].name", {"tools": [{"type": "namespace", "tools": []}]}),
     ("tool_choice.type", {"tool_choice": {"type": "allowed_tools"}}),
     ("tool_choice", {"tool_choice": "all"}),
     ("text.format.type", {"text": {"format": {"type": "grammar"}}}),

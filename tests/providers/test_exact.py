@@ -12,6 +12,7 @@ from fakes.scale_out import GENERATE, ScaleOut, scale_out
 from fakes.tape import Tape
 from fakes.toy_template import CALL, CALLED, Template
 
+from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.model.answers import Diagnosis
 
 from .conftest import NOWHERE, PYTHON, ROUTE
@@ -59,3 +60,20 @@ async def test_a_translated_conversation_goes_on_from_the_very_tokens(
     assert [call.goes_on for call in found.attempts[0].calls] == [None, 1, 2]
     assert sides is not None
     assert sorted(side.who for side in sides.sides) == ["agent", "engine"]
+
+
+@STREAMS
+async def test_blank_text_that_the_agent_drops_is_no_fork(exact: Gateway, vllm: ScaleOut, stream: bool) -> None:
+    """Claude Code sends back no text that is only white space, as vLLM makes it between reasoning and a tool call."""
+    rollout, call = f"blank-{stream}", f'{CALL}{{"name": "get", "arguments": {{"city":"Oslo"}}}}{CALLED}'
+    vllm.says += [f"<think>Hm.</think>\n\n{call}", f"\n\n{call}", "It is 17."]
+    answers = await claude_agent(exact, rollout, stream, sent=spoken)
+    assert any(block.type == "text" and not block.text.strip() for block in answers[0].content)
+    async with aiohttp.ClientSession() as http:
+        spans = await Tape(exact.url, http).spans(rollout, 3)
+    assert [(span.attributes or {}).get("penstock.session.began") for span in spans] == ["first", None, None]
+
+
+def spoken(block: Json) -> bool:
+    """Whether it says something."""
+    return block["type"] != "text" or bool(block["text"].strip())

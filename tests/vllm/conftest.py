@@ -11,8 +11,8 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
@@ -25,11 +25,12 @@ PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 START_S, STOP_S = 480.0, 30.0
 SLOTS, RANK = 3, 8
 
-FLAGS = {
+FLAGS: dict[str, str | int] = {
     "served-model-name": "base", "host": "127.0.0.1", "dtype": "float32", "max-model-len": 1024, "max-num-seqs": 32,
-    "max-loras": SLOTS, "max-lora-rank": RANK, "tool-call-parser": "hermes",
+    "tool-call-parser": "hermes",
 }  # fmt: skip
-SWITCHES = ("--enable-lora", "--enforce-eager", "--enable-auto-tool-choice", "--enable-scale-out")
+LORA = ("--enable-lora", f"--max-loras={SLOTS}", f"--max-lora-rank={RANK}")
+SWITCHES = ("--enforce-eager", "--enable-auto-tool-choice", "--enable-scale-out")
 ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -51,6 +52,11 @@ class Vllm:
     home: Path
     port: int
     process: subprocess.Popen[bytes] | None = None
+    model: Path | None = None
+    """What it serves; `base` in its home where that is None."""
+    flags: Mapping[str, str | int] = field(default_factory=dict[str, "str | int"])
+    """Besides `FLAGS`, or instead."""
+    lora: bool = True
 
     @property
     def url(self) -> str:
@@ -62,13 +68,14 @@ class Vllm:
 
     def start(self) -> None:
         """Starts it and waits until it is healthy."""
-        flags = [f"--{name}={value}" for name, value in FLAGS.items()]
+        flags = [f"--{name}={value}" for name, value in (FLAGS | dict(self.flags)).items()]
+        flags += [f"--model={self.model or self.home / 'base'}", *(LORA if self.lora else ())]
         # The `vllm` command asks for a package of that name; the one for CPUs has another.
         command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", *SWITCHES, *flags]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, f"--model={self.home / 'base'}", f"--port={self.port}"],
+                [*command, f"--port={self.port}"],
                 env=inherited | ENVIRONMENT, cwd=self.home, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         for _ in range(int(START_S * 5)):

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from penstock.gateway.dialects.chat import Chat
 from penstock.gateway.dialects.loose_json import Json
-from penstock.gateway.dialects.parts import fingerprint
+from penstock.gateway.dialects.parts import fingerprint, flat
 from penstock.gateway.dialects.token_ids import read_tokens
 from penstock.gateway.model.turn import Message
 
@@ -28,14 +28,17 @@ class Said(NamedTuple):
     role: str
     print: bytes
     """Its fingerprint."""
+    edges: tuple[str, str]
+    """White space around its text, which the fingerprint leaves out."""
     thought: str
-    """Its reasoning, if the agent sends that back."""
+    """Its reasoning, if the agent sends that back; without its edges."""
 
 
 class Answered(NamedTuple):
     """One choice of an answer."""
 
     print: bytes
+    edges: tuple[str, str]
     thought: str
     prompt: bytes
     """Ids of what it answers."""
@@ -52,7 +55,7 @@ def messages(asked: Json) -> list[Message]:
 
 def said(conversation: list[Message]) -> list[Said]:
     """Messages by their fingerprints, less those that have none."""
-    found = [Said(at, one.role, fingerprint(one), _thought(one)) for at, one in enumerate(conversation)]
+    found = [Said(at, one.role, fingerprint(one), _edges(one), _thought(one)) for at, one in enumerate(conversation)]
     return [one for one in found if one.print]
 
 
@@ -75,10 +78,16 @@ def answered(response: bytes, stream: bool) -> list[Answered]:
     for choice in _CHAT.choices(_CHAT.answer(response, stream, [])):
         if (output := tokens.outputs.get(choice.index)) is not None:
             ended = choice.finish in _ITSELF and not by_text
-            told = fingerprint(choice.message), _thought(choice.message)
+            told = fingerprint(choice.message), _edges(choice.message), _thought(choice.message)
             found.append(Answered(*told, tokens.prompt, output.ids, ended))
     return found
 
 
+def _edges(message: Message) -> tuple[str, str]:
+    text = flat(message.parts)
+    begun = text.lstrip()
+    return text[: len(text) - len(begun)], begun[len(begun.rstrip()) :]
+
+
 def _thought(message: Message) -> str:
-    return "".join(part.text or "" for part in message.parts if part.type == "reasoning")
+    return "".join(part.text or "" for part in message.parts if part.type == "reasoning").strip()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import aiohttp
 
@@ -53,11 +54,10 @@ class ExactRoutes:
 class ExactCall(Part):
     """The way of one call."""
 
-    __slots__ = ("_attributes", "_exact", "_how", "_key", "_name", "_record", "_request", "_session")
+    __slots__ = ("_exact", "_how", "_key", "_name", "_record", "_request", "_session", "_turn")
 
     _record: Record
     _request: Request
-    _attributes: dict[str, str]
     _name: tuple[str, str]
 
     def __init__(self, exact: Exact) -> None:
@@ -66,12 +66,14 @@ class ExactCall(Part):
         self._key: Key = ()
         self._session = ""
         self._how = ""
+        self._turn: Turn | None = None
+        """What it goes on from, while others may not."""
 
     def connect(self, call: Connecting, pool: Pool, fresh: bool) -> asyncio.Task[None]:
         """Decides how the call goes and hands it the connection for that; the task can be cancelled."""
         if not self._name[0]:
             self._record, self._request, address = call.record, call.request, call.record.call.address
-            self._attributes, self._name = dict(call.record.attributes), (address.rollout, address.attempt)
+            self._name = address.rollout, address.attempt
         task = asyncio.ensure_future(self._connect(call, pool, fresh))
         task.add_done_callback(_connected)
         return task
@@ -98,8 +100,9 @@ class ExactCall(Part):
     async def _way(self, engine: Engine) -> Generation | None:
         """None: the chat request is sent as it is."""
         asked, record = obj(loads(self._record.plain)), self._record
+        self._let_go()
         self._session = self._how = ""
-        record.attributes, record.sides = self._attributes, []
+        record.attributes, record.sides = _without_marks(record.attributes), []
         if not session_store.usual(asked) or asked.get("return_token_ids") is not True:
             return None
         conversation = messages(asked)
@@ -139,6 +142,8 @@ class ExactCall(Part):
                 more = await self._more(engine, asked, habits, found, whole.ids)
         except EngineError as error:
             _log.warning("an exact call of %s could not be rendered: %s", self._name[0], error)
+            self._begin("unrendered")
+            return None
         else:
             if more is not None:
                 self._continue(turn, "generate")
@@ -166,16 +171,31 @@ class ExactCall(Part):
         self._mark(new_session(), why, why)
 
     def _continue(self, turn: Turn, how: str) -> None:
-        """Continues a turn. If another call has continued it already, this one is a fork with the same tokens."""
-        if turn.continued:
+        """Continues a turn. If another call has continued it already, or does so now, this one is a fork with the same
+        tokens."""
+        if turn.continued or turn.taken is not None:
             self._mark(new_session(), "forked", how)
         else:
+            turn.taken, self._turn = self, turn
             self._mark(turn.session, None, how)
+
+    def _let_go(self) -> None:
+        """Others may go on from the same turn again, unless this call has."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.taken = None
 
     def _mark(self, session: str, began: Began | None, how: str) -> None:
         self._session, self._how = session, how
         more = {SESSION: session} | ({} if began is None else {BEGAN: began})
-        self._record.attributes = self._attributes | more
+        self._record.attributes = _without_marks(self._record.attributes) | more
+
+    def ending(self, record: Record, status: str) -> None:
+        """A call that is refused belongs to no session: no token of it was read or made."""
+        if status != "ok":
+            self._let_go()
+        if (record.http_status or 0) >= 400:
+            record.attributes = _without_marks(record.attributes)
 
     def completed(self, record: Record, token_ids: bool) -> None:
         """Learns the answer before any call can continue it."""
@@ -187,6 +207,12 @@ class ExactCall(Part):
         record = self._record
         bodies = record.plain, record.response()
         self._exact.learn(self._name, self._session, self._key, bodies, record.stream)
+        self._let_go()
+
+
+def _without_marks(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that others have given."""
+    return {name: value for name, value in attributes.items() if name not in (SESSION, BEGAN)}
 
 
 def _connected(task: asyncio.Task[None]) -> None:

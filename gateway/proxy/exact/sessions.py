@@ -2,8 +2,9 @@
 
 An answer with its conversation is a `Turn`. It continues the turn whose tokens its prompt begins with. A request
 continues the newest turn whose conversation and answer its messages begin with, compared by their fingerprints
-(`gateway.dialects.parts`), as `penstock doctor` does, and by the reasoning that it sends back. The `key` of a turn
-names its model and version: tokens of another are not continued.
+(`gateway.dialects.parts`), as `penstock doctor` does, and by the reasoning that it sends back. Of turns that differ in
+nothing but white space at the edges of their answers it continues the one whose answers are there to the letter, if
+there is one. The `key` of a turn names its model and version: tokens of another are not continued.
 
 The attempts that were not used for the longest are dropped first. A session that was dropped, or lost by a restart, can
 be restored from the tape: everything follows from requests and answers.
@@ -22,7 +23,9 @@ from penstock.gateway.proxy.exact.joining import Piece
 
 Key: TypeAlias = tuple[str, ...]
 """Whose tokens they are: agent, model, versions."""
-Began: TypeAlias = Literal["first", "forked", "compacted", "version", "tools", "template", "cut", "media"]
+Began: TypeAlias = Literal[
+    "first", "forked", "compacted", "version", "tools", "template", "cut", "media", "unrendered"
+]  # fmt: skip
 """Why a session begins."""
 
 SESSION: Final = "penstock.session"
@@ -43,6 +46,8 @@ class Turn:
     piece: Piece
     size: int
     """Length of all ids up to its end; bytes."""
+    edges: tuple[str, str]
+    """White space around its text."""
     thought: str
     """Its reasoning."""
     place: int
@@ -51,6 +56,8 @@ class Turn:
     """Of the request, digested."""
     continued: bool = False
     """Whether another turn goes on from it."""
+    taken: object = None
+    """The call under way that goes on from it; None when there is none. It is a name and nothing else."""
 
     def pieces(self) -> list[Piece]:
         """All turns of its session up to it."""
@@ -102,14 +109,16 @@ class Attempt:
         """What a conversation goes on from, or why it begins anew."""
         prefixes, strange = _prefixes(key, said), False
         for at in range(len(said) - 1, -1, -1):
-            for turn in reversed(self.turns.get(prefixes[at], ()) if said[at].role == "assistant" else ()):
-                if turn.key == key and _thoughts(turn, said[: at + 1]):
-                    return Found(turn, said[at].at)
-                strange = strange or turn.key != key
+            turns = self.turns.get(prefixes[at], ()) if said[at].role == "assistant" else ()
+            mine = (turn for turn in reversed(turns) if turn.key == key and _thoughts(turn, said))
+            if (newest := next(mine, None)) is not None:
+                same = (turn for turn in (newest, *mine) if _verbatim(turn, said))
+                return Found(next(same, newest), said[at].at)
+            strange = strange or any(turn.key != key for turn in turns)
         return "version" if strange else self._why(key, said, prefixes)
 
     def _why(self, key: Key, said: Sequence[Said], prefixes: Sequence[bytes]) -> Began:
-        """Why it begins anew, as in `adapters.starts`."""
+        """Why it begins anew, as in `gateway.diagnosis.rows`."""
         shared = next((at for at, one in enumerate(prefixes) if one not in self.seen), len(said))
         if all(one.role in _SYSTEM for one in said[:shared]):
             kept = any(one.role == "assistant" and _after(_agent(key), one.print) in self.answers for one in said)
@@ -171,13 +180,22 @@ def _turn(session: str, key: Key, parent: Turn | None, place: int, tools: bytes,
     if parent is not None:
         parent.continued = True
     size = len(answer.prompt) + len(answer.ids)
-    return Turn(session, key, parent, piece, size, answer.thought, place, tools)
+    return Turn(session, key, parent, piece, size, answer.edges, answer.thought, place, tools)
 
 
 def _thoughts(turn: Turn | None, said: Sequence[Said]) -> bool:
     """Whether all reasoning that is sent back is the model's."""
     while turn is not None:
         if said[turn.place].thought not in ("", turn.thought):
+            return False
+        turn = turn.parent
+    return True
+
+
+def _verbatim(turn: Turn | None, said: Sequence[Said]) -> bool:
+    """Whether all answers are sent back with their edges."""
+    while turn is not None:
+        if said[turn.place].edges != turn.edges:
             return False
         turn = turn.parent
     return True

@@ -10,6 +10,8 @@ of the call that they are made for, and the upstream's own key.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from array import array
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -26,7 +28,12 @@ from penstock.gateway.http.request import Request
 from penstock.gateway.releases.replay.questions import DROPPED
 from penstock.gateway.upstreams.pool import Pool
 
+_log = logging.getLogger("penstock.exact")
 RENDER, DERENDER, GENERATE = "/chat/completions/render", "/chat/completions/derender", "/inference/v1/generate"
+_DELAYS: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before derender is asked again."""
+_PASSING: Final = (429, 500, 502, 503, 504)
+"""Errors that may be over the next time."""
 _OURS: Final = DROPPED | {b"host", b"content-type", b"accept", b"expect"}
 _UNTOUCHED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _HEADERS: Final = [("Content-Type", "application/json"), ("Accept-Encoding", "identity")]
@@ -76,7 +83,16 @@ class Engine:
         return _rendered(answer)
 
     async def derender(self, body: bytes) -> bytes:
-        """Raises `EngineError`, or what aiohttp does."""
+        """What the server's parsers make of tokens. It changes nothing and the tokens are there: one that fails is
+        asked again, a few times within seconds. Raises `EngineError`, or what aiohttp does."""
+        for delay in _DELAYS:
+            try:
+                return await self.ask(self.pool.target("/v1" + DERENDER), body)
+            except (aiohttp.ClientError, TimeoutError, EngineError) as error:
+                if isinstance(error, EngineError) and error.status not in _PASSING:
+                    raise
+                _log.warning("upstream %r could not derender and is asked again: %r", self.pool.name, error)
+            await asyncio.sleep(delay)
         return await self.ask(self.pool.target("/v1" + DERENDER), body)
 
     async def ask(self, path: str, body: bytes) -> bytes:

@@ -13,9 +13,8 @@ from typing import Any, Final, NoReturn
 
 from penstock.gateway.dialects.loose_json import Json, arr, loads, obj, text
 from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.model.negotiation import KIND
 
-KIND: Final = "translation"
-"""The reason of these refusals in spans."""
 _ABSENT: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 
 

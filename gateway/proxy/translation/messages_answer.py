@@ -22,6 +22,8 @@ from penstock.gateway.proxy.translation.litellm import Library
 from penstock.gateway.proxy.translation.stepping import Steps
 
 INVALID: Final = "INVALID_JSON"
+_UNCACHED: Final = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+"""What Anthropic's answers always have, and litellm's plain ones only where something was cached."""
 _DELTAS: Final[dict[Kind, str]] = {"reasoning": "reasoning_content", "text": "content", "refusal": "refusal"}
 
 
@@ -43,6 +45,7 @@ class Messages:
         told: Json = dict(self._library.messages.translate_openai_response_to_anthropic(chat))
         ids = iter([call.text for call, _ in calls])
         told["content"] = [_mended(block, ids) for block in told["content"] if block.get("text") != ""]
+        told["usage"] = _UNCACHED | told["usage"]
         return told | _stopped(answer)
 
     def begin(self, answer: Answer) -> list[Json]:

@@ -1,9 +1,10 @@
 """Makes the request of chat completions that asks the same as a request of messages.
 
 litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test. A
-tool's name stays whole however long it is. A forbidden parallel call is passed on, and so is a tool's failure, for
-which chat has no flag. Reasoning goes where vLLM reads it. A schema for the answer stays as it was given. litellm is
-never told the model's name, from which it would guess a provider.
+tool's name stays whole however long it is. Tools whose loading is deferred are told when they are (`deferred_tools`). A
+forbidden parallel call is passed on, and so is a tool's failure, for which chat has no flag. Reasoning goes where vLLM
+reads it. A schema for the answer stays as it was given. litellm is never told the model's name, from which it would
+guess a provider.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from penstock.gateway.dialects.loose_json import Json, arr, count, dumps, loads, obj, objs, text
+from penstock.gateway.proxy.translation import deferred_tools
 from penstock.gateway.proxy.translation.checks import inner, items, one_of, only, refuse, said
 from penstock.gateway.proxy.translation.litellm import Library
 
@@ -24,14 +26,20 @@ FIELDS: Final = frozenset(
 )  # fmt: skip
 LEFT_OUT: Final = frozenset({"cache_control", "context_management", "service_tier", "inference_geo"})
 TOOL: Final = frozenset({"type", "name", "description", "input_schema", "strict"})
-TOOL_LEFT_OUT: Final = frozenset({"cache_control", "eager_input_streaming"})
+TOOL_LEFT_OUT: Final = frozenset({"cache_control", "eager_input_streaming", "defer_loading"})
 BLOCKS: Final = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
     "system": ("text",),
-    "tool_result": ("text", "image"),
+    "tool_result": ("text", "image", deferred_tools.REFERENCE),
 }
 """Kinds of blocks, by where they stand."""
+CONTINUED: Final = {"continue_final_message": True, "add_generation_prompt": False}
+"""How vLLM and SGLang are asked to go on with the last message, which is the beginning of their answer."""
+_SEARCH: Final = (
+    "a search that the provider runs, and this model's engine has none: let the agent do without "
+    "(Claude Code: --disallowedTools WebSearch)"
+)
 FAILED: Final = "Error: "
 """Put before a tool's result that is marked as an error."""
 
@@ -53,8 +61,13 @@ def check(asked: Json) -> None:
     for message, where in messages:
         role = one_of(message.get("role"), ("user", "assistant", "system"), f"{where}.role")
         _check_content(message.get("content"), role, f"{where}.content")
+    deferred_tools.check(asked)
+    if messages[-1][0]["role"] == "assistant":
+        _check_begun(*messages[-1])
     _check_content(asked.get("system", ""), "system", "system")
     for tool, where in items(asked.get("tools", []), "tools"):
+        if str(tool.get("type")).startswith("web_search"):
+            refuse(f"{where}.type", f"{tool['type']!r} is {_SEARCH}")
         one_of(tool.get("type"), (None, "custom"), f"{where}.type")
         only(tool, TOOL, TOOL_LEFT_OUT, f"{where}.")
         said(tool.get("name"), f"{where}.name")
@@ -66,6 +79,15 @@ def check(asked: Json) -> None:
     if choice.get("type") == "tool":
         said(choice.get("name"), "tool_choice.name")
     _check_thinking(asked)
+
+
+def _check_begun(message: Json, where: str) -> None:
+    """The last message, where that is the beginning of the answer that is asked for."""
+    blocks = objs(message["content"])
+    if any(block["type"] == "tool_use" for block in blocks):
+        refuse(f"{where}.content", "an answer that has called tools cannot be continued: send their results after it")
+    if not "".join(block.get("text", "") for block in blocks) and not text(message["content"]):
+        refuse(f"{where}.content", "there is no text in it that could be continued: leave the message out")
 
 
 def _check_management(asked: Json) -> None:
@@ -102,6 +124,8 @@ def _check_content(content: Any, kind: str, where: str) -> None:
             said(block.get("name"), f"{place}.name")
         elif name == "image":
             one_of(obj(block.get("source")).get("type"), ("base64", "url"), f"{place}.source.type")
+        elif name == deferred_tools.REFERENCE:
+            continue
         elif not isinstance(block.get(name), str):
             refuse(f"{place}.{name}", "it must be a string")
 
@@ -109,11 +133,14 @@ def _check_content(content: Any, kind: str, where: str) -> None:
 def _prepared(asked: Json) -> Json:
     """For litellm, which writes into what it is given."""
     prepared: Json = loads(dumps(asked)) | {"model": MODEL}
-    prepared["tools"] = [only(tool, TOOL, TOOL_LEFT_OUT) for tool in objs(prepared.get("tools"))]
+    tools = deferred_tools.by_name(prepared)
+    prepared["tools"] = [only(tool, TOOL, TOOL_LEFT_OUT) for tool in deferred_tools.shown(prepared)]
+    if not prepared["tools"]:
+        prepared.pop("tool_choice", None)
     for message in objs(prepared["messages"]):
-        for block in objs(message.get("content")):
-            if block.get("type") == "tool_result" and block.get("is_error"):
-                block["content"] = _failed(block.get("content") or "")
+        for block, _ in deferred_tools.results(message):
+            content = deferred_tools.loaded(block.get("content") or "", tools)
+            block["content"] = _failed(content) if block.get("is_error") else content
     return prepared
 
 
@@ -152,7 +179,7 @@ def _mended(chat: Json, names: dict[str, str], asked: Json) -> Json:
         chat["reasoning_effort"] = effort
     if chat.get("stream"):
         chat["stream_options"] = {"include_usage": True}
-    return chat
+    return chat | (CONTINUED if asked["messages"][-1]["role"] == "assistant" else {})
 
 
 def _mend_message(message: Json, names: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from penstock.gateway.dialects.loose_json import Json, obj
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Kind, Piece
 from penstock.gateway.proxy.translation.litellm import Library
+from penstock.gateway.proxy.translation.tools_of_responses import Known, known
 
 _FINISHES: Final = {"function_call": "tool_calls"}
 _OPENS: Final[dict[Kind, str]] = {"reasoning": "reasoning", "text": "message", "refusal": "message"}
@@ -36,6 +37,7 @@ class Responses:
     def __init__(self, library: Library, asked: Json) -> None:
         self._library = library
         self._asked = asked
+        self._known = known(asked)
         self._answer = Answer()
         self._sequence = 0
         self._items: list[Json] = []
@@ -60,7 +62,7 @@ class Responses:
     def tell(self, piece: Piece) -> list[Json]:
         """A delta, with the ends of what is over and the begins of what is new."""
         if piece.kind == "call":
-            return [*self._close(), *self._begin_item(_call(piece), "arguments")]
+            return [*self._close(), *self._begin_item(_call(piece, self._known.get(piece.name)), "arguments")]
         if piece.kind == "arguments":
             self._items[-1]["arguments"] += piece.text
             return [self._event("response.function_call_arguments.delta", **self._place(), delta=piece.text)]
@@ -173,8 +175,9 @@ def _status(answer: Answer) -> str:
     return "incomplete" if answer.finish in _CUT else "completed"
 
 
-def _call(piece: Piece) -> Json:
-    return {
+def _call(piece: Piece, known: Known | None) -> Json:
+    """A call. `known`: its function's name where that is one of a namespace."""
+    made = {
         "type": "function_call",
         "id": f"fc_{piece.text}",
         "call_id": piece.text,
@@ -182,6 +185,7 @@ def _call(piece: Piece) -> Json:
         "arguments": "",
         "status": "in_progress",
     }
+    return made if known is None else made | {"name": known.name, "namespace": known.namespace}
 
 
 def _part(kind: Kind) -> Json:

@@ -12,6 +12,7 @@ import re
 from typing import Any, Final
 
 from penstock.gateway.dialects.loose_json import Json, arr, dumps, loads, obj, objs, text
+from penstock.gateway.proxy.translation import tools_of_responses
 from penstock.gateway.proxy.translation.checks import inner, items, one_of, only, refuse, said
 from penstock.gateway.proxy.translation.litellm import Library
 
@@ -32,7 +33,6 @@ LEFT_OUT: Final = frozenset(
 FORGOTTEN: Final = ("previous_response_id", "conversation", "prompt")
 """Fields that only a provider which keeps responses, conversations and prompts can serve."""
 INCLUDED: Final = frozenset({"reasoning.encrypted_content"})
-TOOL: Final = frozenset({"type", "name", "description", "parameters", "strict"})
 PARTS: Final = ("input_text", "output_text", "text", "input_image")
 _PLACE: Final = "<reasoning {}>"
 _PLACES: Final = re.compile(r"<reasoning (\d+)>")
@@ -42,7 +42,7 @@ _ROLES: Final = {"developer": "system"}
 def chat_request(library: Library, asked: Json) -> Json:
     """The request of chat completions; raises `ClientFault` for what cannot be said in it."""
     check(asked)
-    known = only(asked, FIELDS, LEFT_OUT)
+    known = tools_of_responses.flattened(only(asked, FIELDS, LEFT_OUT))
     thoughts: list[str] = []
     prepared = _prepared(known, thoughts)
     chat = library.responses.transform_responses_api_request_to_chat_completion_request(
@@ -59,11 +59,7 @@ def check(asked: Json) -> None:
     for at, name in enumerate(arr(asked.get("include"))):
         one_of(name, INCLUDED, f"include[{at}]")
     only(asked, FIELDS, LEFT_OUT)
-    for tool, where in items(asked.get("tools") or [], "tools"):
-        one_of(tool.get("type"), ("function",), f"{where}.type")
-        only(tool, TOOL, (), f"{where}.")
-        said(tool.get("name"), f"{where}.name")
-        inner(tool, "parameters", f"{where}.")
+    tools_of_responses.check(asked)
     _check_choice(asked.get("tool_choice"))
     if asked.get("instructions") is not None and not isinstance(asked["instructions"], str):
         refuse("instructions", "it must be a string")

@@ -29,7 +29,7 @@ from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.proxy.parts import Part, Send
-from penstock.gateway.proxy.translation import litellm, messages_request, responses_request
+from penstock.gateway.proxy.translation import litellm, messages_request, responses_request, tools_of_responses
 from penstock.gateway.proxy.translation.answer import AnswerConverter
 from penstock.gateway.proxy.translation.chat_pieces import Answer, Piece
 from penstock.gateway.proxy.translation.checks import KIND, document
@@ -42,6 +42,8 @@ _log = logging.getLogger("penstock.translation")
 PATH: Final = "/v1/chat/completions"
 ATTRIBUTE: Final = "penstock.translated"
 """Attribute of a call: the dialect that its agent speaks."""
+LEFT_OUT: Final = "penstock.translated.left_out"
+"""Attribute of a call: the types of the tools that were not passed on."""
 _RequestOf: TypeAlias = Callable[[Library, Json], Json]
 _ConverterOf: TypeAlias = Callable[[Library, Json], AnswerConverter]
 _CONVERSIONS: Final[Mapping[str, tuple[_RequestOf, _ConverterOf]]] = {
@@ -126,7 +128,7 @@ class Translator:
         chat, converter = self.chat(dialect, asked), _CONVERSIONS[dialect][1]
         send.call, send.body = replace(call, dialect=find("POST", PATH), path=PATH), chat
         send.convert = lambda body: self.chat(dialect, document(body))
-        send.attributes[ATTRIBUTE] = dialect
+        send.attributes |= {ATTRIBUTE: dialect} | _unsaid(dialect, asked)
         send.headers = identity(headers(send.headers))
         send.parts.append(Translation(call, bool(asked.get("stream")), converter(self._library, asked), own))
 
@@ -144,6 +146,11 @@ class Translator:
             _log.error("a request of %s could not be translated: %s", dialect, what)
             message = f"the request could not be translated to chat completions ({what})"
             raise ClientFault(400, KIND, message) from None
+
+
+def _unsaid(dialect: str, asked: Json) -> Json:
+    left = tools_of_responses.left_out(asked) if dialect == "responses" else []
+    return {LEFT_OUT: left} if left else {}
 
 
 class TranslatedRoutes:

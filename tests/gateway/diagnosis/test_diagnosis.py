@@ -20,10 +20,11 @@ from penstock.gateway.diagnosis.diagnosis import diagnose
 from penstock.gateway.diagnosis.findings import HARMLESS
 from penstock.gateway.dialects.token_ids import length, read_tokens
 from penstock.gateway.display import queue
-from penstock.gateway.model.answers import Diagnosis, Finding, Trouble
+from penstock.gateway.model.answers import Diagnosis, Finding
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Totals
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.trouble import Trouble
 
 DOCS = Path(__file__).parents[3] / "docs" / "doctor.md"
 Json = dict[str, Any]
@@ -262,11 +263,18 @@ def test_a_prompt_that_begins_with_an_earlier_calls_tokens_goes_on_from_it() -> 
 
 
 @pytest.mark.parametrize(
-    ("prompt", "where"), [((1, 2, 3, 9, 5), "from 3 on, in its answer"), ((1, 9, 3, 4, 5), "from 1 on, in its prompt")]
+    ("prompt", "code", "where"),
+    [
+        ((1, 2, 3, 9, 5), "retokenised", "from 3 on, in its answer"),
+        ((1, 9, 3, 4, 5), "template", "from 1 on, in its prompt"),
+    ],
 )
-def test_messages_that_go_on_with_other_tokens_were_tokenised_anew(prompt: tuple[int, ...], where: str) -> None:
+def test_messages_that_go_on_with_other_tokens_were_written_anew(
+    prompt: tuple[int, ...], code: str, where: str
+) -> None:
     made = judge((span(1), good()), (span(2), good(MORE, prompt=prompt, ids=(6,))))
-    assert codes(made) == ["retokenised"]
+    assert codes(made) == [code]
+    assert made.attempts[0].calls[1].begins == [code]
     assert found(made)[0].reason == f"the messages go on from #1, the tokens differ {where}"
     assert (made.attempts[0].trainable, made.attempts[0].sequences) == (2, 2)
 

@@ -25,6 +25,14 @@ def test_a_route_comes_before_the_first_upstream_of_the_family() -> None:
     assert ROUTES.of(None, ANTHROPIC) == ([POOLS["b"]], None)
 
 
+def test_only_a_route_for_everything_takes_what_names_no_model() -> None:
+    every = Routes([Route(model="?*", upstream=["a"]), Route(model="*", upstream=["c"])], POOLS, {"a", "b"})
+    assert every.find(None) is None
+    found = every.find("")
+    assert found is not None
+    assert found.upstream == ["c"]
+
+
 def test_a_family_that_nobody_speaks_is_named() -> None:
     with pytest.raises(GatewayFault, match=r"no upstream speaks gemini: add an .*dialect = .gemini.") as caught:
         ROUTES.of(None, GEMINI)

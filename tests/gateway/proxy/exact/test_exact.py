@@ -147,6 +147,30 @@ async def test_a_rollout_is_one_sample_and_nothing_is_retokenised(made: Inside, 
     assert made_by_model == END.join([*SAYS, ""])
 
 
+@BOTH
+async def test_an_agent_that_strips_texts_and_drops_blank_ones_goes_on(
+    made: Inside, vllm: ScaleOut, stream: bool
+) -> None:
+    """As Claude Code does: what stands between `</think>` and `<tool_call>` never comes back."""
+    call = f'{CALL}{{"name":"get","arguments":{{}}}}{CALLED}'
+    says = [f"<think>\nHm.\n</think>\n\n{call}", f"\n\n{call}", "\n It is 42.\n"]
+    vllm.says, agent = says.copy(), agent_of(made, stream)
+    agent.messages.append({"role": "user", "content": "Why?"})
+    for _ in says:
+        await agent.go_on()
+        for message in agent.messages:
+            if message["role"] == "assistant":
+                message["content"] = (message["content"] or "").strip() or None
+    await agent.turn("Sure?")
+    spans = await made.tape.spans(made.rollout, 4)
+    assert began(spans) == ["first", None, None, None]
+    assert len(set(sessions(spans))) == 1
+    prompt, _ = await on_tape(made, vllm, spans[-1])
+    assert all(text + END in prompt for text in says)
+    found = await diagnosed(made.tape, made.rollout)
+    assert [call.goes_on for call in found.attempts[0].calls] == [None, 1, 2, 3]
+
+
 async def test_the_engines_own_bytes_are_on_the_tape(made: Inside, vllm: ScaleOut) -> None:
     agent = agent_of(made, stream=True)
     await story(agent, vllm, SAYS[:2])
@@ -336,6 +360,93 @@ async def test_an_engine_without_the_flag_is_a_clear_error(
     assert "'vllm'" in caught.value.message
     (span,) = await made.tape.spans(made.rollout, 1)
     assert (span.status, span.error) == ("error", "scale_out")
+
+
+@BOTH
+@pytest.mark.parametrize("failures", [[0], [0, 0, 503], [500, 429]], ids=str)
+async def test_a_derender_that_fails_for_a_while_costs_no_answer(
+    made: Inside, vllm: ScaleOut, stream: bool, failures: list[int]
+) -> None:
+    agent = agent_of(made, stream)
+    await story(agent, vllm, [" Yes. "])
+    vllm.derender_fails, vllm.says = failures.copy(), [GET]
+    assert told(await agent.turn("Why?")) == told({"message": parsed(GET)})
+    assert not vllm.derender_fails
+    spans = await made.tape.spans(made.rollout, 2)
+    assert [span.status for span in spans] == ["ok", "ok"]
+    assert (await on_tape(made, vllm, spans[1]))[1] == [GET + END]
+
+
+@BOTH
+async def test_a_derender_that_refuses_breaks_the_answer(made: Inside, vllm: ScaleOut, stream: bool) -> None:
+    agent = agent_of(made, stream)
+    await story(agent, vllm, [" Yes. "])
+    vllm.derender_fails = [400]
+    with pytest.raises(openai.APIError):
+        await agent.turn("Why?")
+    spans = await made.tape.spans(made.rollout, 2)
+    assert (spans[1].status, spans[1].error) == ("error", "upstream_protocol")
+
+
+async def test_a_call_that_is_refused_for_its_parameters_is_in_no_session(made: Inside, vllm: ScaleOut) -> None:
+    agent = agent_of(made, temperature=3)
+    for _ in range(2):
+        with pytest.raises(openai.BadRequestError, match="temperature must be"):
+            await agent.turn("Why?")
+        agent.messages.pop()
+        agent.asks["temperature"] = 1
+        await story(agent, vllm, [" Yes. "])
+        agent.asks["temperature"] = 3
+    spans = await made.tape.spans(made.rollout, 4)
+    assert [span.status for span in spans] == ["error", "ok", "error", "ok"]
+    assert began(spans) == [None, "first", None, None]
+    assert ["penstock.session" in (span.attributes or {}) for span in spans] == [False, True, False, True]
+
+
+async def test_what_is_answered_though_it_could_not_be_rendered_begins_a_session(made: Inside, vllm: ScaleOut) -> None:
+    agent = agent_of(made)
+    await story(agent, vllm, [" Yes. "])
+    vllm.render_fails = 1
+    await story(agent, vllm, [" So. ", " Ah. "])
+    assert began(await made.tape.spans(made.rollout, 3)) == ["first", "unrendered", None]
+
+
+@BOTH
+async def test_calls_that_go_on_at_the_same_time_are_sessions_of_their_own(
+    made: Inside, vllm: ScaleOut, stream: bool
+) -> None:
+    agent = agent_of(made, stream)
+    await story(agent, vllm, [" Yes. "])
+    agents = [agent_of(made, stream) for _ in range(3)]
+    # Not before all three have come does the first one get an answer.
+    vllm.hold, vllm.says = (3, []) if stream else (None, ["ok"] * 3)
+    for one in agents:
+        one.messages = [*agent.messages]
+    asked = [asyncio.ensure_future(one.turn(f"And {at}?")) for at, one in enumerate(agents)]
+    await vllm.until(GENERATE, 3)
+    vllm.go.set()
+    await asyncio.gather(*asked)
+    vllm.hold = None
+    spans = await made.tape.spans(made.rollout, 4)
+    assert sorted(map(str, began(spans))) == ["None", "first", "forked", "forked"]
+    assert len(set(sessions(spans))) == 3
+    assert codes(await diagnosed(made.tape, made.rollout)) == []
+    # And each of them goes on.
+    for one in agents:
+        await one.turn("Then?")
+    assert sorted(map(str, began(await made.tape.spans(made.rollout, 7)))) == ["None"] * 4 + ["first"] + ["forked"] * 2
+
+
+async def test_one_that_was_given_up_leaves_the_session_to_the_next(made: Inside, vllm: ScaleOut) -> None:
+    agent = agent_of(made)
+    await story(agent, vllm, [" Yes. "])
+    vllm.derender_fails = [400]
+    with pytest.raises(openai.APIError):
+        await agent.turn("Why?")
+    await agent.go_on()
+    spans = await made.tape.spans(made.rollout, 3)
+    assert began(spans) == ["first", None, None]
+    assert len(set(sessions([spans[0], spans[2]]))) == 1
 
 
 async def test_errors_are_those_of_the_chat_endpoint(made: Inside, vllm: ScaleOut) -> None:

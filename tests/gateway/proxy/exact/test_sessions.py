@@ -123,6 +123,38 @@ def test_reasoning_may_be_left_out_but_not_made_up(engine: Engine) -> None:
     assert engine.find([*made_up, assistant("Oh."), user("!")]) == packed([10, 900])
 
 
+@pytest.mark.parametrize("sent", ["So.", "\n\nSo.", "So. \n"])
+def test_white_space_at_the_edges_of_an_answer_may_be_left_out(engine: Engine, sent: str) -> None:
+    engine.call([*BEGUN, user("Why?")], assistant("\n\nSo. \n", reasoning="\nhm\n"))
+    for reasoning in ("\nhm\n", "hm", ""):
+        asked = [*BEGUN, user("Why?"), assistant(sent, reasoning=reasoning), user("Ah")]
+        assert engine.find(asked) == packed([10, 900, 12, 900])
+
+
+@pytest.mark.parametrize("text", [None, "", "\n", "\n\n"])
+def test_a_blank_text_beside_a_tool_call_may_be_left_out(engine: Engine, text: str | None) -> None:
+    engine.call([*BEGUN, user("f?")], assistant("\n\n", tool_calls=[CALL]))
+    asked = [*BEGUN, user("f?"), assistant(text, tool_calls=[CALL]), {"role": "tool", "content": "1"}]
+    assert engine.find(asked) == packed([10, 900, 12, 900])
+
+
+def test_of_answers_that_differ_at_their_edges_the_very_one_counts() -> None:
+    engine = Engine()
+    answers = [assistant(text) for text in ("A", " A", "A\n")]
+    engine.call(BEGUN[:2], *answers)
+    for at, answer in enumerate(answers):
+        assert engine.find([*BEGUN[:2], answer, user("!")]) == packed([10, 900 + at])
+    # None of them: the newest one.
+    assert engine.find([*BEGUN[:2], assistant(" A "), user("!")]) == packed([10, 902])
+    assert engine.find([*BEGUN[:2], assistant("B"), user("!")]) == "compacted"
+
+
+def test_white_space_in_the_middle_and_of_others_counts(engine: Engine) -> None:
+    engine.call([*BEGUN, user("Why?")], assistant("So it is."))
+    assert engine.find([*BEGUN, user("Why?"), assistant("So  it is."), user("Ah")]) == packed([10, 900])
+    assert engine.find([BEGUN[0], user("Hi "), BEGUN[2], user("Why?")]) == "compacted"
+
+
 def test_each_of_several_answers_can_be_gone_on_from() -> None:
     engine = Engine()
     engine.call(BEGUN[:2], assistant("A"), assistant("B"))

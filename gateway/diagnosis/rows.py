@@ -1,0 +1,180 @@
+"""Which calls of an attempt become one row of training data, and why each row begins. Pure.
+
+`penstock doctor` and `penstock samples` both ask here, so they cannot disagree. Calls are merged by the engine's own
+tokens: a call whose prompt begins with the exact tokens of an earlier call's prompt and answer extends that row
+(`turn_tree`), among the calls of one agent. Tokens decide what is merged; messages explain why a call was not. A call
+that begins a row is compared with the earlier call of its agent whose conversation shares the most messages with it:
+
+* `first`: it shares nothing but system messages with anything: a new conversation, a sub-agent.
+* `forked`: the conversation was continued before, or is asked again from an earlier point, or has several answers.
+* `retokenised`: the messages go on but the tokens differ, from within the earlier answer on.
+* `template`: the messages go on but the tokens differ within the earlier prompt, or because the answer's reasoning was
+  taken out: the chat template writes the past in another way.
+* `compacted`: it keeps a part of the conversation and replaces what was said after it.
+
+Only digests are kept, so a diagnosis does not grow with the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Generic, Literal, NamedTuple, TypeAlias
+
+from penstock.gateway.diagnosis.turn_tree import C, Choice, Node, Tree, digests, of_messages
+from penstock.gateway.dialects.parts import fingerprint
+from penstock.gateway.dialects.token_ids import common, length
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.trouble import Begins
+from penstock.gateway.model.turn import Message, Part, Turn
+
+Lack: TypeAlias = Literal["no_token_ids", "empty", "no_logprobs"]
+Ids: TypeAlias = bytes | memoryview
+"""Token ids as bytes of 32-bit integers."""
+SYSTEM: Final = (b'["system"', b'["developer"')
+"""How fingerprints of messages begin that several conversations may share."""
+_ASSISTANT: Final = b'["assistant"'
+
+
+class Spelt(NamedTuple):
+    """The tokens of one choice that can be trained on."""
+
+    choice: int
+    prompt: Ids
+    ids: Ids
+
+
+class Heard(NamedTuple):
+    """The messages of a call."""
+
+    story: tuple[bytes, ...]
+    """Fingerprints of those that were sent; empty ones, of messages that clients drop, are left out."""
+    replies: dict[int, bytes]
+    """Fingerprints of its answers by the index of their choice; empty for one that says nothing."""
+    thought: frozenset[int]
+    """Choices with hidden reasoning, which most templates take out of earlier turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[C]):
+    """Choices that are one sequence of tokens."""
+
+    nodes: list[Node[C]]
+    begins: Begins
+    near: C | None
+    """The call whose messages it goes on from, where the tokens differ."""
+
+
+def heard(turn: Turn | None) -> Heard:
+    """What was said in a call; nothing where it cannot be read."""
+    if turn is None:
+        return Heard((), {}, frozenset())
+    story = tuple(said for said in map(fingerprint, turn.messages) if said)
+    thought = frozenset(one.index for one in turn.choices if reasons_aloud(one.message))
+    return Heard(story, {one.index: fingerprint(one.message) for one in turn.choices}, thought)
+
+
+def reasons_aloud(message: Message) -> list[Part]:
+    """The parts of an answer that are hidden reasoning."""
+    return [part for part in message.parts if part.type == "reasoning"]
+
+
+def lacks(given: bool, ids: int, scored: bool) -> Lack | None:
+    """What a choice lacks to be trained on. `given`: whether the engine gave ids of prompt and answer; `scored`:
+    whether each of them has a log-probability."""
+    if not given:
+        return "no_token_ids"
+    return None if ids and scored else "no_logprobs" if ids else "empty"
+
+
+def superseded(good: Iterable[Span]) -> set[int]:
+    """Sequences of calls whose client asked again: of a call and its retries the newest good one counts, which is the
+    answer that the client has waited for."""
+    every = [(span.retry_of or span.sequence, span.sequence) for span in good]
+    newest = dict(every)
+    return {sequence for first, sequence in every if newest[first] != sequence}
+
+
+class Rows(Generic[C]):
+    """The rows of an attempt. Calls that may be trained on are added in the order of their sequences."""
+
+    def __init__(self, prompt_of: Callable[[C, int], Ids]) -> None:
+        """`prompt_of`: the ids of the prompt of a call that was added, and of its choice, once more."""
+        self._prompt_of = prompt_of
+        self._agents: dict[str | None, _Agent[C]] = {}
+
+    def add(self, call: C, agent: str | None, said: Heard, spelt: Sequence[Spelt]) -> None:
+        """One more call."""
+        self._agents.setdefault(agent, _Agent(self._prompt_of)).add(call, said, spelt)
+
+    def made(self) -> list[Row[C]]:
+        """All rows, agent by agent in the order of their first calls."""
+        return [row for agent in self._agents.values() for row in agent.rows()]
+
+
+class _Agent(Generic[C]):
+    """The calls of one agent."""
+
+    def __init__(self, prompt_of: Callable[[C, int], Ids]) -> None:
+        self._prompt_of = prompt_of
+        self._tree: Tree[C] = Tree()
+        self._lengths: set[int] = set()
+        """Of everything in `asked` and of all that can be continued; bytes."""
+        self._asked: set[bytes] = set()
+        """Prompts."""
+        self._told: dict[bytes, tuple[Node[C], int, bool]] = {}
+        """The beginnings of conversations: whose it was first, how many messages that has with its answer, and
+        whether it has thought."""
+        self._answers: set[bytes] = set()
+        self._begins: dict[Node[C], tuple[Begins, C | None]] = {}
+
+    def add(self, call: C, said: Heard, spelt: Sequence[Spelt]) -> None:
+        before = [self._prefixes(one.prompt) for one in spelt]
+        after = [digests((one.prompt, one.ids)) for one in spelt]
+        first, repeats = not self._tree.nodes, [any(one in self._asked for one in prefixes) for prefixes in before]
+        choices = [Choice(one.choice, a, b[-1]) for one, a, b in zip(spelt, before, after, strict=True)]
+        nodes = self._tree.add(call, choices)
+        for at, (node, one) in enumerate(zip(nodes, spelt, strict=True)):
+            alone = at == 0 and node.parent is None
+            self._begins[node] = self._why(said.story, one, first, repeats[at]) if alone else ("forked", None)
+        for node, one, (asked, _) in zip(nodes, spelt, after, strict=True):
+            self._asked.add(asked)
+            self._lengths |= {len(one.prompt), len(one.prompt) + len(one.ids)}
+            self._remember(node, said)
+
+    def rows(self) -> Iterable[Row[C]]:
+        for chain in self._tree.chains():
+            yield Row(chain, *self._begins[chain[0]])
+
+    def _prefixes(self, prompt: Ids) -> list[bytes]:
+        cuts = [size for size in sorted(self._lengths) if size <= len(prompt)]
+        return digests(prompt[a:b] for a, b in pairwise([0, *cuts]))
+
+    def _remember(self, node: Node[C], said: Heard) -> None:
+        reply = said.replies.get(node.choice)
+        whole = [*said.story, *([reply] if reply else [])]
+        for digest in of_messages(whole):
+            self._told.setdefault(digest, (node, len(whole), node.choice in said.thought))
+        self._answers |= {reply} if reply else set()
+
+    def _why(self, story: Sequence[bytes], spelt: Spelt, first: bool, repeats: bool) -> tuple[Begins, C | None]:
+        """Of a choice that continues no tokens. `repeats`: whether its prompt begins with an earlier one."""
+        if first:
+            return "first", None
+        if not story:
+            return ("forked" if repeats else "first"), None
+        shared = [digest for digest in of_messages(story) if digest in self._told]
+        count = len(shared)
+        if all(message.startswith(SYSTEM) for message in story[:count]):
+            return ("compacted" if any(one in self._answers for one in story) else "first"), None
+        node, messages, thought = self._told[shared[-1]]
+        if count == messages:
+            return ("template" if thought or self._rewritten(node, spelt) else "retokenised"), node.call
+        asked_again = count == len(story) or story[count - 1].startswith(_ASSISTANT)
+        return ("forked" if asked_again else "compacted"), None
+
+    def _rewritten(self, node: Node[C], spelt: Spelt) -> bool:
+        """Whether the tokens differ within the earlier prompt."""
+        old = bytes(self._prompt_of(node.call, node.choice))
+        return common(old, bytes(spelt.prompt)) < length(old)

@@ -1,0 +1,109 @@
+"""The turn tree: which call continues which, in branches, sub-agents, parallel calls and several choices. Pure.
+
+A node is one choice of one call. It continues the choice whose prompt-and-answer is the longest prefix of its own
+prompt. Prefixes are found by their digests, so a long attempt costs one pass over its prompts and no comparison of
+pairs, and nothing of its tokens or messages is kept. What a prefix is, the caller says: exact tokens (`rows`), or
+messages where there are no tokens (`adapters.chat`).
+
+Each node has at most one child that continues it (`chosen`): the one with the most calls below it, the earliest of
+equals. Parents and chosen children make chains, every node is in exactly one, and all other children begin a chain of
+their own. Where equal answers were given twice (parallel calls), their continuations are spread over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Generic, NamedTuple, TypeVar
+
+C = TypeVar("C")
+"""What a caller knows of a call."""
+
+
+class Choice(NamedTuple):
+    """One choice of a call, by digests of what was said from the very beginning."""
+
+    choice: int
+    before: Sequence[bytes]
+    """Of the prefixes of the prompt that may have been seen, shortest first."""
+    after: bytes | None
+    """Of prompt and answer; None when nothing can continue it."""
+
+
+@dataclass(eq=False, slots=True)
+class Node(Generic[C]):
+    """One choice of one call."""
+
+    call: C
+    choice: int
+    """Index of the choice."""
+    parent: Node[C] | None = None
+    """The choice it goes on from."""
+    children: list[Node[C]] = field(default_factory=list["Node[C]"], repr=False)
+    """The choices that go on from it."""
+    depth: int = 1
+    """Nodes on the longest way down from it, itself included."""
+
+    @property
+    def chosen(self) -> Node[C] | None:
+        """The child that continues it."""
+        return max(self.children, key=lambda child: child.depth, default=None)
+
+    @property
+    def continues(self) -> bool:
+        """True when it is its parent's chosen child."""
+        return self.parent is not None and self.parent.chosen is self
+
+
+class Tree(Generic[C]):
+    """Grows call by call, in the order of the calls' sequences."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node[C]] = []
+        self._seen: dict[bytes, list[Node[C]]] = {}
+
+    def add(self, call: C, choices: Sequence[Choice]) -> list[Node[C]]:
+        """The nodes of a call."""
+        made = [Node(call, one.choice, self._parent(one.before)) for one in choices]
+        for node, one in zip(made, choices, strict=True):
+            if node.parent is not None:
+                node.parent.children.append(node)
+            if one.after is not None:
+                self._seen.setdefault(one.after, []).append(node)
+        self.nodes += made
+        return made
+
+    def _parent(self, prefixes: Sequence[bytes]) -> Node[C] | None:
+        """The longest known prefix; of equals the newest of those with the fewest children."""
+        found = next((self._seen[digest] for digest in reversed(prefixes) if digest in self._seen), ())
+        return min(reversed(found), key=lambda node: len(node.children), default=None)
+
+    def chains(self) -> Iterator[list[Node[C]]]:
+        """The nodes as chains, each from its beginning, in the order of the beginnings. Nothing is added after it."""
+        for node in reversed(self.nodes):
+            if node.parent is not None:
+                node.parent.depth = max(node.parent.depth, node.depth + 1)
+        for node in self.nodes:
+            if not node.continues:
+                yield list(_down(node))
+
+
+def _down(node: Node[C] | None) -> Iterator[Node[C]]:
+    while node is not None:
+        yield node
+        node = node.chosen
+
+
+def digests(pieces: Iterable[bytes | memoryview]) -> list[bytes]:
+    """The digest of what there is after each piece."""
+    whole, found = blake2b(digest_size=16), list[bytes]()
+    for piece in pieces:
+        whole.update(piece)
+        found.append(whole.digest())
+    return found
+
+
+def of_messages(messages: Iterable[bytes]) -> list[bytes]:
+    """The same for the fingerprints of messages."""
+    return digests(b"%d:%s" % (len(message), message) for message in messages)

@@ -1,0 +1,42 @@
+"""What a diagnosis finds, by names that documents, reports and findings share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Begins = Literal["first", "forked", "retokenised", "template", "compacted"]
+"""Why a training sequence begins; `gateway.diagnosis.rows` says what each is."""
+Trouble = Literal[
+    "no_reward",
+    "untrusted_reward",
+    "unfinished",
+    "gap",
+    "ambiguous",
+    "mixed_versions",
+    "for_release",
+    "no_generation",
+    "error",
+    "refused",
+    "interrupted",
+    "cancelled",
+    "retry",
+    "late",
+    "other_model",
+    "truncated",
+    "unreadable",
+    "no_token_ids",
+    "no_logprobs",
+    "cut_off",
+    "retokenised",
+    "template",
+    "forced",
+    "sampling",
+    "tool_unanswered",
+    "tool_failed",
+    "tool_denied",
+    "tool_ambiguous",
+    "base_url",
+    "inlined_tools",
+    "no_websocket",
+]
+"""Why something cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""

@@ -1,0 +1,137 @@
+"""Folds system messages for engines whose chat template takes one only, at the beginning.
+
+Claude Code says something as the system after the user has spoken, and Codex begins with two system messages. Many
+templates refuse both, and so the engine refuses every call. System messages at the beginning become one. A later one
+becomes text of the user, between `<system>` and `</system>`, where it stood: a conversation that goes on keeps its
+beginning, and so its tokens.
+
+A route says whether this is done (`fold_system`). If it does not, a call goes out as it came, and once more, folded,
+when the engine refuses it with words about systems or roles. If that is answered, the next calls are folded at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+
+from penstock.gateway.calls.capture.json_ranges import LEAF, find, spliced
+from penstock.gateway.calls.record import Record
+from penstock.gateway.config import Route
+from penstock.gateway.dialects.loose_json import UNREADABLE, Json, arr, error_message, loads, obj, text
+from penstock.gateway.dialects.parts import TEXT
+from penstock.gateway.model.attributes import FOLDED
+from penstock.gateway.proxy.parts import Part, Send
+
+_SYSTEM: Final = ("system", "developer")
+_ABOUT_ROLES: Final = re.compile("system|role", re.IGNORECASE)
+Known = set[tuple[str, str]]
+"""Names of an upstream and of a route whose template takes one system message only."""
+
+
+class FoldedSystem:
+    """Calls whose system messages are folded, or may have to be."""
+
+    def __init__(self) -> None:
+        self._known: Known = set()
+
+    def plan(self, send: Send, route: Route | None) -> None:
+        """Folds at once where that is known to be needed; else adds the part that does when the engine refuses."""
+        if route is None or send.call.dialect.name != "chat" or not _may_fold(route):
+            return
+        key = send.pools[0].name, route.model
+        if route.fold_system or key in self._known:
+            send.body, count = folded(send.body)
+            send.attributes |= {FOLDED: count} if count else {}
+            send.convert = _folding(send.convert)
+        else:
+            send.parts.append(Refused(self._known, key))
+
+
+class Refused(Part):
+    """A call that is folded when its engine has refused it."""
+
+    __slots__ = ("_key", "_known", "_tried")
+
+    def __init__(self, known: Known, key: tuple[str, str]) -> None:
+        self._known, self._key, self._tried = known, key, False
+
+    def instead(self, record: Record, answer: bytes) -> bytes | None:
+        """The request with one system message, if the answer is about that."""
+        if self._tried or not _ABOUT_ROLES.search(error_message(obj(loads(answer))) or ""):
+            return None
+        body, count = folded(record.body)
+        if not count:
+            return None
+        self._tried, record.convert = True, _folding(record.convert)
+        record.attributes = {**record.attributes, FOLDED: count}
+        return body
+
+    def completed(self, record: Record, token_ids: bool) -> None:
+        """The template takes it like this."""
+        if self._tried:
+            self._known.add(self._key)
+
+
+def _may_fold(route: Route) -> bool:
+    return bool(route.train or route.translates) if route.fold_system is None else route.fold_system
+
+
+def _folding(convert: Callable[[bytes], bytes] | None) -> Callable[[bytes], bytes]:
+    return lambda body: folded(body if convert is None else convert(body))[0]
+
+
+def folded(body: bytes) -> tuple[bytes, int]:
+    """A request of chat completions with at most one system message, at the beginning, and how many messages were
+    folded. The same bytes and 0 where there is nothing to fold, or something that cannot be."""
+    try:
+        places = find(body, {"messages": LEAF})
+    except UNREADABLE:
+        return body, 0
+    given = arr(loads(body[places[0].start : places[0].end])) if len(places) == 1 else []
+    if not all(isinstance(one, dict) for one in given):
+        return body, 0
+    count = sum(one.get("role") in _SYSTEM for one in given[1:])
+    made = _folded(given) if count else None
+    return (body, 0) if made is None else (spliced(body, places, orjson.dumps(made)), count)
+
+
+def _folded(given: list[Json]) -> list[Json] | None:
+    """None where a system message is more than text."""
+    first = next((at for at, one in enumerate(given) if one.get("role") not in _SYSTEM), len(given))
+    head = [_said(one.get("content")) for one in given[:first]]
+    made: list[Json] = [{"role": "system", "content": "\n\n".join(said or "" for said in head)}] if head else []
+    if None in head:
+        return None
+    for one in given[first:]:
+        said = _said(one.get("content")) if one.get("role") in _SYSTEM else None
+        if said is not None:
+            _tell(made, f"<system>\n{said}\n</system>")
+        elif one.get("role") in _SYSTEM:
+            return None
+        else:
+            made.append(one)
+    return made
+
+
+def _tell(made: list[Json], said: str) -> None:
+    """Adds to what the user has said last, or says it anew."""
+    last = made[-1] if made else {}
+    content = last.get("content")
+    if last.get("role") == "user" and isinstance(content, str):
+        made[-1] = last | {"content": f"{content}\n\n{said}"}
+    elif last.get("role") == "user" and isinstance(content, list):
+        made[-1] = last | {"content": [*arr(content), {"type": "text", "text": said}]}
+    else:
+        made.append({"role": "user", "content": said})
+
+
+def _said(content: Any) -> str | None:
+    """A content that is text; None for any other."""
+    if isinstance(content, str):
+        return content
+    parts = [obj(part) for part in arr(content)]
+    texts = [text(part.get("text")) for part in parts if part.get("type") in TEXT]
+    return "\n".join(said or "" for said in texts) if parts and len(texts) == len(parts) else None

@@ -1,0 +1,117 @@
+"""Tools of responses that chat completions has no word for. Pure.
+
+A `namespace` holds functions: Codex offers those of sub-agents and of servers of tools so. They become functions called
+`namespace__name`, in the tools, in past calls and in the choice of a tool; `known` says what a call of one is called by
+its agent. What a namespace says of itself has no place.
+
+A search that the provider runs (`web_search`) is left out where other tools are on offer: its model cannot search, and
+nothing else changes. Alone, or chosen, it is refused, because then it is the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from penstock.gateway.dialects.loose_json import Json, obj, objs, text
+from penstock.gateway.proxy.translation.checks import inner, items, one_of, only, refuse, said
+
+TOOL: Final = frozenset({"type", "name", "description", "parameters", "strict"})
+NAMESPACE: Final = frozenset({"type", "name", "description", "tools"})
+SEARCHES: Final = ("web_search", "web_search_preview")
+"""Beginnings of the types of a provider's search."""
+_ALONE: Final = (
+    "a search that the provider runs, and this model's engine has none: offer other tools, or none "
+    '(Codex: web_search = "disabled" in its config.toml, or -c \'web_search="disabled"\')'
+)
+
+
+class Known(NamedTuple):
+    """What an agent calls a function."""
+
+    namespace: str
+    name: str
+
+
+def is_search(tool: Json) -> bool:
+    """Whether a provider's search."""
+    return (text(tool.get("type")) or "").startswith(SEARCHES)
+
+
+def left_out(asked: Json) -> list[str]:
+    """The types of the tools that are not passed on."""
+    return [text(tool.get("type")) or "" for tool in objs(asked.get("tools")) if is_search(tool)]
+
+
+def check(asked: Json) -> None:
+    """Raises `ClientFault` for tools that cannot be functions."""
+    names = set[str]()
+    for tool, where in items(asked.get("tools") or [], "tools"):
+        if is_search(tool):
+            if len(objs(asked["tools"])) == len(left_out(asked)):
+                refuse(f"{where}.type", f"{tool['type']!r} is {_ALONE}")
+            continue
+        one_of(tool.get("type"), ("function", "namespace"), f"{where}.type")
+        for function, place, name in _functions(tool, where):
+            _check_function(function, place)
+            if name in names:
+                refuse(f"{place}.name", f"there are two tools that would be called {name!r}")
+            names.add(name)
+    choice = obj(asked.get("tool_choice"))
+    if is_search(choice):
+        refuse("tool_choice.type", f"{choice['type']!r} is {_ALONE}")
+
+
+def _functions(tool: Json, where: str) -> Iterator[tuple[Json, str, str]]:
+    """Functions, each with its place and its name in chat completions."""
+    if tool.get("type") != "namespace":
+        yield tool, where, text(tool.get("name")) or ""
+        return
+    only(tool, NAMESPACE, (), f"{where}.")
+    space = said(tool.get("name"), f"{where}.name")
+    for function, place in items(tool.get("tools"), f"{where}.tools"):
+        yield function, place, joined(space, text(function.get("name")) or "")
+
+
+def _check_function(tool: Json, where: str) -> None:
+    one_of(tool.get("type"), ("function",), f"{where}.type")
+    only(tool, TOOL, (), f"{where}.")
+    said(tool.get("name"), f"{where}.name")
+    inner(tool, "parameters", f"{where}.")
+
+
+def joined(space: str, name: str) -> str:
+    """What a function of a namespace is called."""
+    return f"{space}{'' if space.endswith('__') else '__'}{name}"
+
+
+def known(asked: Json) -> Mapping[str, Known]:
+    """Functions of namespaces, by what they are called in chat completions. Past calls may be of others than are on
+    offer now."""
+    tools = [(tool, one) for tool in objs(asked.get("tools")) for one in objs(tool.get("tools"))]
+    return {joined(space["name"], one["name"]): Known(space["name"], one["name"]) for space, one in tools}
+
+
+def flattened(asked: Json) -> Json:
+    """The same request with functions only. What was given is not written into."""
+    made = dict(asked)
+    if objs(asked.get("tools")):
+        made["tools"] = [
+            one | {"name": name}
+            for tool in objs(asked["tools"])
+            if not is_search(tool)
+            for one, _, name in _functions(tool, "")
+        ]
+    if isinstance(asked.get("input"), list):
+        made["input"] = [_named(item) for item in asked["input"]]
+    if isinstance(asked.get("tool_choice"), dict):
+        made["tool_choice"] = _named(asked["tool_choice"])
+    return made
+
+
+def _named(item: Json) -> Json:
+    """A call, or a choice, by the name that its function has in chat completions."""
+    space, name = text(obj(item).get("namespace")), text(obj(item).get("name"))
+    if not space or not name:
+        return item
+    return {key: value for key, value in item.items() if key != "namespace"} | {"name": joined(space, name)}

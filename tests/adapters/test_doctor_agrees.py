@@ -1,0 +1,112 @@
+"""What `penstock doctor` says and what `penstock samples` makes: the same rows of the same calls, for the same reasons.
+
+The turn trees are random: forks, parallel calls, several choices, retries, tokens that changed, calls that fail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fakes.memory_tape import exchange
+from fakes.tokens import Talk, message
+from fakes.turn_trees import STEPS, Step, played
+from hypothesis import given
+
+from penstock.adapters.report import Report
+from penstock.adapters.samples import Sample, samples
+from penstock.gateway.diagnosis.diagnosis import diagnose
+from penstock.gateway.model.answers import Diagnosis
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.span import Span
+
+ASK = message("user", [1, 2])
+
+
+def both(talk: Talk) -> tuple[Diagnosis, list[Sample], Report]:
+    """The two, of the same rollout."""
+    episode = talk.episode()
+
+    def bytes_of(span: Span) -> Exchange:
+        return exchange(*talk.bodies[span.attempt, span.sequence])
+
+    return diagnose(episode.rollout, talk.heads, bytes_of), *samples(episode)
+
+
+def agree(talk: Talk) -> Diagnosis:
+    """Rows, why they begin, which calls are in them, and what is kept out of them and why."""
+    told, made, report = both(talk)
+    assert told.sequences == len(made)
+    calls = [call for attempt in told.attempts for call in attempt.calls]
+    assert Counter(why for call in calls for why in call.begins) == report.starts
+    used = {segment.sequence for sample in made for segment in sample.segments}
+    assert {call.sequence for call in calls if call.trainable} == used
+    firsts = {sample.segments[0].sequence for sample in made}
+    assert {call.sequence for call in calls if call.begins} == firsts
+    rewritten = Counter(one.code for call in calls for one in call.findings if one.code in ("retokenised", "template"))
+    assert all(rewritten[why] == report.starts[why] for why in ("retokenised", "template"))
+    whole = [one for one in report.dropped if one.choice is None]
+    why = {call.sequence: {one.code for one in call.findings if one.blocks} for call in calls}
+    assert all(one.reason in why[one.sequence] for one in whole)
+    return told
+
+
+@given(STEPS)
+def test_whatever_an_agent_has_done_they_agree(steps: list[Step]) -> None:
+    agree(played(steps)[0])
+
+
+def test_a_fork_is_two_rows() -> None:
+    talk = Talk()
+    first = talk.call([1, 2], [[7]], [ASK])
+    for more in (3, 4):
+        talk.call([*first.whole(), more], [[8]], [*first.said(), message("user", [more])])
+    told = agree(talk)
+    assert told.sequences == 2
+    assert [(call.goes_on, call.begins) for call in told.attempts[0].calls] == [
+        (None, ["first"]),
+        (1, []),
+        (None, ["forked"]),
+    ]
+
+
+def test_three_answers_are_three_rows_and_one_of_them_goes_on() -> None:
+    talk = Talk()
+    first = talk.call([1, 2], [[7], [8], [9]], [ASK])
+    talk.call([*first.whole(1), 3], [[8]], [*first.said(1), message("user", [3])])
+    told = agree(talk)
+    assert told.sequences == 3
+    assert [(call.goes_on, call.begins) for call in told.attempts[0].calls] == [
+        (None, ["first", "forked", "forked"]),
+        (1, []),
+    ]
+
+
+def test_parallel_branches_are_rows_of_their_own() -> None:
+    talk = Talk()
+    ends = [talk.call([1, 2], [[7]], [ASK]) for _ in range(3)]
+    for one in ends:
+        talk.call([*one.whole(), 3], [[8]], [*one.said(), message("user", [3])])
+    assert agree(talk).sequences == 3
+
+
+def test_each_call_that_was_tokenised_anew_is_found() -> None:
+    talk = Talk()
+    one = talk.call([1, 2], [[7, 7]], [ASK])
+    for turn in range(4):
+        prompt = [*one.prompt, 9, 0] if turn % 2 else [*one.prompt, 0]
+        one = talk.call(prompt, [[7, 7]], [*one.said(), message("user", [turn])])
+    told = agree(talk)
+    found = [one.code for call in told.attempts[0].calls for one in call.findings]
+    assert (told.sequences, found) == (5, ["retokenised"] * 4)
+
+
+def test_a_choice_without_log_probabilities_leaves_the_others() -> None:
+    talk = Talk()
+    talk.call([1, 2], [[7], [8]], [ASK])
+    request, response = talk.bodies["a1", 1]
+    cut = response.replace(b'"logprob"', b'"gone"', 1)
+    assert cut != response
+    talk.bodies["a1", 1] = request, cut
+    told = agree(talk)
+    assert told.sequences == 1
+    assert [(one.code, one.blocks) for one in told.attempts[0].calls[0].findings] == [("no_logprobs", False)]
