@@ -116,7 +116,7 @@ def _check_directory(path: Path) -> None:
 
 def _check_online(config: Config) -> None:
     from penstock.gateway.model.toml import ConfigError
-    from penstock.trainer.config import check_online
+    from penstock.trainer.config_checks import check_online
 
     try:
         check_online(config)
@@ -127,7 +127,7 @@ def _check_online(config: Config) -> None:
 def _prompts(path: Path, config: Config, online: bool) -> Prompts:
     from penstock.gateway.model.toml import ConfigError
     from penstock.trainer.apo.config import load
-    from penstock.trainer.config import check_prompts
+    from penstock.trainer.config_checks import check_prompts
 
     if online:
         raise Failure("--prompts and --online do not go together: production's rollouts are not given other prompts", 2)

@@ -22,6 +22,7 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus, RolloutSummary
 from penstock.trainer.data.awaiting import Awaited
+from penstock.trainer.data.fates import Fates
 from penstock.trainer.data.tasks import Task
 
 
@@ -68,6 +69,10 @@ class Collected:
     """How they ended."""
     late: int = 0
     """Rollouts that had not ended in time and were cancelled."""
+    names: list[str] = field(default_factory=list[str])
+    """The rollouts."""
+    fates: Fates = field(default_factory=Fates)
+    """Why rollouts teach nothing."""
     figures: dict[str, float] = field(default_factory=dict[str, float])
     """More figures to report of it."""
 
@@ -85,6 +90,8 @@ class Collected:
             self.by_variant.setdefault(name, []).extend(rewards)
         self.ended += other.ended
         self.late += other.late
+        self.names += other.names
+        self.fates.add(other.fates)
         self.figures |= other.figures
 
     @property
@@ -153,6 +160,12 @@ class Collector:
         self._awaited.forget(order.names)
         return done
 
+    async def reward_error(self, rollout: str) -> str | None:
+        """What a runner said of a reward that is missing; None where it said nothing."""
+        asked = self._client.spans(rollout, filter="name:reward_error", limit=1)
+        said = [str((span.attributes or {}).get("reason", "")) async for span in asked]
+        return said[0] if said else None
+
     async def _ended(self, order: Order) -> AsyncGenerator[RolloutSummary]:
         for name in order.names:
             yield await self._client.rollout(name)
@@ -163,7 +176,9 @@ def add(done: Collected, episode: Episode, options: Options) -> None:
     made, report = samples(episode, options)
     done.samples += made
     done.report.add(report)
+    done.fates.note(episode, made, report)
     rollout = episode.rollout
+    done.names.append(rollout.id)
     done.ended[rollout.status] += 1
     if rollout.reward is not None:
         done.rewards.setdefault(episode.group, []).append(rollout.reward)

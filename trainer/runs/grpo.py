@@ -23,6 +23,7 @@ from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.update import Metrics, learn
+from penstock.trainer.runs.nothing_learnt import Idle
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.pruning import step_of
 from penstock.trainer.serving.publish import Publisher
@@ -63,6 +64,7 @@ class Loop:
         self._collector, self._publisher, self._reporter = collector, publisher, reporter
         self._tasks, self._held_out, self._servers = tasks, held_out, servers
         self._checkpoints = Checkpoints(config.run.directory / "checkpoints")
+        self._idle = Idle(config, collector.reward_error)
         self._ordered: Order | None = None
         """What the next step takes, when it is queued already."""
 
@@ -115,6 +117,9 @@ class Loop:
         await self._point(step, _summary(collected) | self._figures(collected) | learnt | evaluated | timing)
         # What is done again after a crash is reported again; what is not, must have been.
         await self._checkpoint(step)
+        said = await self._idle.note(collected, learnt, self.place.version > 0)
+        if said is not None:
+            await self._reporter.event(step, said, "warning")
 
     # -- what a run of another kind does otherwise -------------------------------------------------------------------
 

@@ -1,0 +1,45 @@
+"""Agents and judges for `penstock run --callable` of which nothing can be learnt, each in its own way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fakes.asking import agent, asked, reward
+
+__all__ = ["agent", "reward"]
+
+
+def raises(task: dict[str, Any], output: dict[str, Any], transcript: object) -> float:
+    """A judge with an error in it."""
+    raise RuntimeError("the key of the grader is missing")
+
+
+def of_two(task: dict[str, Any], output: dict[str, Any]) -> float:
+    """A judge that takes too little."""
+    return 1.0
+
+
+def not_a_number(task: dict[str, Any], output: dict[str, Any], transcript: object) -> float:
+    """A judge that divides by nothing."""
+    return float("nan")
+
+
+def always_one(task: dict[str, Any], output: dict[str, Any], transcript: object) -> float:
+    """A judge that likes everything."""
+    return 1.0
+
+
+def crashes(task: dict[str, Any]) -> dict[str, Any]:
+    """An agent that fails after it has asked, so that it is no fault of the machine."""
+    _ = agent(task)
+    raise ValueError("the tool's answer has no field 'city'")
+
+
+def asks_another(task: dict[str, Any]) -> dict[str, Any]:
+    """An agent that asks the base model."""
+    return asked([{"role": "user", "content": task["question"]}], model="base")
+
+
+def is_short(task: dict[str, Any]) -> dict[str, Any]:
+    """An agent that lets the model say one word."""
+    return asked([{"role": "user", "content": task["question"]}], max_tokens=1)
