@@ -8,7 +8,7 @@ on rollouts of real agents: groups centred and not scaled, clip-higher, truncate
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -86,7 +86,9 @@ class Rollouts(Section):
     staleness: int = Field(default=4, ge=0)
     """Versions that a sample may be behind the newest, counted from its first token; older groups are dropped whole."""
     timeout: float = Field(default=600.0, gt=0)
-    """Seconds after which a step goes on without the rollouts that have not ended."""
+    """Seconds that an attempt may take; a step goes on a tenth later, without the rollouts that have not ended."""
+    failed_reward: Annotated[float, Field(allow_inf_nan=False)] | Literal["drop"] = 0.0
+    """Reward of a rollout that fails or runs out of time and has none; `drop` leaves it out of the comparison."""
     temperature: float = Field(default=1.0, gt=0)
     """Temperature that the rollouts are sampled with; the trainer's log-probabilities are of the same distribution."""
 

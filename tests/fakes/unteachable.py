@@ -1,7 +1,8 @@
-"""Agents and judges for `penstock run --callable` of which nothing can be learnt, each in its own way."""
+"""Agents and judges for `penstock run --callable` of which little can be learnt, each in its own way."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from fakes.asking import agent, asked, reward
@@ -43,3 +44,11 @@ def asks_another(task: dict[str, Any]) -> dict[str, Any]:
 def is_short(task: dict[str, Any]) -> dict[str, Any]:
     """An agent that lets the model say one word."""
     return asked([{"role": "user", "content": task["question"]}], max_tokens=1)
+
+
+def crashes_at_odd_numbers(task: dict[str, Any]) -> dict[str, Any]:
+    """An agent that fails in every other rollout of a group."""
+    found = agent(task)
+    if int(os.environ["PENSTOCK_ROLLOUT_ID"][-1]) % 2:
+        raise ValueError("the tool's answer has no field 'city'")
+    return found

@@ -65,6 +65,8 @@ class Collected:
     """Of the rollouts that have one, by group."""
     by_variant: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """The same, by variant."""
+    beside: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Of those that failed after a call to the model and have no sample, by group."""
     ended: Counter[RolloutStatus] = field(default_factory=Counter[RolloutStatus])
     """How they ended."""
     late: int = 0
@@ -88,11 +90,17 @@ class Collected:
         self.rewards |= other.rewards
         for name, rewards in other.by_variant.items():
             self.by_variant.setdefault(name, []).extend(rewards)
+        self.beside |= other.beside
         self.ended += other.ended
         self.late += other.late
         self.names += other.names
         self.fates.add(other.fates)
         self.figures |= other.figures
+
+    @property
+    def failed(self) -> float:
+        """Share of the rollouts that failed or ran out of time."""
+        return self.ended[RolloutStatus.FAILED] / max(1, self.ended.total())
 
     @property
     def mean(self) -> float | None:
@@ -104,9 +112,10 @@ class Collected:
 class Collector:
     """Queues rollouts of a run and waits for them. `run` must run beside it: it follows the gateway's changes."""
 
-    def __init__(self, client: Client, run: str, options: Options) -> None:
-        """`options`: what samples are made of."""
+    def __init__(self, client: Client, run: str, options: Options, failed_reward: float | None = None) -> None:
+        """`options`: what samples are made of; `failed_reward`: of rollouts that fail without one; None: none."""
         self._client = client
+        self._failed_reward = failed_reward
         self._run = run
         self._options = options
         self._awaited = Awaited(client)
@@ -134,7 +143,9 @@ class Collector:
                 group=group,
                 mode=mode,
                 input=task.input,
-                config=RolloutConfig(timeout_s=timeout_s, versions=dict(variant.versions)),
+                config=RolloutConfig(
+                    timeout_s=timeout_s, versions=dict(variant.versions), reward_on_failure=self._failed_reward
+                ),
                 metadata={**about, VARIANT: variant.name} if variant.name else about,
             )
             for place, task in enumerate(tasks)
@@ -182,5 +193,7 @@ def add(done: Collected, episode: Episode, options: Options) -> None:
     done.ended[rollout.status] += 1
     if rollout.reward is not None:
         done.rewards.setdefault(episode.group, []).append(rollout.reward)
+        if rollout.status == RolloutStatus.FAILED and not made and any(one.calls for one in episode.tries):
+            done.beside.setdefault(episode.group, []).append(rollout.reward)
         if name := (rollout.metadata or {}).get(VARIANT):
             done.by_variant.setdefault(str(name), []).append(rollout.reward)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from penstock.adapters.samples import Sample
 from penstock.trainer.config import Config
 from penstock.trainer.engines.local import Engine
-from penstock.trainer.mathematics.advantage import credit
+from penstock.trainer.mathematics.advantage import NOBODY, credit
 from penstock.trainer.mathematics.batch import admit, micro_batches, split
 
 Metrics = dict[str, float]
 
 
-def learn(engine: Engine, samples: Sequence[Sample], staleness: Callable[[str | None], int], config: Config) -> Metrics:
-    """Updates the weights. Everything that is left out is counted below `dropped/`."""
+def learn(
+    engine: Engine,
+    samples: Sequence[Sample],
+    staleness: Callable[[str | None], int],
+    config: Config,
+    beside: Mapping[str, Sequence[float]] = NOBODY,
+) -> Metrics:
+    """Updates the weights. Everything that is left out is counted below `dropped/`. `beside`: as for `credit`."""
     fresh, ages, stale = by_age(samples, staleness, config.rollouts.staleness)
-    credited = credit(fresh, config.advantage)
+    credited = credit(fresh, config.advantage, beside)
     examples, refused = admit(credited.examples, config.engine.batch_tokens)
     dropped = Counter(f"rollouts_{reason}" for reason in credited.dropped.values())
     dropped.update(f"samples_{one.reason}" for one in refused)

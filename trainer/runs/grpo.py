@@ -102,7 +102,9 @@ class Loop:
         if self._ahead(step + 1):
             self._ordered = await self._order(step + 1, place.tasks)
         self._reporter.phase(step, "updates the weights")
-        learnt = await asyncio.to_thread(learn, self.engine, collected.samples, self._staleness(place), self.config)
+        learnt = await asyncio.to_thread(
+            learn, self.engine, collected.samples, self._staleness(place), self.config, collected.beside
+        )
         updated = monotonic()
         if learnt["updates"] and step % self.config.publish.every == 0:
             await self._publish(step)
@@ -173,7 +175,7 @@ class Loop:
         while True:
             self._reporter.phase(step, "collects rollouts")
             order = order or await self._order(step, self.place.tasks + taken, taken // rollouts.groups)
-            collected.add(await self._collector.gather(order, rollouts.timeout))
+            collected.add(await self._collector.gather(order, self._patience))
             order, taken = None, taken + rollouts.groups
             if collected.informative >= rollouts.groups or taken + rollouts.groups > rollouts.groups * rollouts.dynamic:
                 return collected, taken
@@ -188,8 +190,13 @@ class Loop:
         order = await self._collector.order(
             "val", str(step), step, self._held_out, config.samples, timeout, [self._evaluated()]
         )
-        found = await self._collector.gather(order, timeout)
-        return {} if found.mean is None else {"evaluation/reward": found.mean}
+        found = await self._collector.gather(order, self._patience)
+        return {} if found.mean is None else {"evaluation/reward": found.mean, "evaluation/failed": found.failed}
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that a step waits for its rollouts: the gateway ends their attempts before."""
+        return 1.1 * self.config.rollouts.timeout
 
     def _staleness(self, place: Place) -> Callable[[str | None], int]:
         """How many versions a version is behind the newest."""
@@ -256,6 +263,7 @@ def _summary(collected: Collected) -> Metrics:
         "rollouts": float(collected.ended.total()),
         "rollouts/late": float(collected.late),
         "groups/informative": float(collected.informative),
+        "failed": collected.failed,
     }
     found |= {f"rollouts/{status}": float(count) for status, count in collected.ended.items()}
     found |= {f"calls/{reason}": float(count) for reason, count in collected.report.reasons.items()}

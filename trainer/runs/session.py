@@ -57,7 +57,9 @@ async def _grpo(
         Patient(gateway, key) as client,
         prompting(prompts, config, tasks, held_out, client, gateway) as more,
     ):
-        collector = Collector(client, run.name, Options(model=config.model.name))
+        failed = config.rollouts.failed_reward
+        options = Options(model=config.model.name)
+        collector = Collector(client, run.name, options, None if failed == "drop" else failed)
         publisher = Publisher(client, config.model.name, config.inference.upstream, config.inference.base, run.name)
         reporter = Reporter(client, run.name, shown)
         async with _serving(config, client, reporter, more is not None) as servers:
