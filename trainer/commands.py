@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Release = Annotated[
     Literal["auto", "canary", "none"] | None,
-    Parameter(help="How production sees the last weights; `publish.release` of the configuration if not given."),
+    Parameter(help="How production sees the weights; `publish.release` of the configuration if not given."),
 ]
 
 

@@ -253,11 +253,13 @@ class Publish(Section):
     """`[publish]`: how new weights reach agents."""
 
     release: Literal["auto", "canary", "none"] = "none"
-    """How production sees the last weights: a release that promotes itself, one that waits for approval, or not."""
+    """How production sees the weights: a release that promotes itself, one that waits for approval, or not."""
     policy: Path | None = Field(default=None, strict=False)
     """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
+    version: Literal["best", "last"] = "best"
+    """Which weights it takes: the best on the held-out tasks (the last ones where there are none), or the last."""
     every: int = Field(default=1, ge=1)
-    """Steps from one published version to the next; sft and dpo publish their last one."""
+    """Steps from one published version to the next; the last weights are always published."""
     keep: int = Field(default=4, ge=1)
     """Newest versions whose directories are kept; older ones go as soon as no release and no rollout needs them."""
 

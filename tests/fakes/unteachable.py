@@ -52,3 +52,11 @@ def crashes_at_odd_numbers(task: dict[str, Any]) -> dict[str, Any]:
     if int(os.environ["PENSTOCK_ROLLOUT_ID"][-1]) % 2:
         raise ValueError("the tool's answer has no field 'city'")
     return found
+
+
+def peaks_at_two(task: dict[str, Any], output: dict[str, Any], transcript: Any) -> float:
+    """A judge that likes the weights of step 2 best when it comes to held-out tasks."""
+    if transcript.rollout.mode != "val":
+        return reward(task, output, transcript)
+    versions: dict[str, str] = transcript.calls[-1].span.versions
+    return {"run.0": 0.25, "run.1": 0.5, "run.2": 1.0}.get(versions["policy"], 0.75)
