@@ -18,6 +18,8 @@ from penstock.gateway.model.toml import Section, read, validated
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++"]
 Credit = Literal["rollout", "turn"]
 Surrogate = Literal["ppo", "gspo", "cispo", "pg"]
+Aggregate = Literal["rollout-mean", "token-mean", "constant"]
+Correction = Literal["token", "sequence", "icepop", "none"]
 
 CLIPS: dict[Surrogate, tuple[float, float]] = {
     "ppo": (0.2, 0.28),
@@ -100,6 +102,19 @@ class Advantage(Section):
     """Baseline: `dr_grpo` (group mean), `grpo` (also scaled), `rloo` (mean of the others), `reinforce++` (batch)."""
     credit: Credit = "rollout"
     """Whether a rollout's reward counts for all its tokens, or each call's own return for those of the call."""
+    overlong: Literal["keep", "mask", "punish"] = "keep"
+    """Rollouts with an answer that was cut off: as others, without loss (they are still compared), or punished."""
+    overlong_tokens: tuple[int, int] | None = Field(default=None, strict=False)
+    """Tokens of an answer at which `punish` begins to take from the reward, and at which it has taken 1."""
+
+    @model_validator(mode="after")
+    def _punishment_has_its_bounds(self) -> Self:
+        bounds = self.overlong_tokens
+        if self.overlong == "punish" and bounds is None:
+            raise ValueError('overlong_tokens: overlong = "punish" needs it, such as [3072, 4096]')
+        if bounds is not None and not 0 <= bounds[0] < bounds[1]:
+            raise ValueError(f"overlong_tokens: {list(bounds)} do not rise from 0 or more, such as [3072, 4096]")
+        return self
 
 
 class Loss(Section):
@@ -111,8 +126,13 @@ class Loss(Section):
     """How far a ratio may fall below 1 and rise above. Default: ppo 0.2, 0.28; gspo 0.0003, 0.0004; cispo 1.0, 4.0."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference: the model without adapter, or as it was at the start (full)."""
-    correction: Literal["token", "sequence", "icepop", "none"] = "token"
-    """Importance sampling between engine and trainer: `token` or `sequence` (truncated), `icepop` (masked), `none`."""
+    correction: Correction | None = None
+    """Importance sampling between engine and trainer: `token` or `sequence` (truncated), `icepop` (masked), `none`.
+    Default: `token`; for gspo `sequence`, and there `token` and `icepop` are refused."""
+    aggregate: Aggregate = "rollout-mean"
+    """How tokens become one number: mean over rollouts of their mean, `token-mean` (DAPO), or by a `constant`."""
+    constant: int = Field(default=1024, ge=1)
+    """Tokens that `aggregate = "constant"` divides a rollout's sum by (Dr. GRPO)."""
 
     @field_validator("clip")
     @classmethod
@@ -120,6 +140,20 @@ class Loss(Section):
         if value is not None and not (0 <= value[0] <= 1 and value[1] >= 0):
             raise ValueError(f"{list(value)} is not how far below 1 (0 to 1) and how far above it (from 0)")
         return value
+
+    @model_validator(mode="after")
+    def _gspo_goes_by_sequences(self) -> Self:
+        if self.kind == "gspo" and self.correction in ("token", "icepop"):
+            raise ValueError(
+                f'correction: "{self.correction}" weighs tokens, and in kind = "gspo" all tokens of a call have one '
+                'ratio; use "sequence" or "none"'
+            )
+        return self
+
+    @property
+    def corrects(self) -> Correction:
+        """How engine and trainer are brought together."""
+        return self.correction or ("sequence" if self.kind == "gspo" else "token")
 
     @property
     def bounds(self) -> tuple[float, float]:

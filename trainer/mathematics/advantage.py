@@ -16,6 +16,15 @@ all calls of the group (for rloo: of the other rollouts), as in the process supe
 Rollouts that failed are compared too, by the reward that they were given for it, also where nothing that they said can
 be trained on: otherwise a policy that makes its agents crash or loop would be compared with its good days only.
 
+What was cut off at the limit of tokens says little of how good it would have been. With `overlong = "mask"` a rollout
+with such an answer has no loss; its reward is still compared (overlong filtering of DAPO, arXiv:2503.14476, section
+3.4). With `punish` length itself has a price, DAPO's soft overlong punishment: the reward changes by
+
+    0  for n <= a,    (a - n) / (b - a)  for a < n <= b,    -1  for n > b, and for an answer that was cut off
+
+where n is the tokens of the rollout's longest answer and (a, b) = `overlong_tokens`, in the paper (L_max - L_cache,
+L_max). By turns each call pays for its own answer.
+
 A group whose rewards are all the same teaches nothing, and a group of one has nothing to compare with. Both are left
 out and reported; otherwise they would only dilute the mean over rollouts. `reinforce++` knows no groups, only the
 batch.
@@ -37,8 +46,9 @@ from penstock.trainer.mathematics.examples import Example, Owner, example
 
 Values = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.intp]
-Reason = Literal["reward", "single", "equal"]
-"""Why a rollout is left out: no finite reward, alone in its group, or all rewards of the group are equal."""
+Reason = Literal["reward", "single", "equal", "truncated"]
+"""Why a rollout is left out: no finite reward, alone in its group, all rewards of the group are equal, or an answer was
+cut off."""
 
 EPS = 1e-6
 """Keeps a division by a spread finite; what differs by less does not differ."""
@@ -77,6 +87,9 @@ def credit(samples: Sequence[Sample], config: Advantage, beside: Mapping[str, Se
             worth |= zip(keys, ESTIMATORS[config.estimator](values, owners)[: len(keys)].tolist(), strict=True)
         else:
             made.dropped |= dict.fromkeys((key[0] for key in keys), reason)
+    if config.overlong == "mask":
+        cut = {_owner(sample) for sample in samples if any(segment.truncated for segment in sample.segments)}
+        made.dropped |= dict.fromkeys(cut - made.dropped.keys(), "truncated")
     for sample in samples:
         if _owner(sample) not in made.dropped:
             made.examples.append(
@@ -109,12 +122,22 @@ def _units(samples: Sequence[Sample], config: Advantage) -> dict[Key, float]:
     for owner, mine in owned.items():
         reward = _reward(owner, mine)
         if config.credit == "rollout" or not np.isfinite(reward):
-            found[owner, 0, 0] = reward
+            found[owner, 0, 0] = reward + min(overlong(part, config) for sample in mine for part in sample.segments)
             continue
         for sample, values in zip(mine, returns(mine), strict=True):
-            keys = (_key(sample, segment, "turn") for segment in sample.segments)
-            found |= zip(keys, values.tolist(), strict=True)
+            for segment, value in zip(sample.segments, values.tolist(), strict=True):
+                found[_key(sample, segment, "turn")] = value + overlong(segment, config)
     return found
+
+
+def overlong(segment: Segment, config: Advantage) -> float:
+    """What an answer's length changes of the reward: 0 to -1."""
+    if config.overlong != "punish" or config.overlong_tokens is None:
+        return 0.0
+    begins, whole = config.overlong_tokens
+    if segment.truncated:
+        return -1.0
+    return -min(1.0, max(0.0, (segment.end - segment.start - begins) / (whole - begins)))
 
 
 def _reward(owner: Owner, samples: Sequence[Sample]) -> float:

@@ -41,7 +41,10 @@ def learn(
     found["groups/used"] = float(len(groups))
     found |= {"tokens_per_rollout": found["tokens"] / owners}
     parts = split(examples, config.optimiser.updates)
-    batched = [micro_batches(part, config.engine.batch_tokens, config.engine.layout) for part in parts]
+    engines, loss = config.engine, config.loss
+    batched = [
+        micro_batches(part, engines.batch_tokens, engines.layout, loss.aggregate, loss.constant) for part in parts
+    ]
     # Before the first update: later ones compare with the policy as the step began.
     prepared = [engine.prepared(batches, old=len(parts) > 1) for batches in batched]
     steps = [engine.step(batches, engine.policy()) for batches in prepared]

@@ -22,6 +22,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "rollouts_reward": "nan_reward",
     "rollouts_single": "single",
     "rollouts_equal": "equal",
+    "rollouts_truncated": "truncated",
     "samples_long": "long",
     "samples_empty": "empty",
     "samples_prompt": "no_prompt",
@@ -70,6 +71,10 @@ ADVICE: Final[Mapping[str, Words]] = {
     "error": Words("failed in their calls to the model", "penstock doctor {rollout} shows the calls"),
     "cut": Words(
         "were cut off at the limit of tokens, and the rewards of each group are equal",
+        "raise the max_tokens that the agent asks for, or vLLM's --max-model-len",
+    ),
+    "truncated": Words(
+        'were cut off at the limit of tokens and have no loss (advantage.overlong = "mask")',
         "raise the max_tokens that the agent asks for, or vLLM's --max-model-len",
     ),
     "equal": Words(
