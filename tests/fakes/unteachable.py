@@ -60,3 +60,10 @@ def peaks_at_two(task: dict[str, Any], output: dict[str, Any], transcript: Any) 
         return reward(task, output, transcript)
     versions: dict[str, str] = transcript.calls[-1].span.versions
     return {"run.0": 0.25, "run.1": 0.5, "run.2": 1.0}.get(versions["policy"], 0.75)
+
+
+def samples_otherwise_at_odd_numbers(task: dict[str, Any]) -> dict[str, Any]:
+    """An agent that asks for another temperature and top_p in every other rollout of a group."""
+    odd = int(os.environ["PENSTOCK_ROLLOUT_ID"][-1]) % 2
+    more = {"temperature": 0.2, "top_p": 0.9} if odd else {}
+    return asked([{"role": "user", "content": f"{task['question']} {os.environ['PENSTOCK_ROLLOUT_ID']}"}], **more)

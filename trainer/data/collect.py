@@ -23,6 +23,7 @@ from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus, RolloutSummary
 from penstock.trainer.data.awaiting import Awaited
 from penstock.trainer.data.fates import Fates
+from penstock.trainer.data.sampling import Sampled
 from penstock.trainer.data.tasks import Task
 
 
@@ -75,6 +76,8 @@ class Collected:
     """The rollouts."""
     fates: Fates = field(default_factory=Fates)
     """Why rollouts teach nothing."""
+    sampled: Sampled = field(default_factory=Sampled)
+    """How the calls were sampled."""
     figures: dict[str, float] = field(default_factory=dict[str, float])
     """More figures to report of it."""
 
@@ -95,6 +98,7 @@ class Collected:
         self.late += other.late
         self.names += other.names
         self.fates.add(other.fates)
+        self.sampled.add(other.sampled)
         self.figures |= other.figures
 
     @property
@@ -112,10 +116,18 @@ class Collected:
 class Collector:
     """Queues rollouts of a run and waits for them. `run` must run beside it: it follows the gateway's changes."""
 
-    def __init__(self, client: Client, run: str, options: Options, failed_reward: float | None = None) -> None:
-        """`options`: what samples are made of; `failed_reward`: of rollouts that fail without one; None: none."""
+    def __init__(
+        self,
+        client: Client,
+        run: str,
+        options: Options,
+        failed_reward: float | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        """`options`: what samples are made of; `failed_reward`: of rollouts that fail without one, None: none;
+        `temperature`: that rollouts should be sampled at."""
         self._client = client
-        self._failed_reward = failed_reward
+        self._failed_reward, self._temperature = failed_reward, temperature
         self._run = run
         self._options = options
         self._awaited = Awaited(client)
@@ -167,7 +179,7 @@ class Collector:
             )
         async with aclosing(load(self._client, self._ended(order))) as episodes:
             async for episode in episodes:
-                add(done, episode, self._options)
+                add(done, episode, self._options, self._temperature)
         self._awaited.forget(order.names)
         return done
 
@@ -182,12 +194,13 @@ class Collector:
             yield await self._client.rollout(name)
 
 
-def add(done: Collected, episode: Episode, options: Options) -> None:
-    """Adds an episode's samples, its reward and how it ended."""
+def add(done: Collected, episode: Episode, options: Options, temperature: float) -> None:
+    """Adds an episode's samples, its reward and how it ended. `temperature`: that it should be sampled at."""
     made, report = samples(episode, options)
     done.samples += made
     done.report.add(report)
     done.fates.note(episode, made, report)
+    done.sampled.note(episode, made, temperature)
     rollout = episode.rollout
     done.names.append(rollout.id)
     done.ended[rollout.status] += 1

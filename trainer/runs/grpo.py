@@ -54,6 +54,7 @@ class Loop:
         self._tasks, self._held_out, self._servers = tasks, held_out, servers
         self._checkpoints = Checkpoints(config.run.directory / "checkpoints")
         self._idle = Idle(config, collector.reward_error)
+        self._told_of_sampling = False
         self._ordered: Order | None = None
         """What the next step takes, when it is queued already."""
 
@@ -88,6 +89,7 @@ class Loop:
         collected, taken = await self._collect(step)
         place = replace(self.place, step=step, tasks=self.place.tasks + taken)
         gathered = monotonic()
+        await self._warn_of_sampling(step, collected)
         if self._ahead(step + 1):
             self._ordered = await self._order(step + 1, place.tasks)
         self._reporter.phase(step, "updates the weights")
@@ -169,6 +171,13 @@ class Loop:
             order, taken = None, taken + rollouts.groups
             if collected.informative >= rollouts.groups or taken + rollouts.groups > rollouts.groups * rollouts.dynamic:
                 return collected, taken
+
+    async def _warn_of_sampling(self, step: int, collected: Collected) -> None:
+        """Says once that agents sample otherwise than training assumes."""
+        said = collected.sampled.warning(self.config.rollouts.temperature)
+        if said is not None and not self._told_of_sampling:
+            self._told_of_sampling = True
+            await self._reporter.event(step, said, "warning")
 
     async def _evaluate(self, step: int) -> Metrics:
         """Mean reward on the held-out tasks with the newest weights."""
@@ -274,6 +283,7 @@ def _summary(collected: Collected) -> Metrics:
         "rollouts/late": float(collected.late),
         "groups/informative": float(collected.informative),
         "failed": collected.failed,
+        "sampled_otherwise": collected.sampled.share,
     }
     found |= {f"rollouts/{status}": float(count) for status, count in collected.ended.items()}
     found |= {f"calls/{reason}": float(count) for reason, count in collected.report.reasons.items()}

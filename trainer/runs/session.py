@@ -59,7 +59,9 @@ async def _grpo(
     ):
         failed = config.rollouts.failed_reward
         options = Options(model=config.model.name)
-        collector = Collector(client, run.name, options, None if failed == "drop" else failed)
+        collector = Collector(
+            client, run.name, options, None if failed == "drop" else failed, config.rollouts.temperature
+        )
         publisher = Publisher(client, config.model.name, config.inference.upstream, config.inference.base, run.name)
         reporter = Reporter(client, run.name, shown)
         async with _serving(config, client, reporter, more is not None) as servers:
