@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from penstock.adapters.spoken import spoken
 from penstock.gateway.diagnosis.rows import Heard, heard
 from penstock.gateway.dialects import by_name
-from penstock.gateway.dialects.loose_json import loads, obj
-from penstock.gateway.dialects.sampling import forced
+from penstock.gateway.dialects.loose_json import Json, loads, obj
+from penstock.gateway.dialects.sampling import forced, skewing
 from penstock.gateway.model.rollout import Attempt, RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
@@ -65,6 +65,11 @@ class Call:
     def forced(self) -> bool:
         """True when a grammar forced the answer: a tool that had to be called, a schema, a regular expression."""
         return self.bodies is not None and forced(obj(loads(self.bodies[0]))) is not None
+
+    @cached_property
+    def skewing(self) -> Json:
+        """What its request sets that may change the distribution which is sampled from; see `skewed`."""
+        return {} if self.bodies is None else skewing(obj(loads(self.bodies[0])))
 
     @property
     def version(self) -> str | None:

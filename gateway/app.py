@@ -207,6 +207,7 @@ class Gateway:
         context = Control(
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
             self.state, self.definitions, self.audit_log, self.questions, Policy(self.config.policy),
+            self.config.route,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)

@@ -16,6 +16,7 @@ from penstock.sidecar.options import Command, RunOptions
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
     from penstock.sidecar.engines.local import Engine
     from penstock.sidecar.progress import Tally
@@ -42,6 +43,9 @@ def run(*command: Command, gateway: Url = LOCAL, options: Annotated[RunOptions, 
     try:
         settings = options.settings(gateway, command)
         check(settings, options.on)
+        if options.check is not None:
+            _try(settings, options.on, options.check)
+            return
         tally = _run(settings, options)
     except (RunnerError, ClientError) as e:
         raise Failure(str(e), e.code if isinstance(e, RunnerError) else 1) from None
@@ -75,6 +79,26 @@ def check(settings: Settings, on: str) -> None:
         raise UsageError(f"--cwd: {agents.cwd} is not a directory")
     if settings.reward_on_failure is not None and not math.isfinite(settings.reward_on_failure):
         raise UsageError(f"--reward-on-failure: {settings.reward_on_failure} is not a finite number, such as 0 or -1")
+
+
+def _try(settings: Settings, on: str, tasks: Path) -> None:
+    """Checks what can be checked without an attempt, and says what is doubtful."""
+    import asyncio
+
+    from penstock.sidecar.engines.local import Here
+    from penstock.sidecar.trying import first_task, tried
+
+    task = first_task(tasks)
+
+    async def look() -> str | None:
+        if on == "here":
+            async with Here(settings):
+                pass
+        return await tried(settings.judging, task)
+
+    _check_extra(on)
+    doubt = asyncio.run(look())
+    print(doubt if doubt is not None else "nothing is wrong that can be seen", file=sys.stderr if doubt else sys.stdout)
 
 
 def _run(settings: Settings, options: RunOptions) -> Tally:

@@ -81,6 +81,8 @@ class RunOptions:
     """With --sidecar: what becomes of connections to all other hosts."""
     on: Literal["here", "ray", "kubernetes"] = "here"
     """Where agents run: here, on a Ray cluster (extra `ray`), or as Kubernetes Jobs (extra `kubernetes`)."""
+    check: Path | None = None
+    """Run nothing: check agents and try the reward function, on the first task of this JSONL file."""
     ray_options: str | None = None
     """JSON with more options of each worker's Ray actor, such as {"num_gpus": 1}."""
     job_template: Path | None = None

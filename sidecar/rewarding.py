@@ -41,22 +41,23 @@ class Judge:
     def __init__(self, judging: Judging) -> None:
         """Raises `UsageError` when there is no such function or command."""
         self._judging = judging
-        self._function = None if judging.function is None else _load(judging.function)
+        self.function = None if judging.function is None else _load(judging.function)
+        """The function, if it is one."""
         if judging.command is not None:
             _look_up(judging.command)
 
     @property
     def named(self) -> bool:
         """Whether there is a judge."""
-        return self._function is not None or self._judging.command is not None
+        return self.function is not None or self._judging.command is not None
 
     async def judge(self, output: Any, transcript: Transcript) -> list[Judgement]:
         """The judge's reward; raises `RewardError`, and whatever the function raises."""
         said: list[Judgement] = []
         try:
             async with asyncio.timeout(self._judging.timeout_s):
-                if self._function is not None:
-                    value = await _call(self._function, transcript.rollout.input, output, transcript)
+                if self.function is not None:
+                    value = await _call(self.function, transcript.rollout.input, output, transcript)
                     said += _one(value, "runner", "runner-function")
                 if self._judging.command is not None:
                     value = await _ask(self._judging.command, output, transcript)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Release = Annotated[
     Literal["auto", "canary", "none"] | None,
-    Parameter(help="How production sees the last weights; `publish.release` of the configuration if not given."),
+    Parameter(help="How production sees the weights; `publish.release` of the configuration if not given."),
 ]
 
 
@@ -146,7 +146,7 @@ def _check_directory(path: Path) -> None:
 
 def _check_online(config: Config) -> None:
     from penstock.gateway.model.toml import ConfigError
-    from penstock.trainer.config import check_online
+    from penstock.trainer.config_checks import check_online
 
     try:
         check_online(config)
@@ -157,7 +157,7 @@ def _check_online(config: Config) -> None:
 def _prompts(path: Path, config: Config, online: bool) -> Prompts:
     from penstock.gateway.model.toml import ConfigError
     from penstock.trainer.apo.config import load
-    from penstock.trainer.config import check_prompts
+    from penstock.trainer.config_checks import check_prompts
 
     if online:
         raise Failure("--prompts and --online do not go together: production's rollouts are not given other prompts", 2)

@@ -8,16 +8,18 @@ on rollouts of real agents: groups centred and not scaled, clip-higher, truncate
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.gateway.model.toml import ConfigError, Section, read, validated
+from penstock.gateway.model.toml import Section, read, validated
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++"]
 Credit = Literal["rollout", "turn"]
 Surrogate = Literal["ppo", "gspo", "cispo", "pg"]
+Aggregate = Literal["rollout-mean", "token-mean", "constant"]
+Correction = Literal["token", "sequence", "icepop", "none"]
 
 CLIPS: dict[Surrogate, tuple[float, float]] = {
     "ppo": (0.2, 0.28),
@@ -41,6 +43,8 @@ class Run(Section):
     """Seed of everything that is drawn: initial adapter, order of tasks."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps from one checkpoint to the next; the newest two are kept."""
+    idle_steps: int = Field(default=3, ge=1)
+    """Steps in a row that teach nothing after which the run fails."""
 
 
 class Model(Section):
@@ -84,7 +88,9 @@ class Rollouts(Section):
     staleness: int = Field(default=4, ge=0)
     """Versions that a sample may be behind the newest, counted from its first token; older groups are dropped whole."""
     timeout: float = Field(default=600.0, gt=0)
-    """Seconds after which a step goes on without the rollouts that have not ended."""
+    """Seconds that an attempt may take; a step goes on a tenth later, without the rollouts that have not ended."""
+    failed_reward: Annotated[float, Field(allow_inf_nan=False)] | Literal["drop"] = 0.0
+    """Reward of a rollout that fails or runs out of time and has none; `drop` leaves it out of the comparison."""
     temperature: float = Field(default=1.0, gt=0)
     """Temperature that the rollouts are sampled with; the trainer's log-probabilities are of the same distribution."""
 
@@ -96,6 +102,19 @@ class Advantage(Section):
     """Baseline: `dr_grpo` (group mean), `grpo` (also scaled), `rloo` (mean of the others), `reinforce++` (batch)."""
     credit: Credit = "rollout"
     """Whether a rollout's reward counts for all its tokens, or each call's own return for those of the call."""
+    overlong: Literal["keep", "mask", "punish"] = "keep"
+    """Rollouts with an answer that was cut off: as others, without loss (they are still compared), or punished."""
+    overlong_tokens: tuple[int, int] | None = Field(default=None, strict=False)
+    """Tokens of an answer at which `punish` begins to take from the reward, and at which it has taken 1."""
+
+    @model_validator(mode="after")
+    def _punishment_has_its_bounds(self) -> Self:
+        bounds = self.overlong_tokens
+        if self.overlong == "punish" and bounds is None:
+            raise ValueError('overlong_tokens: overlong = "punish" needs it, such as [3072, 4096]')
+        if bounds is not None and not 0 <= bounds[0] < bounds[1]:
+            raise ValueError(f"overlong_tokens: {list(bounds)} do not rise from 0 or more, such as [3072, 4096]")
+        return self
 
 
 class Loss(Section):
@@ -107,8 +126,13 @@ class Loss(Section):
     """How far a ratio may fall below 1 and rise above. Default: ppo 0.2, 0.28; gspo 0.0003, 0.0004; cispo 1.0, 4.0."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference: the model without adapter, or as it was at the start (full)."""
-    correction: Literal["token", "sequence", "icepop", "none"] = "token"
-    """Importance sampling between engine and trainer: `token` or `sequence` (truncated), `icepop` (masked), `none`."""
+    correction: Correction | None = None
+    """Importance sampling between engine and trainer: `token` or `sequence` (truncated), `icepop` (masked), `none`.
+    Default: `token`; for gspo `sequence`, and there `token` and `icepop` are refused."""
+    aggregate: Aggregate = "rollout-mean"
+    """How tokens become one number: mean over rollouts of their mean, `token-mean` (DAPO), or by a `constant`."""
+    constant: int = Field(default=1024, ge=1)
+    """Tokens that `aggregate = "constant"` divides a rollout's sum by (Dr. GRPO)."""
 
     @field_validator("clip")
     @classmethod
@@ -116,6 +140,20 @@ class Loss(Section):
         if value is not None and not (0 <= value[0] <= 1 and value[1] >= 0):
             raise ValueError(f"{list(value)} is not how far below 1 (0 to 1) and how far above it (from 0)")
         return value
+
+    @model_validator(mode="after")
+    def _gspo_goes_by_sequences(self) -> Self:
+        if self.kind == "gspo" and self.correction in ("token", "icepop"):
+            raise ValueError(
+                f'correction: "{self.correction}" weighs tokens, and in kind = "gspo" all tokens of a call have one '
+                'ratio; use "sequence" or "none"'
+            )
+        return self
+
+    @property
+    def corrects(self) -> Correction:
+        """How engine and trainer are brought together."""
+        return self.correction or ("sequence" if self.kind == "gspo" else "token")
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -249,11 +287,13 @@ class Publish(Section):
     """`[publish]`: how new weights reach agents."""
 
     release: Literal["auto", "canary", "none"] = "none"
-    """How production sees the last weights: a release that promotes itself, one that waits for approval, or not."""
+    """How production sees the weights: a release that promotes itself, one that waits for approval, or not."""
     policy: Path | None = Field(default=None, strict=False)
     """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
+    version: Literal["best", "last"] = "best"
+    """Which weights it takes: the best on the held-out tasks (the last ones where there are none), or the last."""
     every: int = Field(default=1, ge=1)
-    """Steps from one published version to the next; sft and dpo publish their last one."""
+    """Steps from one published version to the next; the last weights are always published."""
     keep: int = Field(default=4, ge=1)
     """Newest versions whose directories are kept; older ones go as soon as no release and no rollout needs them."""
 
@@ -342,49 +382,6 @@ class Config(Section):
         """Directory for versions; absolute."""
         own = "adapters" if self.model.weights == "lora" else "models"
         return (self.run.directory / own).absolute()
-
-
-def check_full(config: Config) -> None:
-    """Raises `ConfigError` where all weights are trained and cannot be served."""
-    if config.model.weights != "full":
-        return
-    if config.inference.urls:
-        raise ConfigError(
-            "inference.urls: what others have started cannot be given all weights under a name of their own; leave it "
-            'out and name inference.python, or set model.weights to "lora"'
-        )
-    if config.publish.release != "none":
-        raise ConfigError(
-            "publish.release: all weights need a server of their own, and those of a run end with it; set it to "
-            '"none", start a server with the directory of the last version, and release that (docs/training.md)'
-        )
-
-
-def check_prompts(config: Config) -> None:
-    """Raises `ConfigError` for what cannot be trained together with prompts."""
-    if config.model.weights == "full":
-        raise ConfigError(
-            'model.weights: "full" cannot serve the first weights and the last ones at the same time, which --prompts '
-            'compares: use "lora"'
-        )
-
-
-def check_online(config: Config) -> None:
-    """Raises `ConfigError` for what cannot learn from production."""
-    grouped, batch = config.online.grouped, config.advantage.estimator == "reinforce++"
-    wrong = [
-        (not grouped and not batch, "advantage.estimator", f"{config.advantage.estimator!r} compares rollouts of one "
-         'task, and production has many: set "reinforce++", or online.grouped = true where it is queued in groups'),
-        (grouped and batch, "online.grouped", '"reinforce++" compares all rollouts of a step: leave it out'),
-        (config.publish.release == "none", "publish.release", '"none" shows production nothing, and rollouts of '
-         'weights older than rollouts.staleness are not learnt from: set "auto" or "canary"'),
-        (config.rollouts.ahead, "rollouts.ahead", "production's rollouts are not queued: leave it out"),
-        (config.model.weights == "full", "model.weights", '"full" needs a server for every version that production and '
-         'training get: use "lora"'),
-    ]  # fmt: skip
-    for applies, key, problem in wrong:
-        if applies:
-            raise ConfigError(f"{key}: {problem}")
 
 
 def load(path: Path) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from aiohttp import web
 
 from penstock.gateway.api.pages import Tape
 from penstock.gateway.calls.auth import Auth
+from penstock.gateway.config import Route
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.policy.policy import Policy
@@ -59,6 +60,8 @@ class Control:
     """Tool calls that wait for a person."""
     policy: Policy = field(default_factory=lambda: Policy([]))
     """Rules on tool calls, as configured."""
+    routes: Sequence[Route] = ()
+    """Which upstreams serve a model, as configured."""
     keep_alive_s: float = 15.0
     """How often a follower that hears nothing is told that the gateway lives."""
     started_ns: int = field(default_factory=time.time_ns)

@@ -16,15 +16,21 @@ from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
+from penstock.gateway.config import Route as Configured
 from penstock.gateway.model.audit import Said
-from penstock.gateway.model.upstream import PauseRequest, UpstreamList, UpstreamView
+from penstock.gateway.model.upstream import PauseRequest, RouteView, UpstreamList, UpstreamView
 from penstock.gateway.upstreams.pool import Pool
 
 
 async def get_upstreams(request: web.Request) -> web.Response:
-    """Upstreams, whether they are paused, and how many calls run there or wait."""
-    pools = request.app[CONTROL].upstreams
-    return answer(UpstreamList(upstreams=[_view(pool) for _, pool in sorted(pools.items())]))
+    """Upstreams, whether they are paused, how many calls run there or wait, and which models are routed to them."""
+    control = request.app[CONTROL]
+    views = [_view(pool) for _, pool in sorted(control.upstreams.items())]
+    return answer(UpstreamList(upstreams=views, routes=[_route(one) for one in control.routes]))
+
+
+def _route(route: Configured) -> RouteView:
+    return RouteView(model=route.model, upstreams=route.upstream, alias=route.alias, train=route.train)
 
 
 async def pause(control: Control, ids: Ids, asked: PauseRequest) -> UpstreamView:

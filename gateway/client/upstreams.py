@@ -14,7 +14,11 @@ class UpstreamClient(Connection):
 
     async def upstreams(self) -> list[UpstreamView]:
         """All upstreams, by name."""
-        return (await self.get("/api/upstreams", UpstreamList)).upstreams
+        return (await self.where_calls_go()).upstreams
+
+    async def where_calls_go(self) -> UpstreamList:
+        """All upstreams, by name, and the routes to them."""
+        return await self.get("/api/upstreams", UpstreamList)
 
     async def pause_upstream(self, name: str, bound_s: float, said: Said = UNSAID) -> UpstreamView:
         """Lets calls to an upstream wait; past `bound_s` seconds they are refused until it is opened or paused anew."""

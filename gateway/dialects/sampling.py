@@ -64,12 +64,19 @@ def sampled(said: Json, answer: Json) -> Sampling:
     )
 
 
-def skewed(asked: Json) -> list[str]:
-    """What of a request makes it sample from another distribution than the model's, as `name value`."""
+def skewing(asked: Json) -> Json:
+    """The fields of a request that may change the distribution, and nothing else of it."""
+    return {name: asked[name] for name in _NEUTRAL if asked.get(name) is not None}
+
+
+def skewed(asked: Json, temperature: float = 1.0) -> list[str]:
+    """What of a request makes it sample from another distribution than the model's at this temperature, as
+    `name value`. A request without a temperature samples at 1."""
+    known = {"temperature": 1} | skewing(asked)
     return [
-        f"{name} {asked[name]}" if isinstance(asked[name], int | float | str) else name
-        for name, neutral in _NEUTRAL.items()
-        if asked.get(name) is not None and asked[name] not in neutral
+        f"{name} {known[name]}" if isinstance(known[name], int | float | str) else name
+        for name, neutral in (_NEUTRAL | {"temperature": (temperature,)}).items()
+        if name in known and known[name] not in neutral
     ]
 
 

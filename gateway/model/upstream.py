@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from fnmatch import fnmatchcase
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -41,8 +42,27 @@ class UpstreamView(Noun):
     """Those of them that were refused."""
 
 
+class RouteView(Noun):
+    """A `[[route]]` of the configuration: which upstreams serve a model."""
+
+    model: str
+    """Model name as agents ask for it, or a pattern (`qwen*`)."""
+    upstreams: list[str]
+    """Names of the upstreams that are tried in turn."""
+    alias: str | None
+    """Model name that is sent instead."""
+    train: bool | Literal["exact"]
+    """Whether its calls are recorded with token ids, as training needs them."""
+
+    def matches(self, model: str) -> bool:
+        """True when this route serves the model."""
+        return fnmatchcase(model, self.model)
+
+
 class UpstreamList(Noun):
-    """All upstreams."""
+    """All upstreams, and the routes to them."""
 
     upstreams: list[UpstreamView]
     """One each, by name."""
+    routes: list[RouteView]
+    """In the order of the configuration: the first that matches a model counts."""

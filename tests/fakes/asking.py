@@ -23,9 +23,9 @@ def agent(task: dict[str, Any]) -> dict[str, Any]:
     return asked([{"role": "user", "content": f"{task['question']} {os.environ['PENSTOCK_ROLLOUT_ID']}"}])
 
 
-def asked(messages: list[dict[str, str]]) -> dict[str, Any]:
-    """What the model said to these messages."""
-    body = {"model": "policy", "messages": messages, "max_tokens": 16, "temperature": 1.0}
+def asked(messages: list[dict[str, str]], **more: Any) -> dict[str, Any]:
+    """What the model said to these messages. `more`: fields of the request."""
+    body = {"model": "policy", "messages": messages, "max_tokens": 16, "temperature": 1.0} | more
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         json.dumps(body).encode(),

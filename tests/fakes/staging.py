@@ -96,12 +96,15 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(home: Path, model: Path, steps: int, sections: Sections, servers: int = 1) -> AsyncGenerator[Stage]:
-    """A run of this model that may begin, with these settings beside those of `settings`."""
+async def staged(
+    home: Path, model: Path, steps: int, sections: Sections, servers: int = 1, train: str | None = "true"
+) -> AsyncGenerator[Stage]:
+    """A run of this model that may begin, with these settings beside those of `settings`. `train`: what the gateway's
+    route of the model says of training; None: there is no such route."""
     ports = steady_ports(servers)
     write_tasks(home, *(f"q{number}" for number in range(4)))
     (home / "train.toml").write_text(toml(merged(settings(home, model, ports, steps), sections)))
-    async with running(home / "gateway", vllms(*map(address, ports))) as gateway:
+    async with running(home / "gateway", vllms(*map(address, ports), train=train)) as gateway:
         yield Stage(home, gateway, ports, steps)
 
 

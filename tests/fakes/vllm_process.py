@@ -64,7 +64,7 @@ class Process(FakeEngine):
             return await super()._generate(request, body)
         self.models[name] += 1
         await self._wait(name)
-        return web.json_response(answered(name, body["messages"]))
+        return web.json_response(answered(name, body["messages"], body.get("max_tokens", TOKENS)))
 
     async def _wait(self, name: str) -> None:
         while self.hold.exists() and self.hold.read_text() == name:
@@ -78,18 +78,19 @@ class Process(FakeEngine):
                 self.held -= 1
 
 
-def answered(name: str, messages: list[Json]) -> Json:
-    """What a version says to these messages."""
+def answered(name: str, messages: list[Json], most: int = TOKENS) -> Json:
+    """What a version says to these messages, in at most so many tokens."""
     seed = json.dumps([name, messages], sort_keys=True)
-    ids = numbers(seed, TOKENS)
+    ids = numbers(seed, min(most, TOKENS))
     text = " ".join(map(str, ids))
     content: list[Json] = [
         {"token": str(one), "logprob": -5.0 - one / 1000, "bytes": None, "top_logprobs": []} for one in ids
     ]
-    choice: Json = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    choice: Json = {"index": 0, "message": {"role": "assistant", "content": text}}
+    choice["finish_reason"] = "stop" if len(ids) == TOKENS else "length"
     choice |= {"logprobs": {"content": content}, "token_ids": ids}
     about: Json = {"id": "c", "object": "chat.completion", "created": 0, "model": name, "choices": [choice]}
-    usage = {"prompt_tokens": PROMPT, "completion_tokens": TOKENS, "total_tokens": PROMPT + TOKENS}
+    usage = {"prompt_tokens": PROMPT, "completion_tokens": len(ids), "total_tokens": PROMPT + len(ids)}
     return about | {"usage": usage, "prompt_token_ids": numbers(json.dumps(messages), PROMPT)}
 
 

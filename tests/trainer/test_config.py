@@ -33,7 +33,7 @@ def keys() -> list[tuple[str, str]]:
 def test_only_the_model_must_be_named(tmp_path: Path) -> None:
     config = read(tmp_path, MODEL)
     assert config.loss.bounds == (0.2, 0.28)
-    assert (config.advantage.estimator, config.loss.correction) == ("dr_grpo", "token")
+    assert (config.advantage.estimator, config.loss.corrects) == ("dr_grpo", "token")
     assert config.learning_rate == 1e-4
     assert read(tmp_path, MODEL + 'weights = "full"\n').learning_rate == 1e-6
     with pytest.raises(ConfigError, match=r"train\.toml: model: it is missing"):

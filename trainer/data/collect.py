@@ -22,6 +22,8 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus, RolloutSummary
 from penstock.trainer.data.awaiting import Awaited
+from penstock.trainer.data.fates import Fates
+from penstock.trainer.data.sampling import Sampled
 from penstock.trainer.data.tasks import Task
 
 
@@ -64,10 +66,18 @@ class Collected:
     """Of the rollouts that have one, by group."""
     by_variant: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """The same, by variant."""
+    beside: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Of those that failed after a call to the model and have no sample, by group."""
     ended: Counter[RolloutStatus] = field(default_factory=Counter[RolloutStatus])
     """How they ended."""
     late: int = 0
     """Rollouts that had not ended in time and were cancelled."""
+    names: list[str] = field(default_factory=list[str])
+    """The rollouts."""
+    fates: Fates = field(default_factory=Fates)
+    """Why rollouts teach nothing."""
+    sampled: Sampled = field(default_factory=Sampled)
+    """How the calls were sampled."""
     figures: dict[str, float] = field(default_factory=dict[str, float])
     """More figures to report of it."""
 
@@ -83,9 +93,18 @@ class Collected:
         self.rewards |= other.rewards
         for name, rewards in other.by_variant.items():
             self.by_variant.setdefault(name, []).extend(rewards)
+        self.beside |= other.beside
         self.ended += other.ended
         self.late += other.late
+        self.names += other.names
+        self.fates.add(other.fates)
+        self.sampled.add(other.sampled)
         self.figures |= other.figures
+
+    @property
+    def failed(self) -> float:
+        """Share of the rollouts that failed or ran out of time."""
+        return self.ended[RolloutStatus.FAILED] / max(1, self.ended.total())
 
     @property
     def mean(self) -> float | None:
@@ -97,9 +116,18 @@ class Collected:
 class Collector:
     """Queues rollouts of a run and waits for them. `run` must run beside it: it follows the gateway's changes."""
 
-    def __init__(self, client: Client, run: str, options: Options) -> None:
-        """`options`: what samples are made of."""
+    def __init__(
+        self,
+        client: Client,
+        run: str,
+        options: Options,
+        failed_reward: float | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        """`options`: what samples are made of; `failed_reward`: of rollouts that fail without one, None: none;
+        `temperature`: that rollouts should be sampled at."""
         self._client = client
+        self._failed_reward, self._temperature = failed_reward, temperature
         self._run = run
         self._options = options
         self._awaited = Awaited(client)
@@ -127,7 +155,9 @@ class Collector:
                 group=group,
                 mode=mode,
                 input=task.input,
-                config=RolloutConfig(timeout_s=timeout_s, versions=dict(variant.versions)),
+                config=RolloutConfig(
+                    timeout_s=timeout_s, versions=dict(variant.versions), reward_on_failure=self._failed_reward
+                ),
                 metadata={**about, VARIANT: variant.name} if variant.name else about,
             )
             for place, task in enumerate(tasks)
@@ -149,23 +179,34 @@ class Collector:
             )
         async with aclosing(load(self._client, self._ended(order))) as episodes:
             async for episode in episodes:
-                add(done, episode, self._options)
+                add(done, episode, self._options, self._temperature)
         self._awaited.forget(order.names)
         return done
+
+    async def reward_error(self, rollout: str) -> str | None:
+        """What a runner said of a reward that is missing; None where it said nothing."""
+        asked = self._client.spans(rollout, filter="name:reward_error", limit=1)
+        said = [str((span.attributes or {}).get("reason", "")) async for span in asked]
+        return said[0] if said else None
 
     async def _ended(self, order: Order) -> AsyncGenerator[RolloutSummary]:
         for name in order.names:
             yield await self._client.rollout(name)
 
 
-def add(done: Collected, episode: Episode, options: Options) -> None:
-    """Adds an episode's samples, its reward and how it ended."""
+def add(done: Collected, episode: Episode, options: Options, temperature: float) -> None:
+    """Adds an episode's samples, its reward and how it ended. `temperature`: that it should be sampled at."""
     made, report = samples(episode, options)
     done.samples += made
     done.report.add(report)
+    done.fates.note(episode, made, report)
+    done.sampled.note(episode, made, temperature)
     rollout = episode.rollout
+    done.names.append(rollout.id)
     done.ended[rollout.status] += 1
     if rollout.reward is not None:
         done.rewards.setdefault(episode.group, []).append(rollout.reward)
+        if rollout.status == RolloutStatus.FAILED and not made and any(one.calls for one in episode.tries):
+            done.beside.setdefault(episode.group, []).append(rollout.reward)
         if name := (rollout.metadata or {}).get(VARIANT):
             done.by_variant.setdefault(str(name), []).append(rollout.reward)

@@ -182,7 +182,8 @@ class Traffic:
         self._left.clear()
         for name, seen in names.items():
             episode = await one(self._client, await self._client.rollout(name))
-            add(done, as_seen(episode, seen), Options(model=self._config.model.name))
+            options = Options(model=self._config.model.name)
+            add(done, as_seen(episode, seen), options, self._config.rollouts.temperature)
         return done
 
 

@@ -13,6 +13,18 @@ normalising over rows instead would let long rollouts decide the mean.
 With `credit = "turn"` the unit is the call and r its return (`adapters.rewards.returns`); the baseline is taken over
 all calls of the group (for rloo: of the other rollouts), as in the process supervision of DeepSeekMath, §4.1.3.
 
+Rollouts that failed are compared too, by the reward that they were given for it, also where nothing that they said can
+be trained on: otherwise a policy that makes its agents crash or loop would be compared with its good days only.
+
+What was cut off at the limit of tokens says little of how good it would have been. With `overlong = "mask"` a rollout
+with such an answer has no loss; its reward is still compared (overlong filtering of DAPO, arXiv:2503.14476, section
+3.4). With `punish` length itself has a price, DAPO's soft overlong punishment: the reward changes by
+
+    0  for n <= a,    (a - n) / (b - a)  for a < n <= b,    -1  for n > b, and for an answer that was cut off
+
+where n is the tokens of the rollout's longest answer and (a, b) = `overlong_tokens`, in the paper (L_max - L_cache,
+L_max). By turns each call pays for its own answer.
+
 A group whose rewards are all the same teaches nothing, and a group of one has nothing to compare with. Both are left
 out and reported; otherwise they would only dilute the mean over rollouts. `reinforce++` knows no groups, only the
 batch.
@@ -20,7 +32,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,11 +46,15 @@ from penstock.trainer.mathematics.examples import Example, Owner, example
 
 Values = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.intp]
-Reason = Literal["reward", "single", "equal"]
-"""Why a rollout is left out: no finite reward, alone in its group, or all rewards of the group are equal."""
+Reason = Literal["reward", "single", "equal", "truncated"]
+"""Why a rollout is left out: no finite reward, alone in its group, all rewards of the group are equal, or an answer was
+cut off."""
 
 EPS = 1e-6
 """Keeps a division by a spread finite; what differs by less does not differ."""
+
+BATCH = ""
+"""Name of the group of all rollouts of a step; no group of rollouts has it."""
 
 Key = tuple[Owner, int, int]
 """(rollout and attempt, sequence, choice) of a call; a whole rollout has 0 and 0."""
@@ -52,19 +68,28 @@ class Credited:
     dropped: dict[Owner, Reason] = field(default_factory=dict[Owner, Reason])
 
 
-def credit(samples: Sequence[Sample], config: Advantage) -> Credited:
-    """Examples of the samples, in their order. Raises `ValueError` when samples of a rollout disagree on its reward."""
+NOBODY: Mapping[str, Sequence[float]] = {}
+
+
+def credit(samples: Sequence[Sample], config: Advantage, beside: Mapping[str, Sequence[float]] = NOBODY) -> Credited:
+    """Examples of the samples, in their order. Raises `ValueError` when samples of a rollout disagree on its reward.
+    `beside`: rewards of rollouts without samples that are compared too, by group; only where the unit is the rollout.
+    """
     units = _units(samples, config)
     made = Credited(dropped={key[0]: "reward" for key, value in units.items() if not np.isfinite(value)})
     worth: dict[Key, float] = {}
-    for keys in _by_group(samples, units, config.estimator, made.dropped):
-        values = np.array([units[key] for key in keys], np.float64)
-        owners = _numbered([key[0] for key in keys])
+    for group, keys in _by_group(samples, units, config.estimator, made.dropped).items():
+        others = [] if config.credit == "turn" else _others(group, beside)
+        values = np.array([*(units[key] for key in keys), *others], np.float64)
+        owners = _numbered([*(key[0] for key in keys), *(("", str(number)) for number in range(len(others)))])
         reason = why_not(values, owners)
         if reason is None:
-            worth |= zip(keys, ESTIMATORS[config.estimator](values, owners).tolist(), strict=True)
+            worth |= zip(keys, ESTIMATORS[config.estimator](values, owners)[: len(keys)].tolist(), strict=True)
         else:
             made.dropped |= dict.fromkeys((key[0] for key in keys), reason)
+    if config.overlong == "mask":
+        cut = {_owner(sample) for sample in samples if any(segment.truncated for segment in sample.segments)}
+        made.dropped |= dict.fromkeys(cut - made.dropped.keys(), "truncated")
     for sample in samples:
         if _owner(sample) not in made.dropped:
             made.examples.append(
@@ -97,12 +122,22 @@ def _units(samples: Sequence[Sample], config: Advantage) -> dict[Key, float]:
     for owner, mine in owned.items():
         reward = _reward(owner, mine)
         if config.credit == "rollout" or not np.isfinite(reward):
-            found[owner, 0, 0] = reward
+            found[owner, 0, 0] = reward + min(overlong(part, config) for sample in mine for part in sample.segments)
             continue
         for sample, values in zip(mine, returns(mine), strict=True):
-            keys = (_key(sample, segment, "turn") for segment in sample.segments)
-            found |= zip(keys, values.tolist(), strict=True)
+            for segment, value in zip(sample.segments, values.tolist(), strict=True):
+                found[_key(sample, segment, "turn")] = value + overlong(segment, config)
     return found
+
+
+def overlong(segment: Segment, config: Advantage) -> float:
+    """What an answer's length changes of the reward: 0 to -1."""
+    if config.overlong != "punish" or config.overlong_tokens is None:
+        return 0.0
+    begins, whole = config.overlong_tokens
+    if segment.truncated:
+        return -1.0
+    return -min(1.0, max(0.0, (segment.end - segment.start - begins) / (whole - begins)))
 
 
 def _reward(owner: Owner, samples: Sequence[Sample]) -> float:
@@ -114,14 +149,19 @@ def _reward(owner: Owner, samples: Sequence[Sample]) -> float:
 
 def _by_group(
     samples: Sequence[Sample], units: Iterable[Key], estimator: Estimator, dropped: Container[Owner]
-) -> list[list[Key]]:
-    """The units of each group, without rollouts that are dropped already."""
-    groups = {_owner(sample): "" if estimator == "reinforce++" else sample.group for sample in samples}
+) -> dict[str, list[Key]]:
+    """The units of each group, without rollouts that are dropped already. The whole batch is the group `BATCH`."""
+    groups = {_owner(sample): BATCH if estimator == "reinforce++" else sample.group for sample in samples}
     found: dict[str, list[Key]] = {}
     for key in units:
         if key[0] not in dropped:
             found.setdefault(groups[key[0]], []).append(key)
-    return list(found.values())
+    return found
+
+
+def _others(group: str, beside: Mapping[str, Sequence[float]]) -> list[float]:
+    """Rewards of rollouts that are compared with those of a group and have no samples."""
+    return [reward for name, rewards in beside.items() if group in (name, BATCH) for reward in rewards]
 
 
 def _numbered(owners: Sequence[Owner]) -> Numbers:

@@ -6,25 +6,28 @@ as it is given no mask of its own (`transformers.masking_utils.find_packed_seque
 continues the positions before it: attention is causal, so nobody sees it, and rows of one example keep the fast kernel.
 
 Only trained tokens are named: N of them, each by its row and column. Every loss is a sum over them of weight times
-value, and a token's weight is
+value. With R rollouts in the update, of n_1 ... n_R trained tokens, a token of rollout i weighs
 
-    1 / (rollouts in the step x trained tokens of its rollout)
+    rollout-mean  1 / (R n_i)     mean over rollouts of their mean: GRPO, Shao et al. 2024, arXiv:2402.03300, eq. 3
+    token-mean    1 / sum of n    DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 8
+    constant      1 / (R L)       Dr. GRPO, Liu et al. 2025, arXiv:2503.20783, section 3.2; L is given
 
-so the loss is the mean over rollouts of their mean over tokens. It follows from the step alone: how examples are
-merged, packed or spread over micro-batches changes nothing but rounding.
+The weights follow from the update alone: how examples are merged, packed or spread over micro-batches changes nothing
+but rounding. Those of a constant do not sum up to 1.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.trainer.config import Aggregate
 from penstock.trainer.mathematics.examples import Example, Floats, Ids, Owner
 
 Indices = npt.NDArray[np.intp]
@@ -54,7 +57,7 @@ class MicroBatch:
     columns: Indices
     """[N] Their columns, from 1: what predicts a token stands before it."""
     weights: Floats
-    """[N] What each counts in the loss; over a whole step they sum up to 1."""
+    """[N] What each counts in the loss."""
     advantages: Floats
     """[N] What each is worth."""
     behaviour: Floats
@@ -99,8 +102,37 @@ def split(examples: Sequence[Example], parts: int) -> list[list[Example]]:
     return found
 
 
-def micro_batches(examples: Sequence[Example], tokens: int, layout: Layout) -> list[MicroBatch]:
-    """A whole step as micro-batches of at most `tokens` tokens each, padding included. Raises `ValueError` for an
+def per_rollout(trained: Counter[Owner], constant: int) -> dict[Owner, float]:
+    """`rollout-mean`. `trained`: the trained tokens of each rollout."""
+    return {owner: 1.0 / (len(trained) * count) for owner, count in trained.items()}
+
+
+def per_token(trained: Counter[Owner], constant: int) -> dict[Owner, float]:
+    """`token-mean`."""
+    return dict.fromkeys(trained, 1.0 / max(1, trained.total()))
+
+
+def per_constant(trained: Counter[Owner], constant: int) -> dict[Owner, float]:
+    """`constant`."""
+    return dict.fromkeys(trained, 1.0 / (max(1, len(trained)) * constant))
+
+
+AGGREGATES: dict[Aggregate, Callable[[Counter[Owner], int], dict[Owner, float]]] = {
+    "rollout-mean": per_rollout,
+    "token-mean": per_token,
+    "constant": per_constant,
+}
+"""By `loss.aggregate`: the weight of each token of a rollout."""
+
+
+def micro_batches(
+    examples: Sequence[Example],
+    tokens: int,
+    layout: Layout,
+    aggregate: Aggregate = "rollout-mean",
+    constant: int = 1,
+) -> list[MicroBatch]:
+    """A whole update as micro-batches of at most `tokens` tokens each, padding included. Raises `ValueError` for an
     example that `admit` would refuse."""
     for refused in admit(examples, tokens)[1]:
         raise ValueError(f"an example of rollout {refused.example.owner[0]} cannot be batched: {refused.reason}")
@@ -108,7 +140,8 @@ def micro_batches(examples: Sequence[Example], tokens: int, layout: Layout) -> l
     for example in examples:
         trained[example.owner] += int(np.count_nonzero(example.mask))
     numbers = {owner: number for number, owner in enumerate(trained)}
-    weights = [1.0 / (len(trained) * trained[example.owner]) for example in examples]
+    of_owner = AGGREGATES[aggregate](trained, constant)
+    weights = [of_owner[example.owner] for example in examples]
     return [
         _collate(examples, rows, weights, numbers)
         for rows in arrange([example.length for example in examples], tokens, layout)

@@ -19,8 +19,9 @@ off-policy RL training"):
     icepop    u where low <= u <= high, else 0                   Ling team 2025, arXiv:2510.18855
 
 A call is the sequence, not the conversation: merging calls into one sample changes no loss. Where the engine gave no
-log-probability u is 1, and the token is counted (`unscored`). Every loss is sum(weight x value); the weights of a step
-sum up to 1 and so do the metrics' means, whatever the micro-batches are.
+log-probability u is 1, and the token is counted (`unscored`). With `gspo`, whose ratio is one for a whole call, u' is
+one for a whole call, too: corrections by token are refused. Every loss is sum(weight x value), with the weights of
+`trainer.mathematics.batch`; metrics' means are sums divided by the sum of weights, whatever the micro-batches are.
 """
 
 from __future__ import annotations
@@ -60,6 +61,13 @@ class Tokens:
     """float: log-probabilities of the reference; None: not needed."""
 
 
+MEANS = (
+    "clip_fraction", "ratio", "policy_kl", "kl", "entropy", "mismatch_k1", "mismatch_k3", "correction",
+    "correction_cut",
+)  # fmt: skip
+"""Metrics that are means, weighted like the loss."""
+
+
 @dataclass(slots=True)
 class Tally:
     """Metrics of a step, gathered over micro-batches: add what each has, then `report`."""
@@ -84,6 +92,8 @@ class Tally:
         """Name -> value. `ess` is Kish's effective sample size of the corrections, as a share of the tokens; `_p50` and
         `_p99` are quantiles of what each token has, all counting alike."""
         found = {name: float(value) for name, value in (self.sums | self.maxima).items()}
+        weight = found.pop("weight", 1.0)
+        found |= {name: found[name] / weight for name in MEANS if name in found}
         first, second = found.pop("u", 0.0), found.pop("u^2", 0.0)
         if second:
             found["ess"] = first**2 / (second * found["tokens"])
@@ -108,7 +118,12 @@ def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor,
     weights = tokens.weights
     loss = (weights * correction * value).sum()
     gap = _apart(logprobs.detach() - old)
-    sums = {"loss": loss.detach(), "clip_fraction": (weights * clipped).sum(), "ratio": (weights * ratio).sum()}
+    sums = {
+        "weight": weights.sum(),
+        "loss": loss.detach(),
+        "clip_fraction": (weights * clipped).sum(),
+        "ratio": (weights * ratio).sum(),
+    }
     sums["policy_kl"] = (weights * _k3(-gap)).sum()
     if tokens.reference is not None:
         kl = kl_to_reference(logprobs, tokens.reference)
@@ -183,10 +198,10 @@ def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
     divergence"); `mismatch_p50`, `mismatch_p99` and `mismatch_max` tell how the absolute differences of
     log-probabilities are distributed.
     """
-    weigh = _named("correction", config.correction, CORRECTIONS)
+    weigh = _named("correction", config.corrects, CORRECTIONS)
     known = torch.isfinite(tokens.behaviour)
     gap = torch.where(known, old.detach() - tokens.behaviour, 0.0)
-    u = _apart(_per_sequence(gap, tokens.sequences) if config.correction == "sequence" else gap).exp()
+    u = _apart(_per_sequence(gap, tokens.sequences) if config.corrects == "sequence" else gap).exp()
     made = weigh(u)
     weights = tokens.weights
     sums = {
@@ -195,7 +210,7 @@ def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
         "mismatch_k1": -(weights * gap).sum(),
         "mismatch_k3": (weights * _k3(gap)).sum(),
         "correction": (weights * made).sum(),
-        "correction_cut": (weights * (made != u)).sum() if config.correction != "none" else weights.sum() * 0,
+        "correction_cut": (weights * (made != u)).sum() if config.corrects != "none" else weights.sum() * 0,
         "u": u.double().sum(),
         "u^2": u.double().square().sum(),
     }

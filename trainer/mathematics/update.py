@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from penstock.adapters.samples import Sample
 from penstock.trainer.config import Config
 from penstock.trainer.engines.local import Engine
-from penstock.trainer.mathematics.advantage import credit
+from penstock.trainer.mathematics.advantage import NOBODY, credit
 from penstock.trainer.mathematics.batch import admit, micro_batches, split
 
 Metrics = dict[str, float]
 
 
-def learn(engine: Engine, samples: Sequence[Sample], staleness: Callable[[str | None], int], config: Config) -> Metrics:
-    """Updates the weights. Everything that is left out is counted below `dropped/`."""
+def learn(
+    engine: Engine,
+    samples: Sequence[Sample],
+    staleness: Callable[[str | None], int],
+    config: Config,
+    beside: Mapping[str, Sequence[float]] = NOBODY,
+) -> Metrics:
+    """Updates the weights. Everything that is left out is counted below `dropped/`. `beside`: as for `credit`."""
     fresh, ages, stale = by_age(samples, staleness, config.rollouts.staleness)
-    credited = credit(fresh, config.advantage)
+    credited = credit(fresh, config.advantage, beside)
     examples, refused = admit(credited.examples, config.engine.batch_tokens)
     dropped = Counter(f"rollouts_{reason}" for reason in credited.dropped.values())
     dropped.update(f"samples_{one.reason}" for one in refused)
@@ -35,7 +41,10 @@ def learn(engine: Engine, samples: Sequence[Sample], staleness: Callable[[str | 
     found["groups/used"] = float(len(groups))
     found |= {"tokens_per_rollout": found["tokens"] / owners}
     parts = split(examples, config.optimiser.updates)
-    batched = [micro_batches(part, config.engine.batch_tokens, config.engine.layout) for part in parts]
+    engines, loss = config.engine, config.loss
+    batched = [
+        micro_batches(part, engines.batch_tokens, engines.layout, loss.aggregate, loss.constant) for part in parts
+    ]
     # Before the first update: later ones compare with the policy as the step began.
     prepared = [engine.prepared(batches, old=len(parts) > 1) for batches in batched]
     steps = [engine.step(batches, engine.policy()) for batches in prepared]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SHOWN: Final = (
     "reward",
+    "failed",
     "seed/reward",
     "best/reward",
     "test/seed",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from time import monotonic
 
 from penstock.trainer.config import Config
@@ -23,23 +23,13 @@ from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.update import Metrics, learn
+from penstock.trainer.runs.best_weights import EVALUATION, Place, link, to_release
+from penstock.trainer.runs.nothing_learnt import Idle
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.pruning import step_of
 from penstock.trainer.serving.publish import Publisher
 from penstock.trainer.serving.replicas import Replicas
 from penstock.trainer.serving.restart import Upkeep
-
-
-@dataclass(slots=True)
-class Place:
-    """Where a run stands; the next step follows from this and the engine's state."""
-
-    step: int = 0
-    """Steps that are done."""
-    tasks: int = 0
-    """Tasks that they have taken."""
-    version: int = 0
-    """The step that the newest published weights are of."""
 
 
 class Loop:
@@ -63,6 +53,8 @@ class Loop:
         self._collector, self._publisher, self._reporter = collector, publisher, reporter
         self._tasks, self._held_out, self._servers = tasks, held_out, servers
         self._checkpoints = Checkpoints(config.run.directory / "checkpoints")
+        self._idle = Idle(config, collector.reward_error)
+        self._told_of_sampling = False
         self._ordered: Order | None = None
         """What the next step takes, when it is queued already."""
 
@@ -95,26 +87,33 @@ class Loop:
     async def _step(self, step: int) -> None:
         began = monotonic()
         collected, taken = await self._collect(step)
-        place = Place(step, self.place.tasks + taken, self.place.version)
+        place = replace(self.place, step=step, tasks=self.place.tasks + taken)
         gathered = monotonic()
+        await self._warn_of_sampling(step, collected)
         if self._ahead(step + 1):
             self._ordered = await self._order(step + 1, place.tasks)
         self._reporter.phase(step, "updates the weights")
-        learnt = await asyncio.to_thread(learn, self.engine, collected.samples, self._staleness(place), self.config)
+        learnt = await asyncio.to_thread(
+            learn, self.engine, collected.samples, self._staleness(place), self.config, collected.beside
+        )
         updated = monotonic()
-        if learnt["updates"] and step % self.config.publish.every == 0:
+        last = step == self.config.run.steps
+        place.trained = step if learnt["updates"] else place.trained
+        if place.due(last, self.config.publish.every):
             await self._publish(step)
             place.version = step
         published = monotonic()
         self.place = place
         seconds = {"collect": gathered - began, "update": updated - gathered, "publish": published - updated}
-        last = step == self.config.run.steps
         evaluated = await self._evaluate(step) if last or step % self.config.evaluate.every == 0 else {}
         timing = {f"seconds/{name}": value for name, value in seconds.items()}
         timing["tokens_per_second"] = learnt["tokens"] / (published - began)
         await self._point(step, _summary(collected) | self._figures(collected) | learnt | evaluated | timing)
         # What is done again after a crash is reported again; what is not, must have been.
         await self._checkpoint(step)
+        said = await self._idle.note(collected, learnt, self.place.version > 0)
+        if said is not None:
+            await self._reporter.event(step, said, "warning")
 
     # -- what a run of another kind does otherwise -------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ class Loop:
 
     def _kept(self) -> frozenset[int]:
         """Steps whose weights are needed beyond the newest."""
-        return frozenset()
+        return frozenset() if self.place.best is None else frozenset({self.place.best})
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
@@ -168,10 +167,17 @@ class Loop:
         while True:
             self._reporter.phase(step, "collects rollouts")
             order = order or await self._order(step, self.place.tasks + taken, taken // rollouts.groups)
-            collected.add(await self._collector.gather(order, rollouts.timeout))
+            collected.add(await self._collector.gather(order, self._patience))
             order, taken = None, taken + rollouts.groups
             if collected.informative >= rollouts.groups or taken + rollouts.groups > rollouts.groups * rollouts.dynamic:
                 return collected, taken
+
+    async def _warn_of_sampling(self, step: int, collected: Collected) -> None:
+        """Says once that agents sample otherwise than training assumes."""
+        said = collected.sampled.warning(self.config.rollouts.temperature)
+        if said is not None and not self._told_of_sampling:
+            self._told_of_sampling = True
+            await self._reporter.event(step, said, "warning")
 
     async def _evaluate(self, step: int) -> Metrics:
         """Mean reward on the held-out tasks with the newest weights."""
@@ -183,8 +189,27 @@ class Loop:
         order = await self._collector.order(
             "val", str(step), step, self._held_out, config.samples, timeout, [self._evaluated()]
         )
-        found = await self._collector.gather(order, timeout)
-        return {} if found.mean is None else {"evaluation/reward": found.mean}
+        found = await self._collector.gather(order, self._patience)
+        if found.mean is None:
+            return {}
+        if self.place.evaluated(found.mean):
+            await self._best(found.mean)
+        return {EVALUATION: found.mean, "evaluation/failed": found.failed}
+
+    async def _best(self, reward: float) -> None:
+        """The newest weights are the best so far."""
+        version = f"{self.config.run.name}.{self.place.version}"
+        try:
+            link(self.config.run.directory.absolute(), self.config.versions / version)
+        except OSError as error:
+            await self._reporter.warning(f"no link leads to the best weights: {error}")
+        if self.place.version:
+            await self._reporter.event(self.place.step, f"the best so far is {version}: {EVALUATION} {reward:.4g}")
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that a step waits for its rollouts: the gateway ends their attempts before."""
+        return 1.1 * self.config.rollouts.timeout
 
     def _staleness(self, place: Place) -> Callable[[str | None], int]:
         """How many versions a version is behind the newest."""
@@ -222,11 +247,17 @@ class Loop:
             await self._reporter.warning(f"directories of old versions cannot be removed: {error}")
 
     async def _release(self) -> None:
-        """Shows production the newest weights, as `publish.release` says."""
-        if self.config.publish.release != "none" and self.place.version:
-            version = f"{self.config.run.name}.{self.place.version}"
-            said = await self._publisher.show(version, self.config.publish)
-            await self._reporter.event(self.place.step, *said)
+        """Shows production the best weights, or the last ones, as `publish` says."""
+        step, why = to_release(self.place, self.config)
+        wanted, version = self.config.publish, f"{self.config.run.name}.{step}"
+        if wanted.release == "none" and self.place.best is not None:
+            await self._reporter.event(self.place.step, f"{version} are {why}" if step else why)
+        elif wanted.release != "none" and step:
+            await self._reporter.event(self.place.step, f"{version} are {why}")
+            await self._reporter.event(self.place.step, *await self._publisher.show(version, wanted))
+        elif wanted.release != "none" and self.place.version:
+            other = 'nothing is released; publish.version = "last" releases the last weights'
+            await self._reporter.event(self.place.step, f"{why}: {other}", "warning")
 
     async def _checkpoint(self, step: int) -> None:
         if step % self.config.run.checkpoint_every == 0 or step == self.config.run.steps:
@@ -251,6 +282,8 @@ def _summary(collected: Collected) -> Metrics:
         "rollouts": float(collected.ended.total()),
         "rollouts/late": float(collected.late),
         "groups/informative": float(collected.informative),
+        "failed": collected.failed,
+        "sampled_otherwise": collected.sampled.share,
     }
     found |= {f"rollouts/{status}": float(count) for status, count in collected.ended.items()}
     found |= {f"calls/{reason}": float(count) for reason, count in collected.report.reasons.items()}

@@ -24,8 +24,9 @@ from penstock.trainer.data.tasks import Task
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.early_stop import Evaluations
 from penstock.trainer.mathematics.update import Metrics
+from penstock.trainer.runs.best_weights import EVALUATION, Place
 from penstock.trainer.runs.ending import Halted
-from penstock.trainer.runs.grpo import Loop, Place
+from penstock.trainer.runs.grpo import Loop
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.production_release import Showing
 from penstock.trainer.serving.publish import Publisher, release_policy
@@ -34,7 +35,6 @@ from penstock.trainer.serving.restart import Upkeep
 
 ALIVE_S: Final = 60.0
 """How often a waiting run shows that it lives, so that it is not shown as silent; s."""
-EVALUATION: Final = "evaluation/reward"
 
 
 class OnlineLoop(Loop):

@@ -76,7 +76,7 @@ class PairLoop(Loop):
 
     def _kept(self) -> frozenset[int]:
         # The old weights of the cells.
-        return frozenset({0})
+        return super()._kept() | {0}
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ import torch
 from penstock.adapters.samples import Options
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.config import Config as Settings
-from penstock.trainer.config import Config, check_full
+from penstock.trainer.config import Config
+from penstock.trainer.config_checks import check_full
 from penstock.trainer.data.collect import Collector
 from penstock.trainer.data.tasks import read_tasks
 from penstock.trainer.engines.choose import make_engine
@@ -24,6 +25,7 @@ from penstock.trainer.runs.grpo import Loop
 from penstock.trainer.runs.online import OnlineLoop
 from penstock.trainer.runs.pairs import PairLoop
 from penstock.trainer.runs.patient_client import Patient
+from penstock.trainer.runs.preflight import check
 from penstock.trainer.runs.prompting import Prompting, prompting
 from penstock.trainer.runs.report import Display, Reporter
 from penstock.trainer.runs.runner import keep_running, with_others
@@ -48,13 +50,18 @@ async def _grpo(
     tasks = [] if online else read_tasks("rollouts.tasks", _named(config))
     # What is wrong with it shall be known before the training, not after.
     _ = release_policy(config.publish)
+    doubts = await check(config, gateway, key)
     held_out = [] if config.evaluate.tasks is None else read_tasks("evaluate.tasks", config.evaluate.tasks)
     engine = await asyncio.to_thread(make_engine, config, config.loss.kl > 0)
     async with (
         Patient(gateway, key) as client,
         prompting(prompts, config, tasks, held_out, client, gateway) as more,
     ):
-        collector = Collector(client, run.name, Options(model=config.model.name))
+        failed = config.rollouts.failed_reward
+        options = Options(model=config.model.name)
+        collector = Collector(
+            client, run.name, options, None if failed == "drop" else failed, config.rollouts.temperature
+        )
         publisher = Publisher(client, config.model.name, config.inference.upstream, config.inference.base, run.name)
         reporter = Reporter(client, run.name, shown)
         async with _serving(config, client, reporter, more is not None) as servers:
@@ -68,6 +75,8 @@ async def _grpo(
             first = loop.place.step + 1 if loop.place.step else 0
             await reporter.begin("grpo", _told(config, more), run.steps, first)
             await reporter.event(loop.place.step, described(engine.model))
+            for doubt in doubts:
+                await reporter.event(loop.place.step, doubt, "warning")
             beside = [collector.run(), *([] if servers is None else [servers.run()])]
             if config.rollouts.run:
                 words = ["--mode", "train,val", *config.rollouts.run]
@@ -99,11 +108,7 @@ async def _serving(
     if wanted.urls:
         yield None
         return
-    if wanted.python is None:
-        raise ConfigError(
-            "inference.python: name the Python of an environment with vLLM in it, so that a server can be started, or "
-            "in inference.urls one that runs"
-        )
+    assert wanted.python is not None, "it was checked before"
     cpu = not torch.cuda.is_available()
     if config.model.weights == "full":
         server = keeping = replicas_of(config, client, reporter.warning, wanted.python, cpu)

@@ -19,7 +19,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config, check_full
+from penstock.trainer.config import Config
+from penstock.trainer.config_checks import check_full
 from penstock.trainer.data.conversations import Material, Tuning, material
 from penstock.trainer.data.lessons import Lessons, Maker, told
 from penstock.trainer.engines.checkpoint import Checkpoints, State

@@ -14,8 +14,8 @@ from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.run import Level
+from penstock.trainer.runs.best_weights import Place
 from penstock.trainer.runs.ending import Halted
-from penstock.trainer.runs.grpo import Place
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.pruning import step_of
 from penstock.trainer.serving.publish import CONFLICT, PRODUCTION, Publisher, PublishError

@@ -86,6 +86,9 @@ def test_what_makes_it_another_distribution() -> None:
     assert skewed({"temperature": 1.0, "top_p": 1, "top_k": 0, "logit_bias": {}, "min_p": None, "seed": 3}) == []
     asked = {"temperature": 0, "top_p": 0.9, "repetition_penalty": 1.1, "logit_bias": {"5": 1}}
     assert skewed(asked) == ["temperature 0", "top_p 0.9", "repetition_penalty 1.1", "logit_bias"]
+    # At another temperature than 1, that one is what is expected.
+    assert skewed({"temperature": 0.7}, 0.7) == skewed({}) == []
+    assert skewed({"top_p": 0.9}, 0.7) == ["temperature 1", "top_p 0.9"]
 
 
 ODD = st.recursive(

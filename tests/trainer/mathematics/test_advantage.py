@@ -77,6 +77,30 @@ def test_what_teaches_nothing_is_dropped_with_its_reason() -> None:
     assert [float(one.advantages[0]) for one in made.examples] == [-1, 1]
 
 
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        # Rewards 1, 2, 6 and twice 0 of rollouts without samples: mean 1.8.
+        ("dr_grpo", [-0.8, 0.2, 4.2]),
+        # Against the mean of the others: 2, 1.75 and 0.75.
+        ("rloo", [-1, 0.25, 5.25]),
+        ("grpo", [-0.8 / math.sqrt(6.2), 0.2 / math.sqrt(6.2), 4.2 / math.sqrt(6.2)]),
+        ("reinforce++", [-0.8 / math.sqrt(6.2), 0.2 / math.sqrt(6.2), 4.2 / math.sqrt(6.2)]),
+    ],
+)
+def test_rollouts_that_failed_without_a_sample_are_compared_too(estimator: Estimator, expected: list[float]) -> None:
+    made = credit(group(1, 2, 6), Advantage(estimator=estimator), {"g": [0.0, 0.0]})
+    assert [float(one.advantages[0]) for one in made.examples] == pytest.approx(expected, rel=1e-5)
+    others = credit(group(1, 2, 6), Advantage(estimator=estimator), {"other": [0.0, 0.0]})
+    same = [float(one.advantages[0]) for one in others.examples] == list(given_to(group(1, 2, 6), estimator).values())
+    assert same == (estimator != "reinforce++")
+
+
+def test_one_that_succeeds_among_failures_is_not_alone() -> None:
+    made = credit(group(1), Advantage(), {"g": [0.0]})
+    assert [float(one.advantages[0]) for one in made.examples] == [0.5]
+
+
 def test_rounding_is_no_difference() -> None:
     assert not given_to(group(0.1 + 0.2, 0.3))
 

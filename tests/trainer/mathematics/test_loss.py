@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 import torch
 from torch import Tensor
 
-from penstock.trainer.config import Loss, Surrogate
+from penstock.trainer.config import Correction, Loss, Surrogate
 from penstock.trainer.mathematics.loss import (
     CORRECTIONS,
     SURROGATES,
@@ -93,7 +93,7 @@ def test_a_first_update_is_the_policy_gradient() -> None:
 
 def test_every_kind_of_the_configuration_has_a_surrogate() -> None:
     assert set(SURROGATES) == set(get_args(Surrogate))
-    assert set(CORRECTIONS) == set(get_args(Loss.model_fields["correction"].annotation))
+    assert set(CORRECTIONS) == set(get_args(Correction))
 
 
 @pytest.mark.parametrize(

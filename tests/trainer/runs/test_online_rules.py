@@ -15,7 +15,8 @@ from fakes.process import ROOT
 from fakes.settings import documented, read
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config, check_online
+from penstock.trainer.config import Config
+from penstock.trainer.config_checks import check_online
 from penstock.trainer.data.selection import EPS, Candidate, Versions, pick
 from penstock.trainer.mathematics.early_stop import Evaluations
 

@@ -32,7 +32,8 @@ from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, ReleaseView
 from penstock.gateway.model.resource import Audience, Need
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config, check_full
+from penstock.trainer.config import Config
+from penstock.trainer.config_checks import check_full
 from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.serving import vllm
 from penstock.trainer.serving.publish import Publisher, PublishError

@@ -1,0 +1,85 @@
+"""`penstock run --check`: can agents and their judge begin? No agent runs and nothing is claimed.
+
+What is certain is refused, by `preflight` of the agents and here of the judge: a function that is not there, or that
+does not take task, output and transcript. Then the function is tried on a task with a stand-in for an agent's answer.
+An error that may come from the stand-in itself (it lacks a field, a value is of another type) proves nothing. Any other
+error, a reward that is no number, and no reward at all are warned of: without rewards nothing is learnt.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, Rollout
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.transcript import Call, Transcript
+from penstock.gateway.model.turn import Choice, Message, Part, Turn
+from penstock.sidecar.rewarding import Judge, RewardError
+from penstock.sidecar.settings import Judging, UsageError
+
+OF_THE_STAND_IN: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What a right function may raise because an answer is not what its agents give."""
+ANSWER: Final = "a stand-in for the agent's answer"
+
+
+def first_task(path: Path) -> Any:
+    """The first task of a JSONL file; None where it has none. Raises `UsageError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n", 1)
+        return json.loads(lines[0]) if lines[0].strip() else None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--check: {path} has no task that can be read in its first line: {error}") from None
+
+
+async def tried(judging: Judging, task: Any) -> str | None:
+    """What is to be warned of. Raises `UsageError` for a judge that cannot work."""
+    judge = Judge(judging)
+    if judging.function is None or judge.function is None:
+        return None
+    _check_parameters(judging.function, judge.function)
+    try:
+        said = await Judge(Judging(judging.function, None, judging.timeout_s)).judge({}, stand_in(task))
+    except OF_THE_STAND_IN:
+        return None
+    except RewardError as error:
+        what = str(error)
+    # It is the user's, and may raise anything.
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+    else:
+        if said:
+            return None
+        what = "it returned nothing"
+    return (
+        f"--reward: {judging.function} gave no reward when it was tried on a task with {ANSWER}: {what}; if it does so "
+        "with real answers, too, no rollout has a reward: mend it, or name another function"
+    )
+
+
+def _check_parameters(name: str, function: Any) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some are not written in Python.
+        return
+    try:
+        _ = signature.bind(None, None, None)
+    except TypeError:
+        raise UsageError(
+            f"--reward: {name}({', '.join(signature.parameters)}) is called with three arguments, task, output and "
+            "transcript, which it does not take; let it take them"
+        ) from None
+
+
+def stand_in(task: Any) -> Transcript:
+    """A transcript as of an agent that has asked once."""
+    rollout = Rollout(id="check", input=task)
+    attempt = Attempt(rollout="check", id="a1", status=AttemptStatus.SUCCEEDED)
+    asked = Message(role="user", parts=[Part(type="text", text=json.dumps(task))])
+    answer = Choice(index=0, message=Message(role="assistant", parts=[Part(type="text", text=ANSWER)]))
+    turn = Turn(dialect="chat", messages=[asked], choices=[answer])
+    call = Call(span=Span(rollout="check", attempt="a1", sequence=1), turn=turn)
+    return Transcript(rollout=rollout, attempt=attempt, outcome=Outcome(exit_code=0, output={}), calls=[call])

@@ -1,0 +1,38 @@
+"""Functions for `--reward`, right and wrong ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.gateway.model.transcript import Transcript
+from penstock.sidecar.trying import ANSWER
+
+
+def right(task: Any, output: Any, transcript: Transcript) -> float:
+    assert task == {"city": "Ulm"}
+    assert transcript.text == ANSWER
+    return float(output.get("city") == "Ulm")
+
+
+def reads_the_output(task: Any, output: Any, transcript: Transcript) -> float:
+    return output["city"]
+
+
+async def waits(task: Any, output: Any, transcript: Transcript) -> dict[str, float]:
+    return {"tone": 1.0}
+
+
+def nothing(task: Any, output: Any, transcript: Transcript) -> None:
+    return None
+
+
+def broken(task: Any, output: Any, transcript: Transcript) -> float:
+    raise OSError("no grader at port 9")
+
+
+def infinite(*given: Any) -> float:
+    return float("inf")
+
+
+def of_one(task: Any) -> float:
+    return 1.0

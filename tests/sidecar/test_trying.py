@@ -1,0 +1,60 @@
+"""`penstock run --check`: agents and judge are looked at, nothing is claimed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes.runs import AGENTS, PYTHON, StartRun, enqueue
+
+from penstock.gateway.client.client import Client
+from penstock.sidecar.settings import Judging, UsageError
+from penstock.sidecar.trying import ANSWER, first_task, tried
+
+HERE = "fakes.judges"
+
+
+@pytest.mark.parametrize("name", ["right", "reads_the_output", "waits"])
+async def test_a_judge_that_may_work_is_not_doubted(name: str) -> None:
+    assert await tried(Judging(f"{HERE}:{name}"), {"city": "Ulm"}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nothing", "it returned nothing"),
+        ("broken", "OSError: no grader at port 9"),
+        ("infinite", "the reward is 'inf': a finite number is wanted"),
+    ],
+)
+async def test_a_judge_that_fails_whatever_it_is_given_is_doubted(name: str, why: str) -> None:
+    said = await tried(Judging(f"{HERE}:{name}"), None)
+    assert said is not None
+    assert said.startswith(f"--reward: {HERE}:{name} gave no reward when it was tried on a task with {ANSWER}: {why};")
+
+
+async def test_a_judge_that_does_not_take_what_it_is_given_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"--reward: fakes\.judges:of_one\(task\) is called with three arguments, task"
+    ):
+        _ = await tried(Judging(f"{HERE}:of_one"), None)
+
+
+def test_the_first_task_is_tried(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"city": "Ulm"}\nnot read\n')
+    assert first_task(path) == {"city": "Ulm"}
+    path.write_text("{\n")
+    with pytest.raises(UsageError, match=r"--check: .*tasks.jsonl has no task that can be read in its first line"):
+        _ = first_task(path)
+
+
+async def test_nothing_is_claimed(client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    _ = await enqueue(client, None)
+    (tmp_path / "tasks.jsonl").write_text("1\n")
+    run = await start_run("--check", str(tmp_path / "tasks.jsonl"), agent=(PYTHON, str(AGENTS / "family.py")))
+    assert await run.ended() == 0, run.stderr
+    assert (await client.queue()).waiting == {"train": 1}
+    missing = await start_run("--check", str(tmp_path / "tasks.jsonl"), agent=("no-such-agent",))
+    assert await missing.ended() == 2
+    assert "there is no command 'no-such-agent' on the PATH" in missing.stderr

@@ -1,0 +1,75 @@
+"""What became of each rollout of a step, as far as it keeps the rollout from teaching anything. Pure.
+
+A rollout has one reason: the first that applies of
+
+    late, cancelled    it had not ended when the step's time was over, or somebody cancelled it
+    failed             its agent failed or ran out of time
+    no_calls           its agent asked no model through the gateway
+    REASON             it has no sample; the reason of `penstock doctor` that most of its calls have
+
+Rollouts that have a sample and no other reason have none. What credit leaves out later is counted by `learn`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.adapters.report import Report
+from penstock.adapters.samples import Sample
+from penstock.adapters.turns import Episode
+from penstock.gateway.model.rollout import RolloutStatus
+
+
+class Example(NamedTuple):
+    """One rollout of those with the same reason."""
+
+    rollout: str
+    """Its name."""
+    detail: str
+    """What the tape says of it; empty where it says nothing."""
+
+
+@dataclass(slots=True)
+class Fates:
+    """Of the rollouts of a step."""
+
+    lost: Counter[str] = field(default_factory=Counter[str])
+    """How many have each reason."""
+    examples: dict[str, Example] = field(default_factory=dict[str, Example])
+    """The first with each reason."""
+    cut: int = 0
+    """Rollouts with a sample in which the model was cut off at the limit of tokens."""
+
+    def note(self, episode: Episode, made: Sequence[Sample], report: Report) -> None:
+        """One more rollout, its samples, and what is in none."""
+        self.cut += any(segment.truncated for sample in made for segment in sample.segments)
+        found = fate(episode, made, report)
+        if found is not None:
+            reason, detail = found
+            self.lost[reason] += 1
+            self.examples.setdefault(reason, Example(episode.rollout.id, detail))
+
+    def add(self, other: Fates) -> None:
+        """Takes the other's in."""
+        self.lost += other.lost
+        self.examples = other.examples | self.examples
+        self.cut += other.cut
+
+
+def fate(episode: Episode, made: Sequence[Sample], report: Report) -> tuple[str, str] | None:
+    """Why a rollout teaches nothing, as a reason and in words; None where that is not known yet."""
+    rollout = episode.rollout
+    ends = [one.outcome.reason for one in rollout.attempts if one.outcome is not None and one.outcome.reason]
+    if rollout.status == RolloutStatus.CANCELLED:
+        return "cancelled", ends[-1] if ends else ""
+    if rollout.status == RolloutStatus.FAILED:
+        return "failed", ends[-1] if ends else str(rollout.attempts[-1].status) if rollout.attempts else ""
+    if made:
+        return None
+    if not any(one.calls for one in episode.tries):
+        return "no_calls", ""
+    reason = max(report.reasons, key=lambda name: report.reasons[name], default=None)
+    return None if reason is None else (reason, next(one.detail for one in report.dropped if one.reason == reason))

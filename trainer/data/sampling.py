@@ -1,0 +1,60 @@
+"""How the calls of a step were sampled, against what training assumes: `rollouts.temperature`, and nothing cut off.
+
+An answer that was sampled otherwise is one of another distribution than the trainer's. Importance sampling corrects a
+little of it; what top_p or top_k cut off cannot come back. So the run says how many calls are concerned.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.adapters.samples import Sample
+from penstock.adapters.turns import Episode
+from penstock.gateway.dialects.sampling import skewed
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Of the calls that are in samples."""
+
+    calls: int = 0
+    """How many there are."""
+    otherwise: int = 0
+    """How many were sampled otherwise."""
+    settings: Counter[str] = field(default_factory=Counter[str])
+    """How many have each setting that training does not assume, such as `top_p 0.9`."""
+
+    def note(self, episode: Episode, made: Sequence[Sample], temperature: float) -> None:
+        """The calls of one more rollout."""
+        used = {(one.attempt, part.sequence) for one in made for part in one.segments}
+        calls = [call for one in episode.tries for call in one.calls]
+        for call in calls:
+            if (call.span.attempt, call.span.sequence) in used:
+                found = skewed(call.skewing, temperature)
+                self.calls += 1
+                self.otherwise += bool(found)
+                self.settings.update(found)
+
+    def add(self, other: Sampled) -> None:
+        """Takes the other's in."""
+        self.calls += other.calls
+        self.otherwise += other.otherwise
+        self.settings += other.settings
+
+    @property
+    def share(self) -> float:
+        """Of the calls, those that were sampled otherwise."""
+        return self.otherwise / max(1, self.calls)
+
+    def warning(self, temperature: float) -> str | None:
+        """What is to be said of it; None where all is as assumed."""
+        if not self.otherwise:
+            return None
+        found = ", ".join(f"{name} ({count})" for name, count in self.settings.most_common(5))
+        return (
+            f"{self.otherwise} of {self.calls} calls ({self.share:.0%}) were sampled otherwise than training assumes, "
+            f"which is temperature {temperature:g} (rollouts.temperature) and nothing else: {found}; let the agent "
+            "leave these out, or set rollouts.temperature to what it asks for"
+        )

@@ -1,0 +1,172 @@
+"""Steps that teach nothing: which reason dominates, what to change, and when it is enough.
+
+After the first such step the run says why. After `run.idle_steps` in a row it fails, because a run that learns nothing
+and ends well looks like one that has learnt. One thing is no fault: once a run has learnt something, groups whose
+rewards are all equal may mean that the tasks are solved, and such steps go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple
+
+from penstock.trainer.config import Config
+from penstock.trainer.data.collect import Collected
+from penstock.trainer.data.fates import Example
+from penstock.trainer.mathematics.update import Metrics
+from penstock.trainer.runs.ending import RunError
+
+LEFT_OUT: Final[Mapping[str, str]] = {
+    "rollouts_stale": "stale",
+    "rollouts_reward": "nan_reward",
+    "rollouts_single": "single",
+    "rollouts_equal": "equal",
+    "rollouts_truncated": "truncated",
+    "samples_long": "long",
+    "samples_empty": "empty",
+    "samples_prompt": "no_prompt",
+}
+"""Reasons by what `learn` counts below `dropped/`."""
+
+
+class Words(NamedTuple):
+    """A reason for a person."""
+
+    what: str
+    """What happened, after "N of M rollouts"."""
+    fix: str
+    """What to change."""
+
+
+ADVICE: Final[Mapping[str, Words]] = {
+    "failed": Words("failed", "penstock show {rollout} shows what the agent said; mend the agent or its task"),
+    "cancelled": Words(
+        "had not ended in time and were cancelled", "raise rollouts.timeout ({timeout:g} s), or start more workers"
+    ),
+    "no_calls": Words(
+        "asked no model through the gateway",
+        "let the agent use the base URL and key that it is given (OPENAI_BASE_URL, OPENAI_API_KEY)",
+    ),
+    "no_reward": Words(
+        "succeeded and have no reward",
+        "name a reward function in rollouts.run (--reward=module:function), or mend the one that is there",
+    ),
+    "untrusted_reward": Words(
+        "have only the reward that the agent gives itself", "name a judge in rollouts.run: --reward=module:function"
+    ),
+    "nan_reward": Words("have a reward that is no finite number", "mend the reward function"),
+    "other_model": Words(
+        "asked for another model",
+        "let the agent ask for {model!r}, or set model.name to what it asks for and route that",
+    ),
+    "no_token_ids": Words(
+        "have no token ids",
+        "set train = true on the [[route]] of {model!r} in penstock.toml, whose upstream must be a vLLM",
+    ),
+    "no_logprobs": Words(
+        "have no log-probabilities",
+        'set train = true on the [[route]] of {model!r} in penstock.toml, and let the agent leave "logprobs" out',
+    ),
+    "error": Words("failed in their calls to the model", "penstock doctor {rollout} shows the calls"),
+    "cut": Words(
+        "were cut off at the limit of tokens, and the rewards of each group are equal",
+        "raise the max_tokens that the agent asks for, or vLLM's --max-model-len",
+    ),
+    "truncated": Words(
+        'were cut off at the limit of tokens and have no loss (advantage.overlong = "mask")',
+        "raise the max_tokens that the agent asks for, or vLLM's --max-model-len",
+    ),
+    "equal": Words(
+        "are in groups whose rewards are all equal{mean}",
+        "give partial credit, take tasks that are sometimes solved, or raise rollouts.group_size ({size})",
+    ),
+    "single": Words(
+        "are alone in their group", "see why the others of their groups have no sample: penstock doctor {rollout}"
+    ),
+    "stale": Words(
+        "are of weights more than {staleness} versions old",
+        "raise rollouts.staleness, or let fewer rollouts wait: smaller groups, or no rollouts.ahead",
+    ),
+    "long": Words(
+        "have only samples longer than engine.batch_tokens ({tokens})", "raise it; the longest has {longest} tokens"
+    ),
+}
+"""What is said of each reason; the other reasons have `DOCTOR`."""
+DOCTOR: Final = Words("cannot be trained on ({reason})", "penstock doctor {rollout} says what repairs it")
+
+
+class Why(NamedTuple):
+    """The reason that dominates."""
+
+    reason: str
+    rollouts: int
+    """How many have it."""
+    example: Example | None
+    """One of them."""
+
+
+def dominant(collected: Collected, learnt: Metrics) -> Why:
+    """Why most rollouts of a step taught nothing. Where two reasons have as many, what happened first counts."""
+    fates = collected.fates
+    lost: Counter[str] = Counter(fates.lost)
+    for name, reason in LEFT_OUT.items():
+        lost[reason] += int(learnt.get(f"dropped/{name}", 0.0))
+    if 0 < lost["equal"] <= 2 * fates.cut:
+        lost["cut"] = lost.pop("equal")
+    if collected.late:
+        lost["cancelled"] = max(lost["cancelled"], collected.late)
+    reason, count = max(lost.items(), key=lambda one: one[1])
+    return Why(reason, count, fates.examples.get(reason))
+
+
+def sentence(why: Why, collected: Collected, config: Config) -> str:
+    """The reason and what to change, for a person."""
+    about = why.example.rollout if why.example else next(iter(collected.names), "ROLLOUT")
+    longest = max((len(one.prompt) + len(one.response) for one in collected.samples), default=0)
+    values = {
+        "reason": why.reason,
+        "rollout": about,
+        "model": config.model.name,
+        "timeout": config.rollouts.timeout,
+        "size": config.rollouts.group_size,
+        "staleness": config.rollouts.staleness,
+        "tokens": config.engine.batch_tokens,
+        "longest": longest,
+        "mean": "" if collected.mean is None else f" (mean {collected.mean:.3g})",
+    }
+    words = ADVICE.get(why.reason, DOCTOR)
+    detail = f" ({about}: {why.example.detail})" if why.example and why.example.detail else ""
+    what, fix = words.what.format(**values), words.fix.format(**values)
+    return f"{why.rollouts} of {collected.ended.total()} rollouts {what}{detail}; {fix}"
+
+
+class Idle:
+    """Counts the steps in a row that taught nothing."""
+
+    def __init__(self, config: Config, reward_error: Callable[[str], Awaitable[str | None]]) -> None:
+        """`reward_error`: what the tape says of a rollout's missing reward, by the rollout's name."""
+        self._config, self._reward_error = config, reward_error
+        self._most = min(config.run.idle_steps, config.run.steps)
+        self._steps, self._has_learnt = 0, False
+
+    async def note(self, collected: Collected, learnt: Metrics, has_learnt: bool) -> str | None:
+        """What is to be said of a step. `has_learnt`: in an earlier life of the run. Raises `RunError` when it is
+        enough."""
+        if learnt["updates"]:
+            self._steps, self._has_learnt = 0, True
+            return None
+        self._steps += 1
+        why = await self._with_words(dominant(collected, learnt))
+        said = sentence(why, collected, self._config)
+        solved = why.reason == "equal" and (self._has_learnt or has_learnt)
+        if self._steps >= self._most and not solved:
+            raise RunError(f"{self._steps} steps in a row have taught nothing (run.idle_steps): {said}")
+        return None if solved and self._steps > 1 else f"nothing was learnt: {said}"
+
+    async def _with_words(self, why: Why) -> Why:
+        """With what the runner said of a reward that is missing."""
+        if why.reason != "no_reward" or why.example is None:
+            return why
+        found = await self._reward_error(why.example.rollout)
+        return why if found is None else why._replace(example=Example(why.example.rollout, found))

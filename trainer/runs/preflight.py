@@ -1,0 +1,153 @@
+"""What can be known before a run begins is checked before it loads or starts anything: the gateway, its route for the
+model, the inference server, the agents' command and their judge.
+
+Each check raises a `ConfigError` that names the field, the value and the way out. What only the rollouts can tell is
+left to them (`nothing_learnt`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.model.upstream import RouteView, UpstreamList
+from penstock.trainer.config import Config, Inference
+
+ANSWER_S: Final = 10.0
+"""How long a server that runs may take to answer."""
+CHECK_S: Final = 300.0
+"""How long the agents' command and their judge may take to be checked."""
+REFUSED: Final = 2
+"""The runner's exit code when agents or judge cannot work."""
+
+
+async def check(config: Config, gateway: str, key: str | None) -> list[str]:
+    """Warnings for a person. Raises `ConfigError`, and `ClientError` for a gateway that refuses the key."""
+    check_python(config.inference)
+    async with Client(gateway, key) as client:
+        check_routes(config, await _calls_of(client, gateway))
+    await check_servers(config.inference)
+    return await check_runner(config, gateway, key)
+
+
+async def _calls_of(client: Client, gateway: str) -> UpstreamList:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await client.where_calls_go()
+    except TimeoutError:
+        why = f"it has said nothing for {ANSWER_S:g} s"
+    except ClientError as error:
+        if not error.temporary:
+            raise
+        why = str(error)
+    raise ConfigError(f"--gateway: no gateway answers at {gateway}: {why}; start it (penstock serve), or name another")
+
+
+# -- the gateway -------------------------------------------------------------------------------------------------------
+
+
+def check_routes(config: Config, calls: UpstreamList) -> None:
+    """Calls to the model must be recorded for training, and its server must be one of the gateway's."""
+    wanted, model = config.inference.upstream, config.model.name
+    names = [one.name for one in calls.upstreams]
+    for name in [wanted, f"{wanted}-2"][: 2 if config.model.weights == "full" else 1]:
+        if name not in names:
+            raise ConfigError(
+                f"inference.upstream: there is no upstream {name!r}; it is the name of an [[upstream]] of the gateway, "
+                f"which has {', '.join(map(repr, names))}"
+            )
+    route = next((one for one in calls.routes if one.matches(model)), None)
+    if route is None or not route.train:
+        raise ConfigError(f"model.name: {_untrained(model, wanted, route, calls.routes)}")
+
+
+def _untrained(model: str, upstream: str, route: RouteView | None, routes: Sequence[RouteView]) -> str:
+    if route is not None:
+        return (
+            f"the gateway's [[route]] {route.model!r}, which serves {model!r}, says train = false: its calls are "
+            "recorded without token ids; set train = true in penstock.toml and restart the gateway"
+        )
+    others = f"it has {', '.join(repr(one.model) for one in routes)}" if routes else "it has none at all"
+    return (
+        f"no [[route]] of the gateway is for {model!r} ({others}): "
+        f'add one with model = "{model}", upstream = "{upstream}" and train = true to penstock.toml and restart the '
+        "gateway, or set model.name to what is routed"
+    )
+
+
+# -- the inference server ----------------------------------------------------------------------------------------------
+
+
+def check_python(wanted: Inference) -> None:
+    """A server that is to be started needs a Python, one that runs an address."""
+    if wanted.urls:
+        return
+    if wanted.python is None:
+        raise ConfigError(
+            "inference.python: name the Python of an environment with vLLM in it, so that a server can be started, or "
+            "in inference.urls one that runs"
+        )
+    if not (wanted.python.is_file() and os.access(wanted.python, os.X_OK)):
+        what = "cannot be executed" if wanted.python.exists() else "is not there"
+        raise ConfigError(
+            f"inference.python: {wanted.python} {what}; name the Python of an environment with vLLM in it, such as "
+            "vllm/bin/python"
+        )
+
+
+async def check_servers(wanted: Inference) -> None:
+    """Servers that run must answer."""
+    timeout = aiohttp.ClientTimeout(ANSWER_S)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        for url in wanted.urls:
+            try:
+                async with http.get(f"{url}/models") as answer:
+                    _ = await answer.read()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                why = f"it does not answer within {ANSWER_S:g} s" if isinstance(error, TimeoutError) else str(error)
+                raise ConfigError(
+                    f"inference.urls: {url} cannot be reached: {why}; start that server, or leave inference.urls out "
+                    "and name inference.python"
+                ) from None
+
+
+# -- agents and their judge --------------------------------------------------------------------------------------------
+
+
+async def check_runner(config: Config, gateway: str, key: str | None) -> list[str]:
+    """Agents that the run starts itself are checked, and their judge is tried on a task, before anything else begins.
+    Returns what `penstock run --check` warns of."""
+    words, tasks = config.rollouts.run, config.rollouts.tasks
+    if not words:
+        return []
+    command = [sys.executable, "-m", "penstock", "run", "--gateway", gateway, f"--check={tasks or os.devnull}", *words]
+    code, said = await _ran(command, dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {}))
+    if code != 0:
+        raise ConfigError(f"rollouts.run: {said or f'penstock run --check ended with {code}'}")
+    return [f"rollouts.run: {line}" for line in said.splitlines()]
+
+
+async def _ran(command: Sequence[str], env: dict[str, str]) -> tuple[int | None, str]:
+    """(exit code, what it said on stderr); no code when it took too long."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+        env=env, cwd=Path.cwd(),
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(CHECK_S):
+            _, said = await process.communicate()
+    except TimeoutError:
+        return None, f"penstock run --check did not end within {CHECK_S:g} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            _ = await process.wait()
+    return process.returncode, said.decode(errors="replace").removeprefix("penstock: ").strip()
