@@ -14,11 +14,14 @@ from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import abbreviate, age, ago, clean, joined, plain
 from penstock.gateway.model.resource import Resource, ResourceView
 from penstock.gateway.model.template import Template
+from penstock.gateway.prompts.changing import changing
 from penstock.gateway.prompts.induce import FEWEST, Proposal
 from penstock.gateway.prompts.recognise import Recognised
 
 SLOT = "bold cyan"
 """Slots stand in braces: the colour only repeats it."""
+FEW = 4
+"""Values that are named; more are counted."""
 SIGNS = {"+": "green", "-": "red", "@": "cyan"}
 RESOURCES = (
     Column("resource"), Column("kind", 3), Column("stable"), Column("newest"), figure("versions", 2), figure("age", 1),
@@ -76,10 +79,22 @@ def version(one: Resource) -> Group:
     return Group(joined(Text(clean(one.place), style="bold"), one.kind), *lines, *shown)
 
 
-def added(one: Resource, there: bool) -> Text:
+def added(one: Resource, there: bool) -> Group:
     """A version that was registered, or was there already."""
     slots = "" if one.template is None else f" with {_slots(one.template)}"
-    return Text(f"{clean(one.place)} {'was registered already' if there else 'is registered'}{slots}.")
+    head = Text(f"{clean(one.place)} {'was registered already' if there else 'is registered'}{slots}.")
+    return Group(head, *_frozen(one))
+
+
+def _frozen(one: Resource) -> Iterator[Text]:
+    """A warning of values in a text that agents send, which will be others in later calls."""
+    if one.template is None or not one.content.get("sent"):
+        return
+    found = [(anchor[it.begin : it.end], it.kind) for anchor in one.template.anchors for it in changing(anchor)]
+    if found:
+        some = ", ".join(f"{abbreviate(value, 40)} ({kind})" for value, kind in dict(found[:FEW]).items())
+        more = f" and {len(found) - FEW} more" if len(found) > FEW else ""
+        yield Text(f"Written as text: {some}{more}. A call with another value will not match; a slot would.", "yellow")
 
 
 def registered(versions: Iterable[Resource]) -> Text:

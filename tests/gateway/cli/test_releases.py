@@ -600,6 +600,7 @@ def test_resources_look_as_they_did() -> None:
     text = "Hi {name}.\nUse {{braces}}.\n"
     one = version("v1", "prompt", {"text": text, "sent": True}, author="ann")
     two = version("v2", "prompt", {"text": "Hello {name}!"}, parent="v1", note="shorter")
+    frozen = version("v3", "prompt", {"text": "It is 2026-11-22 10:30. You are in /home/ann.", "sent": True})
     weights = version("v1", "model", {"upstream": "vllm", "base": "m", "adapter": "/a/1"}, name="policy")
     rule = Rule(only=Audience(agents=["planner"], modes=["val"]), version="v2")
     view = ResourceView(name="planner", kind="prompt", stable=Stable(version="v1", rules=[rule]), versions=[one, two])
@@ -612,6 +613,7 @@ def test_resources_look_as_they_did() -> None:
         resources.difference(one, two),
         resources.difference(two, two),
         resources.added(two, there=False),
+        resources.added(frozen, there=False),
     ]
     check_widths("resources", Group(*(piece for it in pictures for piece in (it, Text()))))
 
