@@ -59,6 +59,7 @@ from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.releases.adapter_keeper import AdapterKeeper
 from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.check import Checking
+from penstock.gateway.releases.coverage.watch import Watch
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs
 from penstock.gateway.releases.operations import LiveReleases
@@ -197,6 +198,7 @@ class Gateway:
         self.rehearsals = Rehearsals(context)
         jobs = Jobs(checking, Replays(context, self.rehearsals, self.feed), self.shadow)
         self.releases = Driver(context, self.feed, jobs, self.rehearsals, upstreams, self.adapter_keeper.changed)
+        self.coverage = Watch(self.pins, self.recorder, self.metrics, self._now_ns, self.releases.uncovered)
 
     def _make_control(self) -> None:
         """The control API."""
@@ -268,6 +270,7 @@ class Gateway:
         await self.bridge.start()
         await self.dispatcher.start()
         await self.releases.start()
+        self.coverage.start()
         self.adapter_keeper.start()
         self.definitions.start()
         if self._exporter is not None:
@@ -318,6 +321,7 @@ class Gateway:
             await self.recorder.flush()
             await self._exporter.stop()
         await self.dispatcher.stop()
+        await self.coverage.stop()
         await self.releases.stop()
         await self.adapter_keeper.stop()
         await self.definitions.close()

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from penstock.gateway.model.base import Id, Noun
+from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.policy import Policy, frozen, thawed
 from penstock.gateway.model.resource import Audience, Person, ResourceKind
 
@@ -272,6 +273,8 @@ class ReleaseView(Noun):
     """How much of that is done."""
     total: int = 0
     """Of how much; 0 when that is not known."""
+    coverage: dict[Id, Coverage] = Field(default_factory=dict[str, Coverage])
+    """Whom the resources that it changes reach."""
 
 
 class ReleaseList(Noun):

@@ -19,6 +19,7 @@ from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen
 from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, Rule, Stable
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.releases.coverage.operations import forget
 from penstock.gateway.store import audit_log, keys
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.transaction import Transaction
@@ -74,6 +75,8 @@ class ReleaseOperations:
         self._tape.put("resources", _named(name, version), made.model_dump_json().encode())
         if not present:
             self._put_stable(name, Stable(version=version))
+        if made.content.get("sent"):
+            forget(self._tape, name)
         self._tape.append(b"v" + keys.rollout_key(name))
         return made
 

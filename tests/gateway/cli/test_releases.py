@@ -38,9 +38,10 @@ from penstock.gateway.client.connection import ClientError
 from penstock.gateway.display import releases, resources
 from penstock.gateway.display.releases import bar
 from penstock.gateway.model.audit import Said
+from penstock.gateway.model.coverage import Coverage, Difference, LastMiss
 from penstock.gateway.model.policy import Policy, Stage
 from penstock.gateway.model.release import Assignment, NewRelease, ReleaseView, Seen
-from penstock.gateway.model.resource import Audience, Resource, ResourceView, Rule, Stable
+from penstock.gateway.model.resource import Audience, Resource, ResourceList, ResourceView, Rule, Stable
 from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.induce import Proposal
 from penstock.gateway.prompts.recognise import Known, Recognised
@@ -582,7 +583,8 @@ def test_a_release_looks_as_it_did() -> None:
     assert harmful.release.stage == "rolled_back"
     pieces.append(releases.status(harmful.view, harmful.audit, (0, 0), NOW))
     held = Trial.of().prepare().person("hold", "held", "lunch", held_in="canary")
-    pieces.append(releases.status(held.view, held.audit, (0, 0), NOW))
+    view = held.view.model_copy(update={"coverage": {"planner": drifted()}})
+    pieces.append(releases.status(view, held.audit, (0, 0), NOW))
     early = Trial.of(Policy(hold_split=True), margin=0.0)
     checking = early.view.model_copy(update={"doing": "check", "done": 1, "total": 3})
     pieces.append(releases.status(checking, early.audit, (0, 0), NOW))
@@ -604,9 +606,10 @@ def test_resources_look_as_they_did() -> None:
     weights = version("v1", "model", {"upstream": "vllm", "base": "m", "adapter": "/a/1"}, name="policy")
     rule = Rule(only=Audience(agents=["planner"], modes=["val"]), version="v2")
     view = ResourceView(name="planner", kind="prompt", stable=Stable(version="v1", rules=[rule]), versions=[one, two])
+    view.coverage = drifted()
     model = ResourceView(name="policy", kind="model", stable=Stable(version="v1"), versions=[weights])
     pictures = [
-        resources.resources([view, model], NOW),
+        resources.listed(ResourceList(resources=[view, model], unread={"encoding": 2, "nan": 1}), NOW),
         resources.resource(view.model_copy(update={"releases": ["planner-3"]}), NOW),
         resources.resource(model, NOW),
         resources.version(one),
@@ -616,6 +619,15 @@ def test_resources_look_as_they_did() -> None:
         resources.added(frozen, there=False),
     ]
     check_widths("resources", Group(*(piece for it in pictures for piece in (it, Text()))))
+
+
+def drifted() -> Coverage:
+    where = Difference(version="v1", at=45, found="2026-11-23. Never", wanted="2026-11-22. Never")
+    last = LastMiss(rollout="r31", at_ns=NOW - 4 * 10**9, why="miss", difference=where)
+    return Coverage(
+        since_ns=START, matched=1200, missed={"miss": 30, "nan": 4}, recent="+" * 20 + "-" * 12, last=last,
+        fell_ns=NOW - 60 * 10**9, fell="20 of the last 32 rollouts matched, 95% or more did before",
+    )  # fmt: skip
 
 
 def test_proposals_look_as_they_did() -> None:
