@@ -30,7 +30,7 @@ from penstock.gateway.api.operations import Operations
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.calls.conversations import Conversations
-from penstock.gateway.config import Config, ConfigError, admin_key, load, read_key
+from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, load, read_key
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
@@ -123,7 +123,7 @@ def open_store(
     """A tape that is written: with what the queue and releases remember of it."""
     return Store(
         path,
-        followers=(Waiting(), LiveReleases()),
+        followers=(Waiting(), LiveReleases(audit_key())),
         woken=woken,
         map_bytes=map_bytes,
         memory_bytes=memory_bytes,
@@ -148,7 +148,7 @@ class Gateway:
         self.config = config
         self._translator = make_translator(config)
         self.metrics = Metrics()
-        own = tuple(key for key in (admin_key(), read_key()) if key is not None)
+        own = tuple(key for key in (admin_key(), read_key(), audit_key()) if key is not None)
         self.pools = {upstream.name: Pool(upstream, own) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
         self.questions = Questions()

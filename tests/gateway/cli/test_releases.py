@@ -9,7 +9,7 @@ import pty
 import re
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from importlib import import_module
 from itertools import count
@@ -19,9 +19,11 @@ from typing import Any
 import aiohttp
 import lmdb
 import pytest
+from conftest import StartGateway
 from fakes.experiment import CANDIDATE, SKIP, STABLE, Traffic, policy, prompt
 from fakes.goldens import check_golden, check_widths, text_of
-from fakes.process import ROOT, Gateway
+from fakes.process import ROOT, Gateway, upstreams
+from fakes.provider import Provider
 from fakes.shell import Done, Shell
 from fakes.trials import START, Trial, steady
 from rich.console import Group
@@ -40,8 +42,9 @@ from penstock.gateway.display.releases import bar
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.coverage import Coverage, Difference, LastMiss
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import Assignment, NewRelease, ReleaseView, Seen
+from penstock.gateway.model.release import Assignment, Entry, NewRelease, Release, ReleaseView, Seen
 from penstock.gateway.model.resource import Audience, Resource, ResourceList, ResourceView, Rule, Stable
+from penstock.gateway.model.span import Span
 from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.induce import Proposal
 from penstock.gateway.prompts.recognise import Known, Recognised
@@ -312,7 +315,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     verified = await shell.run("release", "verify", "travel")
     assert (verified.code, verified.err) == (0, "")
     assert verified.text.startswith("travel-1 is verified: ")
-    assert f"{view.release.counted} observations, {view.release.counted} rewards as on the tape." in verified.text
+    assert f"{view.release.counted} observations, {view.release.counted} rewards as on the tape, " in verified.text
     ended = await shell.run("release", "rollback", "travel", "--who", "bob", "--why", "it is rude")
     assert ended.text == "travel-1  rolled back  it is rude\n"
     rest, err = await asyncio.wait_for(watching.communicate(), 30)
@@ -510,6 +513,90 @@ async def test_a_tape_that_was_changed_is_not_verified(shell: Shell, traffic: Tr
     assert "a reward of 1 is a goodness of 1, not 0.0" in done.text
     (found,) = map(json.loads, (await shell.run("release", "verify", "travel", "--json")).text.splitlines())
     assert found["problems"][:2] == [first, second]
+
+
+async def test_an_edited_text_and_a_call_of_another_version_are_found(
+    shell: Shell, traffic: Traffic, gateway: Gateway, client: Client
+) -> None:
+    await traffic.start("travel", "v2", policy(0.5, rollouts=100))
+    await traffic.run(names("r", 6), lambda arm: 1.0)
+    pins = {name: (await client.pins(name))[0] for name in names("r", 6)}
+    name = next(name for name, pin in pins.items() if pin.arm == "candidate")
+    verified = await shell.run("release", "verify", "travel")
+    assert ", 12 calls by its arm's version." in verified.text, verified.err
+    async with Misled(gateway.url, name) as misled:
+        problems = (await checked(misled, "travel-1")).problems
+    assert problems == [f"call a1#1 of rollout {name} was served by travel@v1, its arm candidate has v2"]
+    await gateway.terminate()
+    with lmdb.open(str(gateway.data / "tape"), max_dbs=len(DATABASES)) as env:
+        replace_first(env, b"resources", b"Ask before you book.", b"Book at once, always")
+    await gateway.start(gateway.port)
+    done = await shell.run("release", "verify", "travel")
+    assert (done.code, done.text) == (
+        1, "travel@v2 says something else than when the release began: its content was edited\n",
+    )  # fmt: skip
+
+
+class Misled(Client):
+    """A gateway on whose tape the first call of a rollout has another version."""
+
+    def __init__(self, url: str, rollout: str) -> None:
+        super().__init__(url)
+        self._rollout = rollout
+
+    async def spans(self, rollout: str, *given: Any, **named: Any) -> AsyncIterator[Span]:
+        async for span in super().spans(rollout, *given, **named):
+            edited = rollout == self._rollout and span.sequence == 1
+            yield span.model_copy(update={"versions": {"travel": "v1"}}) if edited else span
+
+
+async def test_a_chain_that_was_made_anew_is_found_by_signatures_and_by_an_anchor(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """Whoever writes the tape computes every hash again: only the key and the head that was kept are not his."""
+    key = "kept-somewhere-else"
+    gateway = await start_gateway(upstreams(openai=provider.openai_url), env={"PENSTOCK_AUDIT_KEY": key})
+    shell = Shell(gateway.url, tmp_path)
+    async with Client(gateway.url) as client:
+        await client.add_version("travel", prompt(STABLE, sent=True))
+        await client.add_version("travel", prompt(CANDIDATE))
+        await Traffic(gateway.url, http, client).start("travel", "v2", policy(0.5))
+        await client.decide("travel-1", "hold", Said(who="ann"))
+    kept = (await shell.run("release", "anchor")).text
+    assert kept.split()[:2] == ["travel-1", "6"]
+    (tmp_path / "anchors.txt").write_text(kept)
+    ask = ("release", "verify", "travel", "--anchor", "anchors.txt")
+    verified = await shell.run(*ask, PENSTOCK_AUDIT_KEY=key)
+    assert "Signatures and anchors agree." in verified.text, verified.err
+    wrong = await shell.run("release", "verify", "travel", PENSTOCK_AUDIT_KEY="another")
+    assert "entry 1 is signed by another key, or its signature was changed" in wrong.text
+    assert key.encode() not in (gateway.data / "tape" / "data.mdb").read_bytes()
+    await gateway.terminate()
+    make_anew(gateway.data / "tape", lambda it: it.model_copy(update={"who": "bob"} if it.who == "ann" else {}))
+    await gateway.start(gateway.port)
+    assert (await shell.run("release", "verify", "travel")).code == 0
+    signed = await shell.run("release", "verify", "travel", PENSTOCK_AUDIT_KEY=key)
+    assert signed.text == "entry 6 is signed by another key, or its signature was changed\n"
+    anchored = await shell.run(*ask)
+    assert anchored.text == "entry 6 is not the one that was anchored: it has another hash\n"
+    broken = await shell.run(*ask[:-1], "-", stdin=b"travel-1 six abc")
+    assert (broken.code, "line 1 is no anchor" in broken.err) == (1, True)
+
+
+def make_anew(tape: Path, edit: Callable[[Entry], Entry]) -> None:
+    """Edits entries of the only release, and computes every hash again."""
+    with lmdb.open(str(tape), max_dbs=len(DATABASES)) as env:
+        dbs = {name: env.open_db(name, create=False) for name in (b"audit", b"releases")}
+        with env.begin(write=True) as txn:
+            head = ""
+            for key, record in list(txn.cursor(dbs[b"audit"])):
+                entry = edit(Entry.model_validate_json(record))
+                link = entry.sealed(head).model_copy(update={"signature": entry.signature})
+                txn.put(key, link.model_dump_json().encode(), db=dbs[b"audit"])
+                head = link.hash
+            ((key, record),) = list(txn.cursor(dbs[b"releases"]))
+            release = Release.model_validate_json(record).model_copy(update={"head": head})
+            txn.put(key, release.model_dump_json().encode(), db=dbs[b"releases"])
 
 
 def replace_first(env: lmdb.Environment, database: bytes, old: bytes, new: bytes) -> None:
