@@ -42,6 +42,8 @@ from penstock.gateway.store.recorder import Recorder
 OUT = HERE / "out" / "switching.json"
 PACE = 200
 """Calls a second."""
+SECOND = 1_000
+"""Calls."""
 ROLLBACKS = 25
 AFTER_S = 1.5
 """How long is looked on after a rollback."""
@@ -80,6 +82,9 @@ def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], ob
             pins.catalog.recogniser.forget()
         found = None if pins.catalog.empty else pins.look(call, None)
         assert found is None
+        if len(pins.notes.calls) > SECOND:
+            # What was noted of calls is added up once a second, in a thread.
+            pins.notes.take()
         return found
 
     return look

@@ -30,7 +30,7 @@ from penstock.gateway.api.operations import Operations
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.calls.conversations import Conversations
-from penstock.gateway.config import Config, ConfigError, admin_key, load, read_key
+from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, load, read_key
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
@@ -59,6 +59,7 @@ from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.releases.adapter_keeper import AdapterKeeper
 from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.check import Checking
+from penstock.gateway.releases.coverage.watch import Watch
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs
 from penstock.gateway.releases.operations import LiveReleases
@@ -122,7 +123,7 @@ def open_store(
     """A tape that is written: with what the queue and releases remember of it."""
     return Store(
         path,
-        followers=(Waiting(), LiveReleases()),
+        followers=(Waiting(), LiveReleases(audit_key())),
         woken=woken,
         map_bytes=map_bytes,
         memory_bytes=memory_bytes,
@@ -147,7 +148,7 @@ class Gateway:
         self.config = config
         self._translator = make_translator(config)
         self.metrics = Metrics()
-        own = tuple(key for key in (admin_key(), read_key()) if key is not None)
+        own = tuple(key for key in (admin_key(), read_key(), audit_key()) if key is not None)
         self.pools = {upstream.name: Pool(upstream, own) for upstream in config.upstreams()}
         self._redactor = Redactor(own_secrets(config.secrets()))
         self.questions = Questions()
@@ -197,6 +198,7 @@ class Gateway:
         self.rehearsals = Rehearsals(context)
         jobs = Jobs(checking, Replays(context, self.rehearsals, self.feed), self.shadow)
         self.releases = Driver(context, self.feed, jobs, self.rehearsals, upstreams, self.adapter_keeper.changed)
+        self.coverage = Watch(self.pins, self.recorder, self.metrics, self._now_ns, self.releases.uncovered)
 
     def _make_control(self) -> None:
         """The control API."""
@@ -269,6 +271,7 @@ class Gateway:
         await self.bridge.start()
         await self.dispatcher.start()
         await self.releases.start()
+        self.coverage.start()
         self.adapter_keeper.start()
         self.definitions.start()
         if self._exporter is not None:
@@ -319,6 +322,7 @@ class Gateway:
             await self.recorder.flush()
             await self._exporter.stop()
         await self.dispatcher.stop()
+        await self.coverage.stop()
         await self.releases.stop()
         await self.adapter_keeper.stop()
         await self.definitions.close()

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.model.base import LONGEST_S, Mode
-from penstock.gateway.model.server_settings import ADMIN_KEY, READ_KEY, Mcp, environment_key, http_url
+from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, environment_key, http_url
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 from penstock.gateway.policy.rules import PolicyRule, check_names
 
@@ -31,6 +31,11 @@ def admin_key() -> str | None:
 def read_key() -> str | None:
     """The key that only reads, None when there is none."""
     return os.environ.get(READ_KEY) or None
+
+
+def audit_key() -> str | None:
+    """The key that signs audit chains, None when there is none."""
+    return os.environ.get(AUDIT_KEY) or None
 
 
 class Upstream(Section):
@@ -270,6 +275,7 @@ class Config(Section):
         return [
             admin_key(),
             read_key(),
+            audit_key(),
             *(one.key() for one in self.upstream),
             *(one.proxy_auth() for one in self.upstream),
             *(one.key(name) for name, one in servers),

@@ -3,7 +3,7 @@
 `METRICS` is the single table of names: the collector renders from it, the documentation is compared with it. An
 unlabelled counter or gauge is an attribute of `Metrics` named without `penstock_` and `_total`, and its owner adds to
 it directly (`metrics.inflight_calls += 1`); what has labels or buckets has a method. Labels are few and fixed (dialect,
-status, mode, source, upstream names from the configuration): never a model, a rollout or a path.
+status, mode, source, names from the configuration or of registered resources): never a model, a rollout or a path.
 """
 
 from __future__ import annotations
@@ -76,7 +76,15 @@ METRICS: dict[str, Figure] = {
     ),
     "penstock_releases": Figure("gauge", "Releases that are live, by stage.", ("stage",)),
     "penstock_prompt_rewrites_total": Figure("counter", "Prompts whose pinned version was sent.", ("way",)),
-    "penstock_prompt_misses_total": Figure("counter", "System texts that passed untouched, by why.", ("why",)),
+    "penstock_prompt_misses_total": Figure(
+        "counter", "System texts, and requests that cannot be read, that passed untouched, by why.", ("why",)
+    ),
+    "penstock_resource_calls_total": Figure(
+        "counter", "Calls with the text of a resource, or nearly: matched, or why not.", ("resource", "outcome")
+    ),
+    "penstock_resource_coverage_fell": Figure(
+        "gauge", "1 while fewer rollouts match a resource than before, else 0.", ("resource",)
+    ),
     "penstock_captured_calls_total": Figure(
         "counter", "Answers of models that are trained, by whether the engine gave token ids.", ("ids",)
     ),
@@ -151,6 +159,8 @@ class Metrics:
         "recording_gaps",
         "releases",
         "request_bytes",
+        "resource_calls",
+        "resource_coverage_fell",
         "response_bytes",
         "rewards",
         "tape_bytes",
@@ -187,6 +197,8 @@ class Metrics:
         self.releases: dict[tuple[str, ...], int] = {}
         self.prompt_rewrites: Counter[tuple[str, ...]] = Counter()
         self.prompt_misses: Counter[tuple[str, ...]] = Counter()
+        self.resource_calls: Counter[tuple[str, ...]] = Counter()
+        self.resource_coverage_fell: dict[tuple[str, ...], int] = {}
         self.otlp_exported = self.otlp_dropped = self.otlp_retries = self.otlp_lag_changes = 0
 
     def call_ended(self, dialect: str, status: str, seconds: float) -> None:

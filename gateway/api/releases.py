@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import get_args
 
 from aiohttp import web
 from pydantic import Field
@@ -16,6 +17,7 @@ from penstock.gateway.api.queue import handed
 from penstock.gateway.config import ConfigError
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Id, Noun
+from penstock.gateway.model.coverage import Unread
 from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     AssignmentPage,
@@ -98,7 +100,9 @@ assert DECISIONS.keys() == WANTED.keys()
 async def get_resources(request: web.Request) -> web.Response:
     """All resources with their versions, by name."""
     control = request.app[CONTROL]
-    return answer(ResourceList(resources=await asyncio.to_thread(_resources, control)))
+    misses = control.metrics.prompt_misses
+    unread = {why: count for why in get_args(Unread) if (count := misses[(why,)])}
+    return answer(ResourceList(resources=await asyncio.to_thread(_resources, control), unread=unread))
 
 
 async def get_resource(request: web.Request) -> web.Response:
@@ -125,7 +129,9 @@ async def get_needs(request: web.Request) -> web.Response:
 
 
 def _resources(control: Control) -> list[ResourceView]:
-    live = [release for release in control.releases.reader.releases() if release.live]
+    reader = control.releases.reader
+    live, found = [release for release in reader.releases() if release.live], reader.resources()
+    coverage = reader.coverage(found)
     return [
         ResourceView(
             name=name,
@@ -133,8 +139,9 @@ def _resources(control: Control) -> list[ResourceView]:
             stable=stable,
             versions=versions,
             releases=[release.id for release in live if name in release.resources],
+            coverage=coverage.get(name),
         )
-        for name, (stable, versions) in sorted(control.releases.reader.resources().items())
+        for name, (stable, versions) in sorted(found.items())
     ]
 
 

@@ -7,15 +7,17 @@ hashes, the assignment by hash, the observations, the decisions, and the evidenc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from penstock.gateway.canary.assignment import share
+from penstock.gateway.canary.coverage import MOST, UNLIKELY, WINDOW, likelihood, usual
 from penstock.gateway.canary.decision import Canary, Verdict, figures
 from penstock.gateway.canary.evidence import Evidence
 from penstock.gateway.canary.outcomes import observation
 from penstock.gateway.canary.stages import MoveError, check_move
+from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release import Assignment, Entry, Release, Seen
 from penstock.gateway.model.resource import GATEWAY
 
@@ -23,6 +25,8 @@ BY_RULE = ("advance", "promote", "roll_back", "hold")
 """Verdicts that move a release; the chain calls its actions the same."""
 OUT_OF_TURN = "violations"
 """Key of the evidence of a rollback that did not wait for its turn."""
+UNCOVERED = "uncovered"
+"""Key of the resource in the evidence of a hold because fewer rollouts matched it than before."""
 SPLIT = "split"
 """Key of the share of new rollouts that got the candidate when a person decided."""
 
@@ -96,6 +100,21 @@ def no_evidence(release: Release) -> Evidence:
     return Evidence(release.margin, tuple(release.policy.guard_alphas))
 
 
+def seen_of(coverage: Coverage) -> dict[str, Any]:
+    """The figures from which its fall follows, for the entry."""
+    recent = coverage.recent
+    return {"matched": recent.count("+"), "rollouts": len(recent), "before": usual(coverage)}
+
+
+def _has_fallen(evidence: Mapping[str, Any]) -> bool:
+    """Whether a hold for the coverage follows from its evidence."""
+    try:
+        matched, rollouts, before = int(evidence["matched"]), int(evidence["rollouts"]), float(evidence["before"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return 0 <= matched <= rollouts <= WINDOW and likelihood(matched, rollouts, min(before, MOST)) < UNLIKELY
+
+
 def circumstances(evidence: Evidence, split: float) -> dict[str, Any]:
     """The figures of the moment in which a person decided, for the entry."""
     return figures(evidence) | {SPLIT: split}
@@ -160,7 +179,10 @@ def _decisions(
     for entry in audit:
         found = entry.evidence.get(OUT_OF_TURN) if entry.assignment is None else None
         ruled = entry.who == GATEWAY and entry.action in BY_RULE and entry.action != "roll_back"
-        if ruled and entry.assignment is None:
+        if entry.who == GATEWAY and entry.action == "hold" and UNCOVERED in entry.evidence:
+            if not _has_fallen(entry.evidence):
+                yield f"entry {entry.number} held for a coverage that, by its own figures, had not fallen"
+        elif ruled and entry.assignment is None:
             yield f"entry {entry.number} says {entry.action} by the rules and names no assignment after which"
         if found == 0:
             yield f"entry {entry.number} rolled back for {found} hard violations, which are allowed"

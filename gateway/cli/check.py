@@ -6,14 +6,14 @@ commit in between does not look like damage.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from penstock.gateway.cli.check_runs import block, run, run_event, run_json, run_order
 from penstock.gateway.definitions.reader import DefinitionReader, unpacked
 from penstock.gateway.definitions.reading import fingerprint
+from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.definitions import ServerDefinitions
 from penstock.gateway.model.lifecycle import LIVE, WAITING, claimed
 from penstock.gateway.model.release import Assignment, Entry, Release, Seen, digest
@@ -23,9 +23,6 @@ from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.queue.results import queue_key
 from penstock.gateway.releases.operations import pins_of
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.runs.blocks import Block
-from penstock.gateway.runs.operations import Book, event_key
-from penstock.gateway.runs.reader import RunReader, event_of
 from penstock.gateway.store import Store, codec, keys, records
 from penstock.gateway.store.audit_log import entry_of
 from penstock.gateway.store.environment import TapeError
@@ -269,65 +266,11 @@ def _pins(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
                 yield f"it is pinned to {pin.resource}@{pin.version}, which is missing"
 
 
-def _run(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    book, blocks = RunReader(tape).run_whole(key)
+def _coverage(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    _ = Coverage.model_validate_json(value)
     with tape.view() as view:
-        if view.get("run_configs", key) is None:
-            yield "its configuration is missing"
-        for made in book.run.made:
-            if view.get("resources", keys.attempt_key(made.name, made.version)) is None:
-                yield f"it has made {made.name}@{made.version}, which is missing"
-    if keys.rollout_key(book.run.id) != key:
-        yield "it is the record of another run"
-    yield from _points(book, blocks)
-
-
-def _points(book: Book, blocks: list[tuple[int, Block]]) -> Iterator[str]:
-    """Its blocks are those that it counts."""
-    highest = max((block.last for _, block in blocks), default=None)
-    if highest != book.run.step:
-        yield f"its highest step is {book.run.step}, its points go to {highest}"
-    rows = sum(len(block.steps) for number, block in blocks if number >= book.small)
-    if rows != book.rows:
-        yield f"it counts {book.rows} rows that are not folded, {rows} are there"
-    if any(number >= book.next for number, _ in blocks):
-        yield "it has a block with a number that was not given out"
-    if strange := {name for _, block in blocks for name in block.names} - set(book.run.metrics):
-        yield f"it does not name its metric {min(strange)!r}"
-
-
-def _run_order(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    if RunReader(tape).run_head(value[:-1].decode("ascii")) is None:
-        yield "it names a run that is missing"
-
-
-def _of_run(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    if RunReader(tape).run_head(key.partition(b"\0")[0].decode("ascii")) is None:
-        yield "its run is missing"
-
-
-def _run_json(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    json.loads(value)
-    _ = RunReader(tape).run(key[:-1].decode("ascii"))
-    yield from _of_run(tape, key, value)
-
-
-def _block(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    block = Block(value)
-    if any(later <= earlier for earlier, later in pairwise(block.steps)):
-        yield "its steps do not rise"
-    if (block.first, block.last) != (block.steps[0], block.steps[-1]):
-        yield "its bounds are not those of its steps"
-    for name in block.names:
-        block.column(name)
-    yield from _of_run(tape, key, value)
-
-
-def _run_event(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    event, run = event_of(key, value), key.partition(b"\0")[0].decode("ascii")
-    if event_key(run, event, 0) != key:
-        yield "it is the record of another event"
-    yield from _of_run(tape, key, value)
+        if view.get("stable", key) is None:
+            yield "its resource is missing"
 
 
 def _numbering(tape: Reader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
@@ -382,12 +325,13 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("assigned", _assigned),
     ("seen", _seen),
     ("pins", _pins),
-    ("runs", _run),
-    ("run_order", _run_order),
-    ("run_configs", _run_json),
-    ("run_metrics", _block),
-    ("run_events", _run_event),
-    ("run_trees", _run_json),
+    ("coverage", _coverage),
+    ("runs", run),
+    ("run_order", run_order),
+    ("run_configs", run_json),
+    ("run_metrics", block),
+    ("run_events", run_event),
+    ("run_trees", run_json),
     ("definitions", _definition),
 )
 

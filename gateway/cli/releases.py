@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from penstock.gateway.cli.resources import Flag, person
+from penstock.gateway.cli.resources import File, Flag, person, text_of
 from penstock.gateway.cli.terminal import show
 from penstock.gateway.client.console import FLAT, LOCAL, Failure, Json, Url, made, with_client
 
@@ -205,18 +206,53 @@ def history(release: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> No
     with_client(gateway, ask)
 
 
-def verify(release: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
-    """Make every decision of a release again from the tape, and say what does not agree."""
+def verify(release: Name, /, *, anchor: File = None, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Make every decision of a release again from the tape, and say what does not agree.
+
+    With the variable PENSTOCK_AUDIT_KEY the signatures of the chain are checked, too.
+
+    Parameters
+    ----------
+    anchor
+        File with what `penstock release anchor` has printed; - is stdin. The chain must go through it.
+    """
     from rich.text import Text
 
+    from penstock.gateway.canary.signing import anchors
     from penstock.gateway.cli.verify import checked
+    from penstock.gateway.config import audit_key
     from penstock.gateway.display.text import plain
 
+    try:
+        kept = None if anchor is None else anchors(text_of(anchor))
+    except ValueError as error:
+        raise Failure(f"{anchor}: {error}") from None
+
     async def ask(client: Client) -> None:
-        found = await checked(client, await _named(client, release))
+        found = await checked(client, await _named(client, release), audit_key(), kept)
         show([found], json, lambda: Text("\n").join(plain(line) for line in found.problems or [found.sentence]))
         if found.problems:
             raise Failure(f"{found.release} is not verified: {len(found.problems):,} problems")
+
+    with_client(gateway, ask)
+
+
+def anchor(*releases: str, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Print the ends of audit chains, to keep elsewhere: `verify --anchor` compares them later.
+
+    Parameters
+    ----------
+    releases
+        Releases, or resources for the newest release of each; all releases if not given.
+    """
+    from penstock.gateway.canary.signing import anchor_of
+
+    async def ask(client: Client) -> None:
+        every = await client.releases()
+        names = [await _named(client, name) for name in releases] or [one.id for one in every]
+        for one in (one for name in names for one in every if one.id == name):
+            found = anchor_of(one)
+            print(dumps(found._asdict()) if json else found.line)
 
     with_client(gateway, ask)
 

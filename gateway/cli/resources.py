@@ -104,9 +104,9 @@ def list_resources(*, json: Json = False, gateway: Url = LOCAL) -> None:
     from penstock.gateway.display import resources
 
     async def ask(client: Client) -> None:
-        rows = await client.resources()
+        found = await client.resource_list()
         none = "There are no resources yet; `penstock resource add` registers one."
-        show(rows, json, lambda: resources.resources(rows, time.time_ns()), none)
+        show(found.resources, json, lambda: resources.listed(found, time.time_ns()), none)
 
     with_client(gateway, ask)
 

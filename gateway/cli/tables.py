@@ -239,6 +239,10 @@ GROUPS: Final[dict[str, Group]] = {
                 "penstock.gateway.cli.releases:verify",
                 "Make every decision of a release again from the tape, and say what does not agree.",
             ),
+            "anchor": Command(
+                "penstock.gateway.cli.releases:anchor",
+                "Print the ends of audit chains, to keep elsewhere: `verify --anchor` compares them later.",
+            ),
         },
     ),
     "runs": Group(

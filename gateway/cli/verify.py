@@ -1,21 +1,26 @@
 """`penstock release verify`: every decision of a release made again from the tape, far from the gateway that made it.
 
 `gateway.canary.verify.verify` checks the chain, the assignments and the decisions, but takes the observations as given.
-This module compares these with the rewards on the tape that they name.
+This module compares these with the rewards on the tape that they name, the versions with what they said when the
+release began, and the calls with their arms. With the audit key it checks signatures, with anchors that the chain goes
+through them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from penstock.gateway.canary.served import served, texts
+from penstock.gateway.canary.signing import Anchor, anchored, signed
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.client.parallel import each
 from penstock.gateway.client.release_history import read_history
 from penstock.gateway.display.release_series import History
-from penstock.gateway.model.release import Release, Seen
+from penstock.gateway.model.release import Assignment, Entry, Release, Seen
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.wording import counted
@@ -35,6 +40,12 @@ class Checked(BaseModel):
     """Rollouts that were counted."""
     rewards: int
     """Rewards that were compared with the tape."""
+    calls: int
+    """Calls whose versions were compared with their arm."""
+    signed: bool
+    """Whether the signatures of the chain were checked."""
+    anchored: bool
+    """Whether anchors were."""
     problems: list[str]
     """A sentence for everything that does not agree."""
 
@@ -42,7 +53,10 @@ class Checked(BaseModel):
     def sentence(self) -> str:
         """For a person, when there are no problems."""
         made, seen = counted(self.decisions, "decision"), counted(self.observations, "observation")
-        return f"{self.release} is verified: {made} from {seen}, {counted(self.rewards, 'reward')} as on the tape."
+        tape = f"{counted(self.rewards, 'reward')} as on the tape, {counted(self.calls, 'call')} by its arm's version"
+        checked = [name for name, it in (("signatures", self.signed), ("anchors", self.anchored)) if it]
+        chain = f" {' and '.join(checked).capitalize()} agree." if checked else ""
+        return f"{self.release} is verified: {made} from {seen}, {tape}.{chain}"
 
 
 async def history(client: Client, release: Release, after: int = 0) -> History:
@@ -50,19 +64,47 @@ async def history(client: Client, release: Release, after: int = 0) -> History:
     return History.of(release, *await read_history(client, release.id, after), after)
 
 
-async def checked(client: Client, name: str) -> Checked:
-    """Goes through a release; again if it has moved on meanwhile and something did not agree."""
+async def checked(
+    client: Client, name: str, key: str | None = None, anchors: Sequence[Anchor] | None = None
+) -> Checked:
+    """Goes through a release; again if it has moved on meanwhile and something did not agree. `key`: the audit key, to
+    check signatures; `anchors`: heads that were kept elsewhere."""
     while True:
         release = (await client.release(name)).release
         found = await history(client, release)
         problems = list(verify(release, found.assigned, found.seen, found.audit))
+        problems += signed(found.audit, key) if key is not None else ()
+        problems += anchored(release.id, found.audit, anchors) if anchors is not None else ()
         if not problems or (await client.release(name)).release.revision == release.revision:
             break
+    problems += texts(release, [one for it in release.resources for one in (await client.resource(it)).versions])
+    looked = await each(lambda one: _served(client, release, one, found.audit), found.assigned)
+    problems += [problem for some, _ in looked for problem in some]
     judged = [one for one in found.seen if one.left_out is None]
     problems += filter(None, await each(lambda one: _reward(client, release, one), judged))
     made = sum(entry.who == GATEWAY and entry.assignment is not None for entry in found.audit)
     compared = sum(one.span is not None for one in judged)
-    return Checked(release=name, decisions=made, observations=len(found.seen), rewards=compared, problems=problems)
+    return Checked(
+        release=name, decisions=made, observations=len(found.seen), rewards=compared,
+        calls=sum(count for _, count in looked), signed=key is not None, anchored=anchors is not None,
+        problems=problems,
+    )  # fmt: skip
+
+
+async def _served(
+    client: Client, release: Release, assignment: Assignment, audit: Sequence[Entry]
+) -> tuple[list[str], int]:
+    """(what is wrong with the versions of a rollout's calls, how many calls of the release it has)."""
+    pins = await client.pins(assignment.rollout)
+    try:
+        spans = [one async for one in client.spans(assignment.rollout) if one.versions]
+    except ClientError as error:
+        if error.status != 404:
+            raise
+        # Its first call was pinned and has not ended.
+        return [], 0
+    mine = sum(not release.given("stable").keys().isdisjoint(one.versions or ()) for one in spans)
+    return list(served(release, assignment, pins, spans, audit)), mine
 
 
 async def _reward(client: Client, release: Release, seen: Seen) -> str | None:

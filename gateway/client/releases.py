@@ -31,7 +31,11 @@ class ReleaseClient(Connection):
 
     async def resources(self) -> list[ResourceView]:
         """All resources, by name."""
-        return (await self.get("/api/resources", ResourceList)).resources
+        return (await self.resource_list()).resources
+
+    async def resource_list(self) -> ResourceList:
+        """All resources, and what requests none could be looked for in."""
+        return await self.get("/api/resources", ResourceList)
 
     async def resource(self, name: str) -> ResourceView:
         """One resource with its versions."""

@@ -22,6 +22,7 @@ import orjson
 
 from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, peeked
 from penstock.gateway.dialects.parts import TEXT
+from penstock.gateway.model.coverage import Unread
 
 Role: TypeAlias = Literal["system", "developer", "tool"]
 Path: TypeAlias = tuple[str | int, ...]
@@ -80,6 +81,8 @@ class Texts(NamedTuple):
     """In the order of the wire format; none if the body cannot be read."""
     asked: Peek | None = None
     """What else was read on the way."""
+    unread: Unread | None = None
+    """Why the body cannot be read."""
 
 
 class Block(msgspec.Struct):
@@ -161,7 +164,41 @@ def texts(body: bytes, find: Callable[[bytes], Pointed]) -> Texts:
         places = [Place(_utf8(raw), it.path, it.role, at, it.name) for at, (raw, it) in enumerate(found)]
         return Texts(places, asked and peeked(asked))
     except UNREADABLE:
-        return Texts([])
+        return Texts([], unread=unread(body))
+
+
+def unread(body: bytes) -> Unread:
+    """Why a body that cannot be read cannot."""
+    try:
+        said = body.decode()
+    except UnicodeDecodeError:
+        return "utf8" if body.lstrip()[:1] in (b"{", b"[") else "encoding"
+    try:
+        value: Any = json.loads(said, parse_constant=_no_number)
+    except _NoNumber:
+        return "nan"
+    except RecursionError:
+        return "depth"
+    except ValueError:
+        return "depth" if _reads(body) else "json"
+    return "shape" if not isinstance(value, dict) or _reads(body) else "depth"
+
+
+class _NoNumber(ValueError):
+    """`NaN` or `Infinity`, which JSON does not have and Python writes."""
+
+
+def _no_number(name: str) -> None:
+    raise _NoNumber(name)
+
+
+def _reads(body: bytes) -> bool:
+    """Whether msgspec can read it, whatever it says."""
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _found(body: bytes, find: Callable[[bytes], Pointed]) -> tuple[list[tuple[bytes, Quoted]], Peek | None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from json import dumps
 
+from penstock.gateway.display.coverage import lines
 from penstock.gateway.display.release_charts import charts
 from penstock.gateway.display.release_series import History, Point, series
 from penstock.gateway.display.release_summary import (
@@ -96,6 +97,8 @@ def _head(view: ReleaseView, history: History, now_ns: int) -> Iterator[str]:
     )
     stations = "".join(_station(step) for step in path(release, history.audit))
     yield f'<ol class="way" aria-label="Stages">{stations}</ol>'
+    for line in (line for name, one in view.coverage.items() for line in lines(name, one, now_ns)):
+        yield f"<p>Coverage: {text(line)}.</p>"
     if awaited := list(waits(view)):
         yield f"<p>Waits for {text('; '.join(awaited))}.</p>"
     yield f'<p class="dim">As of {moment(now_ns)[:19]} UTC; started {moment(release.created_ns)[:19]} UTC.</p></header>'

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from penstock.gateway.display.coverage import lines
 from penstock.gateway.display.release_summary import (
     Measure,
     Step,
@@ -72,7 +73,9 @@ def status(
     pieces: list[RenderableType] = [_head(release, now_ns), _way(path(release, audit)), plain(release.reason)]
     if release.assigned:
         pieces += [Text(), _arms(view, awaited), *_notes(view), Text(), _evidence(measures(release, view.figures))]
-    pieces += [Text(), *(joined("waits for", clean(one)) for one in waits(view))]
+    reach = [line for name, one in view.coverage.items() for line in lines(name, one, now_ns)]
+    pieces += [Text(), *(joined("coverage", line) for line in reach)]
+    pieces += [joined("waits for", clean(one)) for one in waits(view)]
     return Group(*pieces, *(entry(one) for one in audit[-last:]))
 
 

@@ -8,26 +8,38 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from penstock.gateway.display import coverage
 from penstock.gateway.display.release_summary import audience
 from penstock.gateway.display.rollouts import BRIEF, counted
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import abbreviate, age, ago, clean, joined, plain
-from penstock.gateway.model.resource import Resource, ResourceView
+from penstock.gateway.model.coverage import Coverage
+from penstock.gateway.model.resource import Resource, ResourceList, ResourceView
 from penstock.gateway.model.template import Template
+from penstock.gateway.prompts.changing import changing
 from penstock.gateway.prompts.induce import FEWEST, Proposal
 from penstock.gateway.prompts.recognise import Recognised
 
 SLOT = "bold cyan"
 """Slots stand in braces: the colour only repeats it."""
+FEW = 4
+"""Values that are named; more are counted."""
 SIGNS = {"+": "green", "-": "red", "@": "cyan"}
 RESOURCES = (
     Column("resource"), Column("kind", 3), Column("stable"), Column("newest"), figure("versions", 2), figure("age", 1),
-    Column("live releases", 4, narrows="words"),
+    Column("coverage", 5), Column("live releases", 4, narrows="words"),
 )  # fmt: skip
 VERSIONS = (
     Column("version"), Column("parent", 3), Column("author", 1), figure("made", 2),
     Column("what", narrows="fold", least=24), Column("note", 4, narrows="fold", least=16),
 )  # fmt: skip
+
+
+def listed(found: ResourceList, now_ns: int) -> Group:
+    """All resources, and the requests that none could be looked for in."""
+    counts = found.unread
+    unread = f"{counted(sum(counts.values()), 'request')} passed unread: {coverage.reasons(counts)}."
+    return Group(resources(found.resources, now_ns), *([Text(unread, "yellow")] if counts else []))
 
 
 def resources(rows: Iterable[ResourceView], now_ns: int) -> Listing:
@@ -36,8 +48,13 @@ def resources(rows: Iterable[ResourceView], now_ns: int) -> Listing:
     for one in rows:
         newest = one.versions[-1]
         names = (plain(one.name), one.kind, plain(_stable(one)), plain(newest.version))
-        made.add_row(*names, f"{len(one.versions):,}", age(newest.created_ns, now_ns), plain(" ".join(one.releases)))
+        figures = (f"{len(one.versions):,}", age(newest.created_ns, now_ns))
+        made.add_row(*names, *figures, _covered(one.coverage), plain(" ".join(one.releases)))
     return made
+
+
+def _covered(one: Coverage | None) -> Text:
+    return Text(coverage.brief(one), "" if one is None or one.fell_ns is None else "yellow")
 
 
 def _stable(one: ResourceView) -> str:
@@ -51,6 +68,8 @@ def resource(one: ResourceView, now_ns: int) -> Group:
     head = joined(Text(clean(one.name), style="bold"), one.kind, f"stable {clean(one.stable.version)}")
     rules = [joined(f"stable {clean(rule.version)}", f"for {clean(audience(rule.only))}") for rule in one.stable.rules]
     live = [joined("live", clean(release)) for release in one.releases]
+    reach: Iterable[str] = () if one.coverage is None else coverage.lines(one.name, one.coverage, now_ns)
+    live += [joined("coverage", line) for line in reach]
     made = Listing(*VERSIONS)
     for it in one.versions:
         names = (plain(it.version), plain(it.parent), plain(it.author), ago(it.created_ns, now_ns))
@@ -76,10 +95,22 @@ def version(one: Resource) -> Group:
     return Group(joined(Text(clean(one.place), style="bold"), one.kind), *lines, *shown)
 
 
-def added(one: Resource, there: bool) -> Text:
+def added(one: Resource, there: bool) -> Group:
     """A version that was registered, or was there already."""
     slots = "" if one.template is None else f" with {_slots(one.template)}"
-    return Text(f"{clean(one.place)} {'was registered already' if there else 'is registered'}{slots}.")
+    head = Text(f"{clean(one.place)} {'was registered already' if there else 'is registered'}{slots}.")
+    return Group(head, *_frozen(one))
+
+
+def _frozen(one: Resource) -> Iterator[Text]:
+    """A warning of values in a text that agents send, which will be others in later calls."""
+    if one.template is None or not one.content.get("sent"):
+        return
+    found = [(anchor[it.begin : it.end], it.kind) for anchor in one.template.anchors for it in changing(anchor)]
+    if found:
+        some = ", ".join(f"{abbreviate(value, 40)} ({kind})" for value, kind in dict(found[:FEW]).items())
+        more = f" and {len(found) - FEW} more" if len(found) > FEW else ""
+        yield Text(f"Written as text: {some}{more}. A call with another value will not match; a slot would.", "yellow")
 
 
 def registered(versions: Iterable[Resource]) -> Text:

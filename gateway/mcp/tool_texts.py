@@ -98,9 +98,11 @@ class ToolTexts:
         send.arm = ",".join(sorted(arms)) or None
         templates = {name: catalog.templates[name][version] for name, version in send.versions.items()}
         for id in asked:
-            asking.change(id, partial(self._written, server, catalog.recogniser, templates))
+            asking.change(id, partial(self._written, send.call.address.rollout, server, catalog.recogniser, templates))
 
-    def _written(self, server: str, recogniser: Recogniser, versions: Mapping[str, Template], answer: bytes) -> bytes:
+    def _written(
+        self, rollout: str, server: str, recogniser: Recogniser, versions: Mapping[str, Template], answer: bytes
+    ) -> bytes:
         """The list with these versions in it. What is not recognised passes untouched and is counted."""
         metrics = self._shared.metrics
         places = _DIALECT.tool_texts(answer)
@@ -109,6 +111,7 @@ class ToolTexts:
             metrics.prompt_rewrites[(use.way,)] += 1
         for miss in made.misses:
             metrics.prompt_misses[(miss.why,)] += 1
+        self._shared.pins.notes.add(rollout, {use.resource for use in made.uses}, made.misses)
         return made.body
 
 

@@ -9,14 +9,16 @@ and kept.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from penstock.gateway.model.base import Id, Noun
+from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.policy import Policy, frozen, thawed
-from penstock.gateway.model.resource import Audience, Person, ResourceKind
+from penstock.gateway.model.resource import Audience, Person, ResourceKind, Version
 
 Stage = Literal["draft", "checked", "replayed", "shadowed", "canary", "promoted", "rolled_back", "aborted", "held"]
 """How far a release has come: the last of these that it has passed, or `canary` while it is one, or how it ended."""
@@ -123,20 +125,23 @@ class Entry(Noun):
     evidence: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Figures behind it: e-values, means and numbers by arm, what a check found."""
     config: str = ""
-    """SHA-256 of the release's policy, candidate and audience; hex."""
+    """SHA-256 of the release's policy, candidate, audience and of what its versions say; hex."""
     previous: str = ""
     """Hash of the entry before it; empty for the first."""
     hash: str = ""
     """SHA-256 of the previous hash and of this entry without it, as canonical JSON; hex."""
+    signature: str = ""
+    """HMAC-SHA256 of the hash by the gateway's audit key; hex. Empty where it has none."""
 
-    def sealed(self, previous: str) -> Entry:
-        """The entry as a link after `previous`."""
-        linked = self.model_copy(update={"previous": previous, "hash": ""})
-        return linked.model_copy(update={"hash": linked.digest()})
+    def sealed(self, previous: str, key: str | None = None) -> Entry:
+        """The entry as a link after `previous`, signed where there is a key."""
+        linked = self.model_copy(update={"previous": previous})
+        found = linked.digest()
+        return linked.model_copy(update={"hash": found, "signature": "" if key is None else signature(found, key)})
 
     def digest(self) -> str:
         """What its hash must be."""
-        return digest(self.previous, self.model_dump(mode="json", exclude={"hash"}))
+        return digest(self.previous, self.model_dump(mode="json", exclude={"hash", "signature"}))
 
 
 Frozen = Annotated[Policy, BeforeValidator(thawed), PlainSerializer(frozen)]
@@ -181,6 +186,8 @@ class Release(Noun):
     """Loss of goodness that is excluded before it is promoted: the `d` of the statistics."""
     salt: str = ""
     """What makes its assignment independent of every other's."""
+    contents: dict[str, str] = Field(default_factory=dict[str, str])
+    """What each version that it gives to rollouts said when it began: SHA-256 by NAME@VERSION; hex."""
     author: str = ""
     """Who started it."""
     created_ns: int = 0
@@ -221,7 +228,7 @@ class Release(Noun):
 
     def config(self) -> str:
         """SHA-256 of what it is: hex."""
-        fields = {"resource", "stable", "candidate", "only", "policy", "margin", "salt"}
+        fields = {"resource", "stable", "candidate", "only", "policy", "margin", "salt", "contents"}
         # Those of releases from before there were companions must stay what they are.
         fields |= {"companions", "companions_stable"} if self.companions else set()
         return digest("", self.model_dump(mode="json", include=fields))
@@ -272,6 +279,8 @@ class ReleaseView(Noun):
     """How much of that is done."""
     total: int = 0
     """Of how much; 0 when that is not known."""
+    coverage: dict[Id, Coverage] = Field(default_factory=dict[str, Coverage])
+    """Whom the resources that it changes reach."""
 
 
 class ReleaseList(Noun):
@@ -297,6 +306,16 @@ class AssignmentPage(Noun):
     """Those of them that were counted."""
     next: int | None = None
     """Number to ask for `after`; None at the end."""
+
+
+def content_hash(version: Version) -> str:
+    """SHA-256 of what a version is and says, as canonical JSON; hex."""
+    return digest("", {"kind": version.kind, "content": version.read().model_dump(mode="json")})
+
+
+def signature(hash: str, key: str) -> str:
+    """The signature of an entry by its hash; hex."""
+    return hmac.new(key.encode(), hash.encode(), hashlib.sha256).hexdigest()
 
 
 def digest(previous: str, value: Any) -> str:

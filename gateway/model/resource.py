@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from penstock.gateway.model.base import Id, Mode, Noun
+from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.template import Template, TemplateError
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.model.wording import sentence
@@ -179,6 +180,8 @@ class ResourceView(Noun):
     """Oldest first."""
     releases: list[Id] = Field(default_factory=list[str])
     """Releases of it that are live."""
+    coverage: Coverage | None = None
+    """Whom it reaches; None while no call had its text, or nearly."""
 
 
 class ResourceList(Noun):
@@ -186,6 +189,8 @@ class ResourceList(Noun):
 
     resources: list[ResourceView]
     """One each."""
+    unread: dict[str, int] = Field(default_factory=dict[str, int])
+    """Requests since the gateway started that it could not look into, by why."""
 
 
 class Need(Noun):

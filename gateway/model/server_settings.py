@@ -16,6 +16,9 @@ ADMIN_KEY = "PENSTOCK_ADMIN_KEY"
 """Environment variable with the key that opens the control API; commands read it too."""
 READ_KEY = "PENSTOCK_READ_KEY"
 """The same for the key that opens only what changes nothing."""
+AUDIT_KEY = "PENSTOCK_AUDIT_KEY"
+"""The same for the key that signs the audit chains of releases; who verifies them needs it too."""
+OWN_KEYS = (ADMIN_KEY, READ_KEY, AUDIT_KEY)
 _HOSTED = (
     "env", "env_keys", "cwd", "processes", "idle_timeout", "memory_bytes", "cpu_seconds", "open_files",
 )  # fmt: skip
@@ -99,7 +102,7 @@ class McpServer(Section):
         if found := [name for name in others if name in self.model_fields_set]:
             kind, way = ("command", "env_keys gives it keys") if self.url is None else ("url", "it is for command")
             raise ValueError(f"{found[0]} does nothing for a server with {kind}: {way}")
-        for own in (ADMIN_KEY, READ_KEY):
+        for own in OWN_KEYS:
             if own in self.env_keys:
                 raise ValueError(f"env_keys: {own} is the gateway's own and given to no server")
         return self

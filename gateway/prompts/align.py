@@ -18,11 +18,13 @@ Region = tuple[int, int, int, int]
 RUNS = (8, 4, 2, 1)
 DEEPEST = 12
 _ALONE = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Scripts that put no spaces between words: a token a character.
-_TOKEN = re.compile(rf"[^\W{_ALONE}]+|[^\S\n]+|.", re.DOTALL)
+_SPACE = r"[^\S\n]"
+_TOKEN = re.compile(rf"[^\W{_ALONE}]+|(?<!{_SPACE}){_SPACE}|{_SPACE}+?(?={_SPACE}(?!{_SPACE}))|.", re.DOTALL)
 
 
 def tokens(text: str) -> list[str]:
-    """Words, runs of spaces, and every other character by itself; together they are the text."""
+    """Words, runs of spaces, and every other character by itself; together they are the text. The first and the last
+    space of a run are tokens, so that those around an empty value are the same as those around another."""
     return _TOKEN.findall(text)
 
 

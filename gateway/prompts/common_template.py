@@ -1,8 +1,9 @@
 """The template of texts that are one prompt: the shortest text, reduced to what every other text has in common with it.
 
-Pieces too short to be told from other text become part of the slots beside them. So does the rest of a number or date
-that a slot cuts: the days of one month do not make the month a part of the prompt. If the values of the texts
-themselves make a split ambiguous, the anchor that causes it is given up.
+Values that change by their nature (`gateway.prompts.changing`) are slots even where all texts agree on them. Pieces too
+short to be told from other text become part of the slots beside them. So does the rest of a number or date that a slot
+cuts: the days of one month do not make the month a part of the prompt. If the values of the texts themselves make a
+split ambiguous, the anchor that causes it is given up.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 
 from penstock.gateway.model.template import SHORTEST, Template
 from penstock.gateway.prompts.align import aligned, tokens
+from penstock.gateway.prompts.changing import changing, kind_of
 from penstock.gateway.prompts.match import match
 
 Runs = list[tuple[int, int]]
@@ -31,15 +34,16 @@ _TAG = re.compile(r"<([A-Za-z][\w-]{0,30})>$")
 def common(texts: Counter[str]) -> Template | None:
     """What texts have in common, with slots between; None if that is too little. The counts are how often each was
     sent."""
-    pivot = tokens(min(texts, key=len))
-    together = _together(pivot, texts)
+    shortest = min(texts, key=len)
+    pivot = tokens(shortest)
+    together = _without(pivot, _together(pivot, texts))
     runs = [run for run in _loosened(pivot, _runs(together)) if _tells("".join(pivot[slice(*run)]))]
     if not runs:
         return None
     anchors = ["".join(pivot[slice(*run)]) for run in runs]
     opens, closes = runs[0][0] == 0 and together[0], runs[-1][1] == len(pivot) and together[-1]
     anchors = [*([] if opens else [""]), *anchors, *([] if closes else [""])]
-    return named(_mended(anchors, texts))
+    return named(_mended(anchors, texts), shortest)
 
 
 def _together(pivot: list[str], texts: Counter[str]) -> list[bool | None]:
@@ -55,6 +59,23 @@ def _together(pivot: list[str], texts: Counter[str]) -> list[bool | None]:
             a_end, b_end = a + size, b + size
         here[-1] = (a_end, b_end) == (len(pivot), len(other))
         found = [None if one is None or two is None else one and two for one, two in zip(found, here, strict=True)]
+    return found
+
+
+def _without(pivot: list[str], together: list[bool | None]) -> list[bool | None]:
+    """The same, as if no other text had the tokens of values that change by their nature."""
+    begins = [0, *accumulate(map(len, pivot))]
+    values, at = changing("".join(pivot)), 0
+    found = list(together)
+    for value in values:
+        while begins[at + 1] <= value.begin:
+            at += 1
+        while at < len(pivot) and begins[at] < value.end:
+            found[at] = None
+            at += 1
+        at = max(at - 1, 0)
+    if values and values[-1].end == begins[-1]:
+        found[-1] = False
     return found
 
 
@@ -108,19 +129,34 @@ def _mended(anchors: list[str], texts: Counter[str]) -> list[str]:
 
 def matched(anchors: list[str], texts: Counter[str]) -> int:
     """How many messages a template with these anchors matches."""
-    template = Template(tuple(anchors), tuple(f"slot{at}" for at in range(1, len(anchors))))
+    template = Template(tuple(anchors), _places(anchors))
     return sum(count for text, count in texts.items() if not isinstance(match(template, text), str))
 
 
-def named(anchors: list[str]) -> Template:
+def named(anchors: list[str], example: str) -> Template:
     """A template whose slots are called after the labels that stand before them: `Date: {date}`, `<user>{user}</user>`;
-    without one, after their place."""
+    without one, after what their value in a text is, such as `date`, or after their place."""
     slots: list[str] = []
-    for at, anchor in enumerate(anchors[:-1], 1):
-        label = _label(anchor) or f"slot{at}"
+    for place, anchor, kind in zip(_places(anchors), anchors[:-1], _kinds(anchors, example), strict=True):
+        label = _label(anchor) or kind or place
         again = sum(slot == label or slot.startswith(f"{label}_") for slot in slots)
         slots.append(f"{label}_{again + 1}" if again else label)
     return Template(tuple(anchors), tuple(slots))
+
+
+def _places(anchors: list[str]) -> tuple[str, ...]:
+    return tuple(f"slot{at}" for at in range(1, len(anchors)))
+
+
+def _kinds(anchors: list[str], example: str) -> Iterator[str | None]:
+    """What stands in each slot of a text, if that changes by its nature."""
+    places, at = _places(anchors), 0
+    values, there = match(Template(tuple(anchors), places), example), changing(example)
+    for anchor, place in zip(anchors[:-1], places, strict=True):
+        value = "" if isinstance(values, str) else values[place]
+        at += len(anchor)
+        yield kind_of(example, at, at + len(value), there)
+        at += len(value)
 
 
 def _label(anchor: str) -> str | None:

@@ -17,12 +17,12 @@ from typing import Literal, TypeAlias
 
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.loose_json import UNREADABLE, Peek
-from penstock.gateway.dialects.text_spans import Path, Place, encoded, spliced
+from penstock.gateway.dialects.text_spans import Path, Place, encoded, spliced, unread
+from penstock.gateway.model.coverage import Unread, Why
 from penstock.gateway.model.template import Template, TemplateError
 from penstock.gateway.prompts.placeholder import MARK, PlaceholderError, placeholders
 from penstock.gateway.prompts.recognise import Recognised, Recogniser, Told, sha256
 
-Why: TypeAlias = Literal["miss", "ambiguous", "placeholder", "slots", "unknown"]
 MatchedBy: TypeAlias = Literal["explicit", "placeholder", "fingerprint"]
 
 
@@ -51,11 +51,12 @@ class Miss:
     """A text that passes untouched."""
 
     place: Place
-    why: Why
-    """`miss`: no registered prompt; `ambiguous`: it could be two, or one in two ways; `placeholder`: one that cannot be
-    read; `slots`: the pinned version has other slots than there are values; `unknown`: there is no version of it."""
+    why: Why | Unread
+    """Of the text, or of the whole request where its texts could be read and not be written."""
     detail: str = ""
     """What is wrong, for a person."""
+    resource: str | None = None
+    """The resource that it was to be; None where that is not known."""
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ class Findings:
     misses: list[Miss] = field(default_factory=list[Miss])
     asked: Peek | None = None
     """What else was read of the request meanwhile."""
+    unread: Unread | None = None
+    """Why the request could not be read."""
 
 
 @dataclass(slots=True)
@@ -82,7 +85,7 @@ def find(body: bytes, dialect: Dialect, recogniser: Recogniser, explicit: str | 
     """What each text of a request is. `explicit`: the resource that the first system text is said to be."""
     found = Findings()
     texts = dialect.system_texts(body)
-    found.asked = texts.asked
+    found.asked, found.unread = texts.asked, texts.unread
     for place in texts.places:
         named = explicit if place.index == 0 else None
         _note(found, _explicit(place, recogniser, named) if named else _uses(place, recogniser))
@@ -91,6 +94,11 @@ def find(body: bytes, dialect: Dialect, recogniser: Recogniser, explicit: str | 
         if name in recogniser.tools:
             _note(found, _fingerprint(place, recogniser.tell(place.literal, name)))
     return found
+
+
+def names_of(place: Place) -> tuple[str | None, ...]:
+    """What the tool of a description may be registered as; None for a system text."""
+    return (None,) if place.role != "tool" else (place.name, _unprefixed(place.name))
 
 
 def _unprefixed(name: str | None) -> str | None:
@@ -151,7 +159,10 @@ def write(body: bytes, found: Findings, versions: Mapping[str, Template]) -> Rew
     try:
         done.body = spliced(body, literals) if literals else body
     except UNREADABLE as error:
-        return Rewritten(body, [], [*done.misses, *(Miss(use.place, "miss", str(error)) for use in done.uses)])
+        why = unread(body)
+        return Rewritten(
+            body, [], [*done.misses, *(Miss(use.place, why, str(error), use.resource) for use in done.uses)]
+        )
     return done
 
 
@@ -173,12 +184,12 @@ def _taken(use: Use, versions: Mapping[str, Template], done: Rewritten) -> Templ
     """The version that can be written; None, and a miss, if there is none."""
     version = versions.get(use.resource)
     if version is None:
-        done.misses.append(Miss(use.place, "unknown", f"there is no version of {use.resource!r}"))
+        done.misses.append(Miss(use.place, "unknown", f"there is no version of {use.resource!r}", use.resource))
         return None
     try:
         version.check(use.slots)
     except TemplateError as error:
-        done.misses.append(Miss(use.place, "slots", f"{use.resource}: {error}"))
+        done.misses.append(Miss(use.place, "slots", f"{use.resource}: {error}", use.resource))
         return None
     done.uses.append(use)
     return version

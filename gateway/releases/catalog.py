@@ -22,8 +22,10 @@ from penstock.gateway.model.release import Pin, Release
 from penstock.gateway.model.resource import Audience, Resource, Stable, ToolText
 from penstock.gateway.model.template import Template
 from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.prompts.nearest import Sent
 from penstock.gateway.prompts.recognise import Known, Recogniser
-from penstock.gateway.prompts.rewrite import Findings, Rewritten, find, write
+from penstock.gateway.prompts.rewrite import Findings, Miss, Rewritten, find, write
+from penstock.gateway.releases.coverage.noting import Notes
 from penstock.gateway.releases.operations import ReleaseOperations, Wanted
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
@@ -58,6 +60,8 @@ class Catalog:
         self.models: dict[str, dict[str, Weights]] = {}
         self.templates: dict[str, dict[str, Template]] = {}
         known: list[Known] = []
+        self.sent: list[Sent] = []
+        """The versions that agents send."""
         for name, (_, versions) in resources.items():
             for version in versions:
                 content = version.read()
@@ -70,6 +74,7 @@ class Catalog:
                 self.templates.setdefault(name, {})[version.version] = content.template
                 if content.sent or (isinstance(content, ToolText) and _sent(versions)):
                     known.append(Known.of(name, content))
+                    self.sent.append(Sent(name, version.version, content.template, known[-1].tool))
         self.recogniser = Recogniser(known)
         found = list(releases)
         self.releases = {one.id: one for one in found}
@@ -109,6 +114,8 @@ class Uses:
     prompts: Findings | None
     model: str | None
     """The model asked for, when it is a resource."""
+    noted: bool = False
+    """Whether its texts are counted already."""
 
 
 @dataclass(slots=True)
@@ -141,6 +148,8 @@ class Pins:
         self.repaired = repaired
         self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
         self._reloading = asyncio.Lock()
+        self.notes = Notes()
+        """What calls had of registered prompts."""
         self.catalog = Catalog({}, ())
 
     async def reload(self) -> None:
@@ -163,15 +172,26 @@ class Pins:
             found.resources = list(
                 dict.fromkeys(it.resource for it in findings.uses if it.resource in catalog.templates)
             )
-            for miss in findings.misses:
-                self._metrics.prompt_misses[(miss.why,)] += 1
             if not found.resources:
                 # Otherwise they are counted when the others are written.
-                self._metrics.prompt_misses[("unknown",)] += len(findings.uses)
+                found.noted = True
+                self._count_unused(call, findings)
         if catalog.models and call.model in catalog.models:
             found.model = call.model
             found.resources.append(call.model)
         return found if found.resources else None
+
+    def _count_unused(self, call: Admitted, findings: Findings) -> None:
+        """Counts the texts of a call of which none is to be written."""
+        misses = [*findings.misses, *(Miss(use.place, "unknown", "", use.resource) for use in findings.uses)]
+        for miss in misses:
+            self._metrics.prompt_misses[(miss.why,)] += 1
+        if misses:
+            self.notes.add(call.address.rollout, (), misses)
+        if findings.unread is not None:
+            self._metrics.prompt_misses[(findings.unread,)] += 1
+            given = {pin.resource for pin in self._pins.get(call.address.rollout, ())}
+            self.notes.add_unread(call.address.rollout, findings.unread, given & self.catalog.templates.keys())
 
     # -- what is it given? ------------------------------------------------------------------------------------------
 
@@ -260,10 +280,11 @@ class Pins:
         made, weights = self.catalog.written(call.body, found.prompts, found.model, given)
         for use in made.uses:
             self._metrics.prompt_rewrites[(use.way,)] += 1
-        # Those that were found before are counted.
-        for miss in made.misses[0 if found.prompts is None else len(found.prompts.misses) :]:
-            self._metrics.prompt_misses[(miss.why,)] += 1
         texts = {use.resource: use.sha256 for use in made.uses}
+        if not found.noted:
+            for miss in made.misses:
+                self._metrics.prompt_misses[(miss.why,)] += 1
+            self.notes.add(call.address.rollout, texts.keys(), made.misses)
         versions = {name: given[name] for name in (*texts, *([] if found.model is None else [found.model]))}
         arms = sorted({f"{pin.release}:{pin.arm}" for name in versions if (pin := pins[name]).release is not None})
         return Switched(

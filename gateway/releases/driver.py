@@ -20,8 +20,9 @@ from penstock.gateway.canary.decision import Canary, figures, hard_stop
 from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.outcomes import baseline, is_hard
 from penstock.gateway.canary.stages import NEXT
-from penstock.gateway.canary.verify import OUT_OF_TURN, circumstances, weigh
+from penstock.gateway.canary.verify import OUT_OF_TURN, UNCOVERED, circumstances, seen_of, weigh
 from penstock.gateway.model.audit import NOBODY, Said
+from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release import Assignment, NewRelease, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
@@ -91,6 +92,10 @@ class Driver:
         """Takes up releases that an earlier process has begun."""
         await self._pins_of_calls.reload()
         for release in self.reader.releases():
+            for name, coverage in self.reader.coverage(release.resources).items():
+                if release.stage == "canary" and (coverage.fell_ns or 0) > release.changed_ns:
+                    # That process came to know it, and no further.
+                    await self._hold(release.id, name, coverage)
             if release.live:
                 self._drive(release.id)
 
@@ -199,6 +204,24 @@ class Driver:
                     lambda transaction: ReleaseOperations(transaction).change(release.id, None, ROLLED_BACK, link, now)
                 )
 
+    async def uncovered(self, resource: str, coverage: Coverage) -> None:
+        """Reacts to a resource that fewer agents match than before: canaries of it are held."""
+        for release in self.reader.releases():
+            if release.stage == "canary" and resource in release.resources:
+                await self._hold(release.id, resource, coverage)
+
+    async def _hold(self, name: str, resource: str, coverage: Coverage) -> None:
+        link, now = entry("hold", GATEWAY, f"coverage: {resource}: {coverage.fell}"), self._now_ns()
+        link.evidence = {UNCOVERED: resource, **seen_of(coverage)}
+
+        def operation(transaction: Transaction) -> Release:
+            release = ReleaseOperations(transaction).stored(name)
+            return ReleaseOperations(transaction).change(name, None, WANTED["hold"](release), link, now)
+
+        with suppress(Refused):
+            # Its task, or a person, may have been quicker.
+            await self._do(operation)
+
     def _violations(self, release: Release) -> int:
         """Hard ones on the candidate, of all that were assigned."""
         found = 0
@@ -223,6 +246,7 @@ class Driver:
         view.figures, view.interval = figures(canary.evidence), interval(canary.evidence.reward)
         if driven is not None and driven.progress is not None:
             view.doing, view.done, view.total = driven.progress.doing, driven.progress.done, driven.progress.total
+        view.coverage = self.reader.coverage(release.resources)
         if oldest := self.reader.assignments(release.id, release.counted, 1)[0]:
             view.oldest, view.oldest_ns = oldest[0].rollout, oldest[0].assigned_ns
         if (stage := canary.evidence.stages.get(release.policy.stages[release.step].name)) is not None:

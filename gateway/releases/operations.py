@@ -15,10 +15,11 @@ from pydantic import BaseModel
 
 from penstock.gateway.canary.assignment import Asker, apart, began_before, pins_on, share, speaks_to, stable_version
 from penstock.gateway.canary.stages import MoveError, check_move
-from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen, digest
+from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen, content_hash
 from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, Rule, Stable
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.releases.coverage.operations import forget
 from penstock.gateway.store import audit_log, keys
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.transaction import Transaction
@@ -40,8 +41,10 @@ class Wanted(NamedTuple):
 class LiveReleases:
     """Releases that are live, in memory: every call that is pinned asks for them (a `store.follower`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, audit_key: str | None = None) -> None:
+        """`audit_key`: what entries of audit chains are signed with."""
         self.releases: dict[str, Release] = {}
+        self.audit_key = audit_key
 
     def recall(self, view: View) -> None:
         """Starts anew with what is on the tape."""
@@ -55,14 +58,15 @@ class ReleaseOperations:
 
     def __init__(self, transaction: Transaction) -> None:
         self._tape = transaction
-        self._live = transaction.follower(LiveReleases).releases
+        follower = transaction.follower(LiveReleases)
+        self._live, self._audit_key = follower.releases, follower.audit_key
 
     # -- resources ---------------------------------------------------------------------------------------------------
 
     def add_version(self, name: str, new: NewVersion, now: int) -> Resource:
         """Registers a version; the first one is stable. The same again is the one that is there."""
         present = self._versions(name)
-        sha256 = digest("", {"kind": new.kind, "content": new.read().model_dump(mode="json")})
+        sha256 = content_hash(new)
         for version in present:
             if version.sha256 == sha256 and new.version in (None, version.version):
                 return version
@@ -74,6 +78,8 @@ class ReleaseOperations:
         self._tape.put("resources", _named(name, version), made.model_dump_json().encode())
         if not present:
             self._put_stable(name, Stable(version=version))
+        if made.content.get("sent"):
+            forget(self._tape, name)
         self._tape.append(b"v" + keys.rollout_key(name))
         return made
 
@@ -155,6 +161,8 @@ class ReleaseOperations:
                 "created_ns": now,
             }
         )
+        made.contents = {it.place: content_hash(it) for name in made.resources for it in self._versions(name)}
+        made.contents = {place: it for place, it in made.contents.items() if place in made.places}
         return self._write(made, entry.model_copy(update={"before": None, "config": made.config()}), now)
 
     def _tried(self, resource: str, version: str, only: Audience) -> str:
@@ -217,7 +225,7 @@ class ReleaseOperations:
                 "step": release.step,
                 "split": release.split,
             }
-        ).sealed(release.head)
+        ).sealed(release.head, self._audit_key)
         release.head, release.changed_ns, release.reason = link.hash, now, link.why
         self._tape.put("audit", _numbered(release.id, link.number), link.model_dump_json().encode())
         if link.who != GATEWAY:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen
 from penstock.gateway.model.resource import Resource, Stable
+from penstock.gateway.releases.coverage.operations import DATABASE
 from penstock.gateway.releases.operations import pins_of
 from penstock.gateway.store import keys
 from penstock.gateway.store.reader import Reader
@@ -29,6 +31,12 @@ class ReleaseReader:
         """One resource."""
         with self._tape.view() as view:
             return self._resource(view, name)
+
+    def coverage(self, names: Iterable[str]) -> dict[str, Coverage]:
+        """Whom resources reach, by name; those whose text, or nearly, no call had are left out."""
+        with self._tape.view() as view:
+            stored = {name: view.get(DATABASE, name.encode()) for name in names}
+        return {name: Coverage.model_validate_json(it) for name, it in stored.items() if it is not None}
 
     def _resource(self, view: View, name: str) -> tuple[Stable, list[Resource]] | None:
         stable = view.get("stable", name.encode())

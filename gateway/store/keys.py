@@ -31,6 +31,7 @@
 | `run_events` | run NUL time (u64) hash (8 bytes) | something that happened in it                                  |
 | `run_trees` | run NUL                            | its candidates, as JSON                                        |
 | `definitions` | server NUL hash (32 bytes or none) | versions of what it lists; with a hash, one definition        |
+| `coverage` | resource                            | whom it reaches: calls that matched and missed                 |
 | `audit_log` | number (u64)                       | a change that was asked for: who, what, why                    |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages

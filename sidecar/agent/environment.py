@@ -32,6 +32,7 @@ REMOVED = frozenset(
     {
         "PENSTOCK_ADMIN_KEY",
         "PENSTOCK_READ_KEY",
+        "PENSTOCK_AUDIT_KEY",
         "PENSTOCK_INPUT",
         "PENSTOCK_INPUT_FILE",
         *LOGINS,

@@ -9,7 +9,7 @@ import pty
 import re
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from importlib import import_module
 from itertools import count
@@ -19,9 +19,11 @@ from typing import Any
 import aiohttp
 import lmdb
 import pytest
+from conftest import StartGateway
 from fakes.experiment import CANDIDATE, SKIP, STABLE, Traffic, policy, prompt
 from fakes.goldens import check_golden, check_widths, text_of
-from fakes.process import ROOT, Gateway
+from fakes.process import ROOT, Gateway, upstreams
+from fakes.provider import Provider
 from fakes.shell import Done, Shell
 from fakes.trials import START, Trial, steady
 from rich.console import Group
@@ -38,9 +40,11 @@ from penstock.gateway.client.connection import ClientError
 from penstock.gateway.display import releases, resources
 from penstock.gateway.display.releases import bar
 from penstock.gateway.model.audit import Said
+from penstock.gateway.model.coverage import Coverage, Difference, LastMiss
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import Assignment, NewRelease, ReleaseView, Seen
-from penstock.gateway.model.resource import Audience, Resource, ResourceView, Rule, Stable
+from penstock.gateway.model.release import Assignment, Entry, NewRelease, Release, ReleaseView, Seen
+from penstock.gateway.model.resource import Audience, Resource, ResourceList, ResourceView, Rule, Stable
+from penstock.gateway.model.span import Span
 from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.induce import Proposal
 from penstock.gateway.prompts.recognise import Known, Recognised
@@ -311,7 +315,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     verified = await shell.run("release", "verify", "travel")
     assert (verified.code, verified.err) == (0, "")
     assert verified.text.startswith("travel-1 is verified: ")
-    assert f"{view.release.counted} observations, {view.release.counted} rewards as on the tape." in verified.text
+    assert f"{view.release.counted} observations, {view.release.counted} rewards as on the tape, " in verified.text
     ended = await shell.run("release", "rollback", "travel", "--who", "bob", "--why", "it is rude")
     assert ended.text == "travel-1  rolled back  it is rude\n"
     rest, err = await asyncio.wait_for(watching.communicate(), 30)
@@ -511,6 +515,90 @@ async def test_a_tape_that_was_changed_is_not_verified(shell: Shell, traffic: Tr
     assert found["problems"][:2] == [first, second]
 
 
+async def test_an_edited_text_and_a_call_of_another_version_are_found(
+    shell: Shell, traffic: Traffic, gateway: Gateway, client: Client
+) -> None:
+    await traffic.start("travel", "v2", policy(0.5, rollouts=100))
+    await traffic.run(names("r", 6), lambda arm: 1.0)
+    pins = {name: (await client.pins(name))[0] for name in names("r", 6)}
+    name = next(name for name, pin in pins.items() if pin.arm == "candidate")
+    verified = await shell.run("release", "verify", "travel")
+    assert ", 12 calls by its arm's version." in verified.text, verified.err
+    async with Misled(gateway.url, name) as misled:
+        problems = (await checked(misled, "travel-1")).problems
+    assert problems == [f"call a1#1 of rollout {name} was served by travel@v1, its arm candidate has v2"]
+    await gateway.terminate()
+    with lmdb.open(str(gateway.data / "tape"), max_dbs=len(DATABASES)) as env:
+        replace_first(env, b"resources", b"Ask before you book.", b"Book at once, always")
+    await gateway.start(gateway.port)
+    done = await shell.run("release", "verify", "travel")
+    assert (done.code, done.text) == (
+        1, "travel@v2 says something else than when the release began: its content was edited\n",
+    )  # fmt: skip
+
+
+class Misled(Client):
+    """A gateway on whose tape the first call of a rollout has another version."""
+
+    def __init__(self, url: str, rollout: str) -> None:
+        super().__init__(url)
+        self._rollout = rollout
+
+    async def spans(self, rollout: str, *given: Any, **named: Any) -> AsyncIterator[Span]:
+        async for span in super().spans(rollout, *given, **named):
+            edited = rollout == self._rollout and span.sequence == 1
+            yield span.model_copy(update={"versions": {"travel": "v1"}}) if edited else span
+
+
+async def test_a_chain_that_was_made_anew_is_found_by_signatures_and_by_an_anchor(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """Whoever writes the tape computes every hash again: only the key and the head that was kept are not his."""
+    key = "kept-somewhere-else"
+    gateway = await start_gateway(upstreams(openai=provider.openai_url), env={"PENSTOCK_AUDIT_KEY": key})
+    shell = Shell(gateway.url, tmp_path)
+    async with Client(gateway.url) as client:
+        await client.add_version("travel", prompt(STABLE, sent=True))
+        await client.add_version("travel", prompt(CANDIDATE))
+        await Traffic(gateway.url, http, client).start("travel", "v2", policy(0.5))
+        await client.decide("travel-1", "hold", Said(who="ann"))
+    kept = (await shell.run("release", "anchor")).text
+    assert kept.split()[:2] == ["travel-1", "6"]
+    (tmp_path / "anchors.txt").write_text(kept)
+    ask = ("release", "verify", "travel", "--anchor", "anchors.txt")
+    verified = await shell.run(*ask, PENSTOCK_AUDIT_KEY=key)
+    assert "Signatures and anchors agree." in verified.text, verified.err
+    wrong = await shell.run("release", "verify", "travel", PENSTOCK_AUDIT_KEY="another")
+    assert "entry 1 is signed by another key, or its signature was changed" in wrong.text
+    assert key.encode() not in (gateway.data / "tape" / "data.mdb").read_bytes()
+    await gateway.terminate()
+    make_anew(gateway.data / "tape", lambda it: it.model_copy(update={"who": "bob"} if it.who == "ann" else {}))
+    await gateway.start(gateway.port)
+    assert (await shell.run("release", "verify", "travel")).code == 0
+    signed = await shell.run("release", "verify", "travel", PENSTOCK_AUDIT_KEY=key)
+    assert signed.text == "entry 6 is signed by another key, or its signature was changed\n"
+    anchored = await shell.run(*ask)
+    assert anchored.text == "entry 6 is not the one that was anchored: it has another hash\n"
+    broken = await shell.run(*ask[:-1], "-", stdin=b"travel-1 six abc")
+    assert (broken.code, "line 1 is no anchor" in broken.err) == (1, True)
+
+
+def make_anew(tape: Path, edit: Callable[[Entry], Entry]) -> None:
+    """Edits entries of the only release, and computes every hash again."""
+    with lmdb.open(str(tape), max_dbs=len(DATABASES)) as env:
+        dbs = {name: env.open_db(name, create=False) for name in (b"audit", b"releases")}
+        with env.begin(write=True) as txn:
+            head = ""
+            for key, record in list(txn.cursor(dbs[b"audit"])):
+                entry = edit(Entry.model_validate_json(record))
+                link = entry.sealed(head).model_copy(update={"signature": entry.signature})
+                txn.put(key, link.model_dump_json().encode(), db=dbs[b"audit"])
+                head = link.hash
+            ((key, record),) = list(txn.cursor(dbs[b"releases"]))
+            release = Release.model_validate_json(record).model_copy(update={"head": head})
+            txn.put(key, release.model_dump_json().encode(), db=dbs[b"releases"])
+
+
 def replace_first(env: lmdb.Environment, database: bytes, old: bytes, new: bytes) -> None:
     """Changes the first record that has it."""
     db = env.open_db(database, create=False)
@@ -582,7 +670,8 @@ def test_a_release_looks_as_it_did() -> None:
     assert harmful.release.stage == "rolled_back"
     pieces.append(releases.status(harmful.view, harmful.audit, (0, 0), NOW))
     held = Trial.of().prepare().person("hold", "held", "lunch", held_in="canary")
-    pieces.append(releases.status(held.view, held.audit, (0, 0), NOW))
+    view = held.view.model_copy(update={"coverage": {"planner": drifted()}})
+    pieces.append(releases.status(view, held.audit, (0, 0), NOW))
     early = Trial.of(Policy(hold_split=True), margin=0.0)
     checking = early.view.model_copy(update={"doing": "check", "done": 1, "total": 3})
     pieces.append(releases.status(checking, early.audit, (0, 0), NOW))
@@ -600,20 +689,32 @@ def test_resources_look_as_they_did() -> None:
     text = "Hi {name}.\nUse {{braces}}.\n"
     one = version("v1", "prompt", {"text": text, "sent": True}, author="ann")
     two = version("v2", "prompt", {"text": "Hello {name}!"}, parent="v1", note="shorter")
+    frozen = version("v3", "prompt", {"text": "It is 2026-11-22 10:30. You are in /home/ann.", "sent": True})
     weights = version("v1", "model", {"upstream": "vllm", "base": "m", "adapter": "/a/1"}, name="policy")
     rule = Rule(only=Audience(agents=["planner"], modes=["val"]), version="v2")
     view = ResourceView(name="planner", kind="prompt", stable=Stable(version="v1", rules=[rule]), versions=[one, two])
+    view.coverage = drifted()
     model = ResourceView(name="policy", kind="model", stable=Stable(version="v1"), versions=[weights])
     pictures = [
-        resources.resources([view, model], NOW),
+        resources.listed(ResourceList(resources=[view, model], unread={"encoding": 2, "nan": 1}), NOW),
         resources.resource(view.model_copy(update={"releases": ["planner-3"]}), NOW),
         resources.resource(model, NOW),
         resources.version(one),
         resources.difference(one, two),
         resources.difference(two, two),
         resources.added(two, there=False),
+        resources.added(frozen, there=False),
     ]
     check_widths("resources", Group(*(piece for it in pictures for piece in (it, Text()))))
+
+
+def drifted() -> Coverage:
+    where = Difference(version="v1", at=45, found="2026-11-23. Never", wanted="2026-11-22. Never")
+    last = LastMiss(rollout="r31", at_ns=NOW - 4 * 10**9, why="miss", difference=where)
+    return Coverage(
+        since_ns=START, matched=1200, missed={"miss": 30, "nan": 4}, recent="+" * 20 + "-" * 12, last=last,
+        fell_ns=NOW - 60 * 10**9, fell="20 of the last 32 rollouts matched, 95% or more did before",
+    )  # fmt: skip
 
 
 def test_proposals_look_as_they_did() -> None:

@@ -117,7 +117,8 @@ def swapped(old: Any, places: list[Place], new: Any) -> Any:
 def test_texts_stand_where_they_are_said_to(name: str, data: st.DataObject, seed: int) -> None:
     body = written(data.draw(REQUESTS[name]), Random(seed)).encode()
     asked, dialect = json.loads(body), by_name(name)
-    (system, seen), tools = dialect.system_texts(body), dialect.tool_texts(body)
+    (system, seen, unread), tools = dialect.system_texts(body), dialect.tool_texts(body)
+    assert unread is None
     assert seen in (None, dialect.peek(body))  # The body is not read again for what a head needs.
     assert seen is not None or name == "gemini" or b"\\ud" in body
     assert [(it.role, it.text) for it in system] == plain_texts(name, asked)

@@ -231,4 +231,4 @@ def test_a_text_that_no_offset_can_be_found_for_passes_untouched() -> None:
     for body, touched in ((asked, True), (asked[:-1] + b', "seed": ' + b"7" * 5000 + b"}", False)):
         done = sent(body)
         assert (done.body != body, bool(done.uses)) == (touched, touched)
-        assert [miss.why for miss in done.misses] == ([] if touched else ["miss"])
+        assert [miss.why for miss in done.misses] == ([] if touched else ["depth"])

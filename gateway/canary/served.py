@@ -1,0 +1,49 @@
+"""Whether the versions of a release still say what they said, and whether each call was served by its arm's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from penstock.gateway.model.release import Assignment, Entry, Pin, Release, content_hash
+from penstock.gateway.model.resource import Resource
+from penstock.gateway.model.span import Span
+
+
+def texts(release: Release, versions: Iterable[Resource]) -> Iterator[str]:
+    """A sentence for each version whose content is another one than when the release began. `versions`: those of the
+    resources that it changes, as they are now."""
+    now = {one.place: content_hash(one) for one in versions}
+    for place in sorted(release.places):
+        if place not in now:
+            yield f"{place}, which it gave to rollouts, is missing"
+        elif now[place] != release.contents.get(place):
+            yield f"{place} says something else than when the release began: its content was edited"
+
+
+def served(
+    release: Release, assignment: Assignment, pins: Sequence[Pin], spans: Iterable[Span], audit: Sequence[Entry]
+) -> Iterator[str]:
+    """A sentence for each call of a rollout that takes part that another version has served than its arm's, or that
+    names another arm. After a rollback the stable version serves the candidate's arm."""
+    mine = {(pin.resource, pin.agent): pin for pin in pins if pin.release == release.id}
+    if any(pin.arm != assignment.arm for pin in mine.values()):
+        yield f"assignment {assignment.number}: rollout {assignment.rollout} is pinned to another arm"
+    back = next((entry.at_ns for entry in audit if entry.after == "rolled_back"), None)
+    for span in spans:
+        arms = dict(one.split(":", 1) for one in (span.arm or "").split(",") if ":" in one)
+        versions = {name: it for name, it in (span.versions or {}).items() if (name, span.agent or "") in mine}
+        who = f"call {span.attempt}#{span.sequence} of rollout {assignment.rollout}"
+        if versions and arms.get(release.id) != assignment.arm:
+            said = arms.get(release.id, "none")
+            yield f"{who} names the arm {said} of {release.id}, its rollout is on the arm {assignment.arm}"
+        yield from _others(release, assignment, versions, who, back is not None and (span.end_ns or back) >= back)
+
+
+def _others(
+    release: Release, assignment: Assignment, versions: Mapping[str, str], who: str, after: bool
+) -> Iterator[str]:
+    """Versions that do not belong to the arm. `after`: whether the call ended after a rollback."""
+    for name, version in versions.items():
+        mine = release.given(assignment.arm)[name]
+        if version != mine and not (after and version == release.given("stable")[name]):
+            yield f"{who} was served by {name}@{version}, its arm {assignment.arm} has {mine}"

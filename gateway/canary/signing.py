@@ -1,0 +1,70 @@
+"""Is the chain the one that was written? Signatures by a key that is not on the tape, and heads kept elsewhere. Pure.
+
+Who can write the tape can make a whole chain anew, hashes included. He has no signatures of its entries, unless he has
+the key too; and a head that was printed before (an *anchor*) is not in his chain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from hmac import compare_digest
+from typing import NamedTuple
+
+from penstock.gateway.model.release import Entry, Release, signature
+
+_LINE = re.compile(r"(\S+) ([1-9][0-9]{0,8}) ([0-9a-f]{64})")
+
+
+class Anchor(NamedTuple):
+    """The end of a chain at a moment, to keep elsewhere."""
+
+    release: str
+    """The release."""
+    number: int
+    """Its last entry then."""
+    head: str
+    """The hash of that entry; hex."""
+
+    @property
+    def line(self) -> str:
+        """As it is printed and read."""
+        return " ".join(map(str, self))
+
+
+def anchor_of(release: Release) -> Anchor:
+    """The end of a release's chain now."""
+    return Anchor(release.id, release.revision, release.head)
+
+
+def anchors(text: str) -> list[Anchor]:
+    """Those of a text, one a line; ValueError names the line that is none."""
+    found: list[Anchor] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        read = _LINE.fullmatch(line.strip())
+        if read is None and line.strip():
+            raise ValueError(f"line {number} is no anchor: {line.strip()[:80]!r}; one is RELEASE NUMBER HASH")
+        if read is not None:
+            found.append(Anchor(read[1], int(read[2]), read[3]))
+    return found
+
+
+def anchored(name: str, audit: Sequence[Entry], kept: Iterable[Anchor]) -> Iterator[str]:
+    """A sentence for each anchor of a release that its chain does not go through."""
+    hashes = {entry.number: entry.hash for entry in audit}
+    mine = [one for one in kept if one.release == name]
+    if not mine:
+        yield f"the anchors have none of {name}"
+    for one in mine:
+        if hashes.get(one.number) != one.head:
+            ended = "there is none" if one.number not in hashes else "it has another hash"
+            yield f"entry {one.number} is not the one that was anchored: {ended}"
+
+
+def signed(audit: Iterable[Entry], key: str) -> Iterator[str]:
+    """A sentence for each entry that this key has not signed."""
+    for entry in audit:
+        if not entry.signature:
+            yield f"entry {entry.number} is not signed"
+        elif not compare_digest(entry.signature, signature(entry.hash, key)):
+            yield f"entry {entry.number} is signed by another key, or its signature was changed"

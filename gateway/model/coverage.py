@@ -1,0 +1,66 @@
+"""Whom the versions of a prompt reach: how many calls had its text, and how many had one that is nearly the same."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.gateway.model.base import Id, Noun
+
+Unread = Literal["encoding", "utf8", "nan", "depth", "shape", "json"]
+"""Why a request cannot be looked into, and passes as it came: a content encoding that is not known or does not fit; no
+UTF-8; `NaN` or `Infinity`, which are no JSON; nested too deep, or numbers without end; JSON that is none of this API;
+no JSON."""
+Why = Literal["miss", "ambiguous", "placeholder", "slots", "unknown"]
+"""Why a text passes as it came: it is no registered prompt; it could be two, or one in two ways; it has a placeholder
+that cannot be read; the version has other slots; there is no version."""
+
+
+class Difference(Noun):
+    """Where the text of a call first differs from the version that it is nearest to."""
+
+    version: Id
+    """The version."""
+    at: int
+    """Where; characters from the beginning of the text."""
+    found: str
+    """What the text has there, its first words."""
+    wanted: str
+    """What the version has there."""
+
+
+class LastMiss(Noun):
+    """The latest call whose text was nearly a prompt."""
+
+    rollout: Id
+    """Its rollout."""
+    at_ns: int
+    """When it was counted; ns since the epoch."""
+    why: Why | Unread
+    """Why its text passed as it came."""
+    difference: Difference | None = None
+    """Where the text differs; None where it does not, or could not be read."""
+
+
+class Coverage(Noun):
+    """Whom a resource reaches, since the newest text that agents send was registered."""
+
+    since_ns: int
+    """When that was, or when the first call was counted; ns since the epoch."""
+    matched: int = 0
+    """Calls in which its text was recognised."""
+    missed: dict[str, int] = Field(default_factory=dict[str, int])
+    """Calls with a text that is nearly its own and passed as it came, by why."""
+    recent: str = ""
+    """The last rollouts by their first call, the oldest first: `+` where it matched, `-` where it missed."""
+    before: float = 0.0
+    """Weight of the rollouts before these; older ones count less."""
+    before_matched: float = 0.0
+    """Weight of those of them that matched."""
+    last: LastMiss | None = None
+    """The latest miss."""
+    fell_ns: int | None = None
+    """Since when it is lower than it was before; None while it is not."""
+    fell: str = ""
+    """In words."""

@@ -1,0 +1,99 @@
+"""What some calls add to the coverage of resources. It runs in a thread: each new text is searched for many pieces."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from penstock.gateway.dialects.text_spans import Place
+from penstock.gateway.model.coverage import Difference, LastMiss
+from penstock.gateway.prompts.nearest import Nearest, difference
+from penstock.gateway.prompts.rewrite import names_of
+from penstock.gateway.releases.catalog import Catalog
+from penstock.gateway.releases.coverage.noting import Call, Missed
+from penstock.gateway.releases.coverage.operations import Added
+
+REMEMBERED: Final = 16_384
+"""Rollouts that are known to have called."""
+TEXTS: Final = 1_024
+"""Texts whose nearest prompt is remembered."""
+NEW_TEXTS: Final = 50
+"""Texts that are looked at for the first time, at most: each takes about a millisecond of a process that serves calls.
+Those beyond are nobody's miss."""
+
+
+class Near(NamedTuple):
+    """What a text is nearly."""
+
+    resource: str
+    """The resource."""
+    difference: Difference | None
+    """Where it differs."""
+
+
+class Adding:
+    """Adds calls up."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._near: OrderedDict[tuple[bytes, str | None], Near | None] = OrderedDict()
+        self._new = NEW_TEXTS
+        self._catalog: Catalog | None = None
+        self._nearest = Nearest(())
+
+    def added(self, calls: Iterable[Call], catalog: Catalog, now: int) -> dict[str, Added]:
+        """What these calls add, by the resource's name. A call in which a resource was recognised did not miss it."""
+        if catalog is not self._catalog:
+            self._catalog, self._nearest = catalog, Nearest(catalog.sent)
+            self._near.clear()
+        found: dict[str, Added] = {}
+        self._new = NEW_TEXTS
+        for call in calls:
+            for name in set(call.matched):
+                added = found.setdefault(name, Added())
+                added.matched += 1
+                self._first(added, call.rollout, name, True)
+            for name, last in self._missed(call, now).items():
+                added = found.setdefault(name, Added())
+                added.missed[last.why] += 1
+                added.last = last
+                self._first(added, call.rollout, name, False)
+        return found
+
+    def _missed(self, call: Call, now: int) -> Mapping[str, LastMiss]:
+        found: dict[str, LastMiss] = {}
+        for miss in call.missed:
+            near = self._near_of(miss)
+            if near is not None and near.resource not in call.matched:
+                found[near.resource] = LastMiss(
+                    rollout=call.rollout, at_ns=now, why=miss.why, difference=near.difference
+                )
+        return found
+
+    def _near_of(self, miss: Missed) -> Near | None:
+        if miss.resource is not None or miss.place is None:
+            return None if miss.resource is None else Near(miss.resource, None)
+        key = hashlib.sha256(miss.place.literal).digest(), miss.place.name
+        if key not in self._near:
+            if self._new == 0:
+                return None
+            self._new -= 1
+            self._near[key] = self._looked_for(miss.place)
+            if len(self._near) > TEXTS:
+                self._near.popitem(last=False)
+        return self._near[key]
+
+    def _looked_for(self, place: Place) -> Near | None:
+        text = place.text
+        sent = self._nearest.of(text, names_of(place))
+        return None if sent is None else Near(sent.resource, difference(sent, text))
+
+    def _first(self, added: Added, rollout: str, name: str, matched: bool) -> None:
+        """The first call of a rollout stands for all of it."""
+        if (rollout, name) not in self._seen:
+            self._seen[rollout, name] = None
+            added.rollouts.append(matched)
+            if len(self._seen) > REMEMBERED:
+                self._seen.popitem(last=False)

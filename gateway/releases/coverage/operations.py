@@ -1,0 +1,72 @@
+"""Coverage on the tape, as operations inside a write transaction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.gateway.canary.coverage import Turn, judged, saw
+from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.store import keys
+from penstock.gateway.store.transaction import Transaction
+
+DATABASE = "coverage"
+
+
+@dataclass(slots=True)
+class Added:
+    """What is added to the coverage of a resource."""
+
+    matched: int = 0
+    """Calls in which its text was recognised."""
+    missed: Counter[str] = field(default_factory=Counter[str])
+    """Calls with a text that is nearly its own, by why."""
+    rollouts: list[bool] = field(default_factory=list[bool])
+    """For each rollout that has not called before, in order: whether its text was recognised."""
+    last: LastMiss | None = None
+    """The last miss."""
+
+
+Changed = Mapping[str, tuple[Coverage, Turn | None]]
+"""The coverage by the resource's name, and whether it has just fallen or come back."""
+
+
+class CoverageOperations:
+    """What can be done to coverage in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._tape = transaction
+
+    def add(self, added: Mapping[str, Added], now: int) -> Changed:
+        """Adds what calls had, rollout by rollout."""
+        return {name: self._add(name, one, now) for name, one in added.items() if self._is_there(name)}
+
+    def _is_there(self, name: str) -> bool:
+        return self._tape.get("stable", name.encode()) is not None
+
+    def _add(self, name: str, added: Added, now: int) -> tuple[Coverage, Turn | None]:
+        stored = self._tape.get(DATABASE, name.encode())
+        coverage = Coverage(since_ns=now) if stored is None else Coverage.model_validate_json(stored)
+        coverage.matched += added.matched
+        coverage.missed = dict(Counter(coverage.missed) + added.missed)
+        coverage.last = coverage.last if added.last is None else self._without_secrets(added.last)
+        turned: Turn | None = None
+        for matched in added.rollouts:
+            saw(coverage, matched)
+            turned = judged(coverage, now) or turned
+        self._tape.put(DATABASE, name.encode(), coverage.model_dump_json(exclude_defaults=True).encode())
+        if turned is not None:
+            self._tape.append(b"v" + keys.rollout_key(name))
+        return coverage, turned
+
+    def _without_secrets(self, last: LastMiss) -> LastMiss:
+        if last.difference is not None:
+            hidden = {name: self._tape.secrets.text(getattr(last.difference, name)) for name in ("found", "wanted")}
+            last.difference = last.difference.model_copy(update=hidden)
+        return last
+
+
+def forget(tape: Transaction, name: str) -> None:
+    """Begins anew: agents are known to send another text of it."""
+    tape.delete(DATABASE, name.encode())

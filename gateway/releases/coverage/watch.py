@@ -1,0 +1,93 @@
+"""Adds up what calls had, once a second, and tells when the coverage of a resource has fallen or is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.releases.catalog import Pins
+from penstock.gateway.releases.coverage.adding import Adding
+from penstock.gateway.releases.coverage.operations import Added, Changed, CoverageOperations
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.recorder import Recorder
+
+EVERY_S: Final = 1.0
+_log = logging.getLogger("penstock.releases")
+
+
+class Watch:
+    """The coverage of all resources. `start` before use, `stop` before the recorder closes."""
+
+    def __init__(
+        self,
+        pins: Pins,
+        recorder: Recorder,
+        metrics: Metrics,
+        now_ns: Callable[[], int],
+        fell: Callable[[str, Coverage], Awaitable[None]],
+    ) -> None:
+        """`fell` is told of each resource whose coverage has fallen."""
+        self._pins, self._recorder, self._metrics, self._now_ns, self._fell = pins, recorder, metrics, now_ns, fell
+        self._adding = Adding()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        """Adds up what is left."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._add_up()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self._add_up()
+            except Exception:
+                _log.exception("the coverage of prompts could not be added up")
+
+    async def _add_up(self) -> None:
+        calls, catalog, now = self._pins.notes.take(), self._pins.catalog, self._now_ns()
+        if not calls:
+            return
+        added = await asyncio.to_thread(self._adding.added, calls, catalog, now)
+        try:
+            changed = await self._recorder.submit(lambda tape: CoverageOperations(tape).add(added, now))
+        except TapeError as error:
+            _log.error("the coverage of prompts lacks %d calls: %s", len(calls), error)
+            return
+        self._count(added, changed)
+        for name, (coverage, turned) in changed.items():
+            if turned == "fell":
+                _log.warning("the coverage of %s fell: %s%s", name, coverage.fell, _said(coverage.last))
+                await self._fell(name, coverage)
+            elif turned == "back":
+                _log.info("the coverage of %s is back", name)
+
+    def _count(self, added: Mapping[str, Added], changed: Changed) -> None:
+        for name, one in added.items():
+            if one.matched:
+                self._metrics.resource_calls[name, "matched"] += one.matched
+            for why, count in one.missed.items():
+                self._metrics.resource_calls[name, why] += count
+        for name, (coverage, _) in changed.items():
+            self._metrics.resource_coverage_fell[(name,)] = int(coverage.fell_ns is not None)
+
+
+def _said(last: LastMiss | None) -> str:
+    if last is None:
+        return ""
+    where = last.difference
+    return f"; rollout {last.rollout}: {last.why}" + (
+        "" if where is None else f", at character {where.at} {where.found!r} in place of {where.wanted!r}"
+    )

@@ -1,0 +1,80 @@
+"""A fall of coverage is told soon, and coverage that stays what it was gives no alarm."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.canary.coverage import KNOWN, MOST, UNLIKELY, WINDOW, judged, likelihood, saw, usual
+from penstock.gateway.model.coverage import Coverage
+
+
+def told(rollouts: str, coverage: Coverage | None = None) -> tuple[Coverage, list[tuple[int, str]]]:
+    """The coverage after these rollouts (`+` matches), and at which of them it turned, and how."""
+    coverage, turns = coverage or Coverage(since_ns=0), list[tuple[int, str]]()
+    for number, one in enumerate(rollouts, 1):
+        saw(coverage, one == "+")
+        turn = judged(coverage, number)
+        if turn is not None:
+            turns.append((number, turn))
+    return coverage, turns
+
+
+def test_all_missing_after_a_day_is_told_after_ten() -> None:
+    assert told("+" * 200 + "-" * 40)[1][:1] == [(210, "fell")]
+
+
+def test_the_first_four_that_miss_are_told() -> None:
+    assert told("-" * 40)[1] == [(4, "fell")]
+
+
+def test_it_is_told_once_and_is_back_when_texts_match_again() -> None:
+    coverage, turns = told("+" * 100 + "-" * 60 + "+" * 60)
+    assert [turn for _, turn in turns] == ["fell", "back"]
+    assert (coverage.fell_ns, coverage.fell) == (None, "")
+    # What was before stays what it was while it is down.
+    assert usual(coverage) == MOST
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.97, 0.9, 0.7, 0.5, 0.2])
+def test_what_stays_as_it_was_gives_hardly_an_alarm(rate: float) -> None:
+    """Ten thousand rollouts, one after the other looked at, after some by which the rate is known."""
+    rng, alarms = Random(int(rate * 100)), 0
+    coverage = Coverage(since_ns=0, before=500, before_matched=500 * rate)
+    for number in range(10_000):
+        saw(coverage, rng.random() < rate)
+        alarms += judged(coverage, number) == "fell"
+    assert alarms <= 3
+
+
+@pytest.mark.parametrize(("before", "after", "most"), [(1.0, 0.0, 10), (0.98, 0.5, 40), (0.9, 0.3, 40), (0.7, 0.1, 60)])
+def test_a_fall_is_told_within_some_rollouts(before: float, after: float, most: int) -> None:
+    late = 0
+    for seed in range(50):
+        rng = Random(seed)
+        rollouts = "".join("+" if rng.random() < before else "-" for _ in range(300))
+        rollouts += "".join("+" if rng.random() < after else "-" for _ in range(most))
+        coverage = Coverage(since_ns=0, before=500, before_matched=500 * before)
+        late += not any(number > 300 and turn == "fell" for number, turn in told(rollouts, coverage)[1])
+    assert late <= 5
+
+
+@given(st.integers(0, WINDOW), st.integers(0, WINDOW), st.floats(0.01, MOST))
+def test_fewer_matches_are_less_likely(one: int, other: int, before: float) -> None:
+    assert 0 <= likelihood(one, WINDOW, before) <= 1 + 1e-9
+    assert (one <= other) == (likelihood(one, WINDOW, before) <= likelihood(other, WINDOW, before)) or one > other
+
+
+@given(st.text("+-", max_size=200))
+def test_a_fall_follows_from_what_is_stored(rollouts: str) -> None:
+    coverage, turns = told(rollouts)
+    assert len(coverage.recent) <= WINDOW
+    assert rollouts.endswith(coverage.recent)
+    assert coverage.before <= max(len(rollouts) - WINDOW, 0) + 1e-9
+    assert (coverage.fell_ns is not None) == (bool(turns) and turns[-1][1] == "fell")
+    if turns and turns[-1] == (len(rollouts), "fell"):
+        assert likelihood(coverage.recent.count("+"), len(coverage.recent), usual(coverage)) < UNLIKELY
+    assert KNOWN > 0

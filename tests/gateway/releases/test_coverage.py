@@ -1,0 +1,181 @@
+"""Whom a prompt reaches: counted, told when it falls, and canaries of it are held. A real gateway, real calls."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncGenerator, Callable
+
+import aiohttp
+import pytest
+from fakes.experiment import PATIENCE, Traffic, policy, prompt
+from fakes.process import Gateway
+from fakes.provider import Provider
+from fakes.shell import Shell
+
+from penstock.gateway.cli.check import examine
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.coverage import Coverage
+from penstock.gateway.model.resource import ResourceView
+
+FROZEN = "You are a travel agent of Acme Air. Today is 2026-11-22. Never refund a basic fare."
+"""As discovery took it on one day, when all messages agreed on the date."""
+NEXT_DAY = FROZEN.replace("22", "23")
+CANDIDATE = "You are a careful travel agent of Acme Air. Ask before you book. Never refund a basic fare."
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncGenerator[Client]:
+    async with Client(gateway.url) as made:
+        yield made
+
+
+@pytest.fixture
+async def traffic(gateway: Gateway, http: aiohttp.ClientSession, client: Client) -> Traffic:
+    """Agents that send the frozen text."""
+    await client.add_version("travel", prompt(FROZEN, sent=True))
+    await client.add_version("travel", prompt(CANDIDATE))
+    return Traffic(gateway.url, http, client, text=FROZEN)
+
+
+async def calls(traffic: Traffic, prefix: str, count: int, text: str | None = None) -> None:
+    """One call of each of so many rollouts."""
+    for number in range(count):
+        await traffic.call(f"{prefix}{number}", text)
+    assert traffic.failures == []
+
+
+async def reach(client: Client, condition: Callable[[Coverage], bool]) -> Coverage:
+    """The coverage of the prompt as soon as a condition holds."""
+    found: ResourceView | None = None
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                found = await client.resource("travel")
+                if found.coverage is not None and condition(found.coverage):
+                    return found.coverage
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"the coverage is {found and found.coverage}") from None
+
+
+async def metrics(gateway: Gateway, http: aiohttp.ClientSession) -> list[str]:
+    async with http.get(f"{gateway.url}/metrics") as answer:
+        return (await answer.text()).splitlines()
+
+
+async def test_calls_that_match_and_miss_are_counted_with_why(
+    traffic: Traffic, client: Client, gateway: Gateway, http: aiohttp.ClientSession
+) -> None:
+    assert (await client.resource("travel")).coverage is None
+    await calls(traffic, "a", 3)
+    await calls(traffic, "a", 2)
+    await calls(traffic, "b", 2, NEXT_DAY)
+    await calls(traffic, "c", 4, "You translate what users say into French, and say nothing else at all.")
+    found = await reach(client, lambda it: it.matched + sum(it.missed.values()) == 7)
+    assert (found.matched, found.missed, found.recent) == (5, {"miss": 2}, "+++--")
+    last = found.last
+    assert last is not None
+    assert (last.rollout, last.why) == ("b1", "miss")
+    where = last.difference
+    assert where is not None
+    assert (where.version, where.at) == ("v1", FROZEN.index("2026"))
+    assert (where.found[:11], where.wanted[:11]) == ("2026-11-23.", "2026-11-22.")
+    lines = await metrics(gateway, http)
+    assert 'penstock_resource_calls_total{outcome="matched",resource="travel"} 5.0' in lines
+    assert 'penstock_resource_calls_total{outcome="miss",resource="travel"} 2.0' in lines
+    assert 'penstock_resource_coverage_fell{resource="travel"} 0.0' in lines
+
+
+async def test_a_canary_is_held_when_its_prompt_drifts_away(
+    traffic: Traffic, client: Client, gateway: Gateway, http: aiohttp.ClientSession, shell: Shell
+) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5))
+    await calls(traffic, "day-", 20)
+    await calls(traffic, "next-", 12, NEXT_DAY)
+    view = await traffic.when(release.id, lambda view: view.release.stage == "held")
+    assert view.release.reason.startswith("coverage: travel: ")
+    assert view.release.held_in == "canary"
+    coverage = view.coverage["travel"]
+    assert coverage.fell_ns is not None
+    assert "95% or more did before" in coverage.fell
+    (held,) = [entry for entry in await client.audit(release.id) if entry.action == "hold"]
+    assert (held.who, held.assignment, held.evidence["uncovered"]) == ("gateway", None, "travel")
+    verified = await shell.run("release", "verify", release.id)
+    assert verified.code == 0, verified.err
+    status = await shell.run("release", "status", release.id)
+    assert "travel: 20 of 32 calls matched; 12 no registered text" in status.text
+    assert "at character 45 '2026-11-23. Never refund" in status.text
+    listed = await shell.run("resource", "list")
+    assert "62.5% of 32, fell" in listed.text
+    assert "the coverage of travel fell" in gateway.log_path.read_text()
+    assert 'penstock_resource_coverage_fell{resource="travel"} 1.0' in await metrics(gateway, http)
+
+
+async def test_a_person_may_go_on_and_a_text_that_matches_again_ends_the_alarm(
+    traffic: Traffic, client: Client, gateway: Gateway
+) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5))
+    await calls(traffic, "day-", 10)
+    await calls(traffic, "next-", 8, NEXT_DAY)
+    await traffic.when(release.id, lambda view: view.release.stage == "held")
+    await client.decide(release.id, "resume", Said(who="ann"))
+    await gateway.kill()
+    await gateway.start(gateway.port)
+    await calls(traffic, "more-", 4, NEXT_DAY)
+    await reach(client, lambda it: sum(it.missed.values()) == 12)
+    assert (await client.release(release.id)).release.stage == "canary"
+    await client.add_version("travel", prompt(NEXT_DAY, sent=True))
+    await calls(traffic, "new-", 6, NEXT_DAY)
+    found = await reach(client, lambda it: it.matched == 6)
+    assert (found.missed, found.fell_ns) == ({}, None)
+    await gateway.kill()
+    assert examine(gateway.data)[1] == []
+
+
+BODY = json.dumps({"model": "m", "messages": [{"role": "system", "content": FROZEN}]}).encode()
+UNREAD: dict[str, tuple[bytes, dict[str, str]]] = {
+    "encoding": (gzip.compress(BODY), {"content-encoding": "made-up"}),
+    "utf8": (BODY.replace(b"Acme", b"Acm\xe9"), {}),
+    "nan": (BODY[:-1] + b', "temperature": NaN}', {}),
+    "depth": (BODY[:-1] + b', "metadata": ' + b"[" * 2000 + b"]" * 2000 + b"}", {}),
+    "shape": (b'{"model": "m", "messages": "hello"}', {}),
+    "json": (b"model=m&messages=hello", {}),
+}
+
+
+async def test_requests_that_cannot_be_read_pass_and_are_counted_under_their_reason(
+    traffic: Traffic, provider: Provider, gateway: Gateway, http: aiohttp.ClientSession, shell: Shell
+) -> None:
+    """Also for the prompt that their rollout was given before."""
+    await traffic.call("r1")
+    for why, (body, headers) in UNREAD.items():
+        url = f"{gateway.url}/rollout/r1/v1/chat/completions"
+        async with http.post(url, data=body, headers={"content-type": "application/json"} | headers) as answer:
+            await answer.read()
+        assert provider.log[-1].body == body
+        assert f'penstock_prompt_misses_total{{why="{why}"}} 1.0' in await metrics(gateway, http)
+    found = await reach(traffic.client, lambda it: len(it.missed) == len(UNREAD))
+    assert (found.matched, found.missed) == (1, dict.fromkeys(UNREAD, 1))
+    assert found.recent == "+"
+    assert (await traffic.client.resource_list()).unread == dict.fromkeys(UNREAD, 1)
+    listed = await shell.run("resource", "list")
+    assert "6 requests passed unread: 1 content encoding, 1 no UTF-8, 1 NaN or Infinity, " in listed.text
+
+
+async def test_a_packed_request_is_read_and_rewritten(
+    traffic: Traffic, provider: Provider, gateway: Gateway, http: aiohttp.ClientSession
+) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5))
+    await traffic.client.decide(release.id, "promote", Said(who="ann"))
+    url = f"{gateway.url}/rollout/r1/v1/chat/completions"
+    async with http.post(url, data=gzip.compress(BODY), headers={"content-encoding": "gzip"}) as answer:
+        assert answer.status == 200
+    assert json.loads(provider.log[-1].body)["messages"][0]["content"] == CANDIDATE
+
+
+@pytest.fixture
+def shell(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(gateway.url, tmp_path_factory.mktemp("shell"))
