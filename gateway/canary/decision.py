@@ -5,6 +5,9 @@ cannot be trusted hold. A complete stage is left, the last one by promotion once
 horizon holds. The live driver, `penstock release verify` and the simulations all step the same `Canary`, so the same
 observations give the same verdict at the same rollout with the same figures, bit for bit.
 
+Early errors are seen by `step_early`, which runs ahead of `step`: a candidate that fails all its calls is rolled back
+while its rewards are still awaited.
+
 A verdict other than `continue` and `advance` ends the stepping until a person acts: `approve` where a stage asks for
 it, or `resume` after a hold, which sets that cause of holding aside for good (the e-values need no correction: they
 allow any looking, stopping and going on). Both take effect at the rollout that was looked at last.
@@ -17,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.gateway.canary.evidence import Evidence, Observation, StageCount
-from penstock.gateway.model.policy import MISSING, SRM_ALPHA, Policy, Stage
+from penstock.gateway.model.policy import EARLY, MISSING, SRM_ALPHA, Policy, Stage
 
 Action = Literal["continue", "advance", "promote", "roll_back", "hold"]
 FEW = 50
@@ -96,10 +99,23 @@ class Canary:
 
     def step(self, observation: Observation) -> Verdict:
         """Takes the next rollout in assignment order. Raises `ValueError` when it is ended or out of order."""
-        if self.ended:
-            raise ValueError(f"rollout {observation.number}: the release has ended: {self.verdict.reason}")
+        self._refuse_more(observation.number)
         self.evidence.add(observation)
         return self._decide()
+
+    def _refuse_more(self, number: int) -> None:
+        if self.ended:
+            raise ValueError(f"rollout {number}: the release has ended: {self.verdict.reason}")
+
+    def step_early(self, number: int, arm: int, probability: float, good: float) -> Verdict | None:
+        """Takes what is known early of the next rollout in assignment order, which may be far ahead of `step`. The
+        verdict if it rolls back; None while it changes nothing. Raises `ValueError` when ended or out of order."""
+        self._refuse_more(number)
+        self.evidence.add_early(number, arm, probability, good)
+        found = _guard_harm(self.policy, self.evidence, EARLY)
+        if found is not None:
+            self.verdict = found
+        return found
 
     def approve(self) -> Verdict:
         """A person lets the present stage be left, now or when it is complete. Raises `ValueError` when it is ended."""
@@ -141,9 +157,13 @@ def figures(evidence: Evidence) -> dict[str, float]:
     }
     found |= {f"guard.{name}": guard.harm for name, guard in evidence.guards.items()}
     found |= {f"srm.{name}": count.bayes for name, count in evidence.stages.items()}
+    if EARLY in evidence.guards:
+        found["early"] = evidence.early
     for arm, name in enumerate(("stable", "candidate")):
         found |= {f"{name}.assigned": evidence.assigned[arm], f"{name}.missing": evidence.missing[arm]}
         found |= {f"{name}.violations": evidence.violations[arm]}
+        if EARLY in evidence.guards:
+            found[f"{name}.early"] = evidence.guards[EARLY].arms[arm].count
         if (mean := evidence.reward.arms[arm].mean) is not None:
             found[f"{name}.reward"] = mean
         found |= {
@@ -158,12 +178,15 @@ def _harm(policy: Policy, evidence: Evidence) -> Verdict | None:
     limit = 1 / policy.alpha
     if (harm := evidence.harm) >= limit:
         return _verdict("roll_back", "harm", f"harm: e = {harm:.4g} >= {limit:.4g} {_after(evidence)}", evidence)
-    for name, guard in evidence.guards.items():
-        limit = 1 / policy.guard_alphas[name]
-        if (harm := guard.harm) >= limit:
-            reason = f"guard {name}: e = {harm:.4g} >= {limit:.4g} {_after(evidence)}"
-            return _verdict("roll_back", f"guard:{name}", reason, evidence)
-    return None
+    return next((found for name in evidence.guards if (found := _guard_harm(policy, evidence, name))), None)
+
+
+def _guard_harm(policy: Policy, evidence: Evidence, name: str) -> Verdict | None:
+    harm, limit = evidence.guards[name].harm, 1 / policy.guard_alphas[name]
+    if harm < limit:
+        return None
+    after = _after_early(evidence) if name == EARLY else _after(evidence)
+    return _verdict("roll_back", f"guard:{name}", f"guard {name}: e = {harm:.4g} >= {limit:.4g} {after}", evidence)
 
 
 def _mistrust(policy: Policy, evidence: Evidence, waived: Collection[str], srm_alpha: float) -> Verdict | None:
@@ -211,6 +234,11 @@ def _verdict(action: Action, cause: str, reason: str, evidence: Evidence) -> Ver
 
 def _after(evidence: Evidence) -> str:
     return f"after {evidence.seen} rollouts ({evidence.assigned[1]} on the candidate)"
+
+
+def _after_early(evidence: Evidence) -> str:
+    stable, candidate = (arm.count for arm in evidence.guards[EARLY].arms)
+    return f"after an early look at {stable + candidate} rollouts ({candidate} on the candidate)"
 
 
 def _lopsided(name: str, count: StageCount, limit: float) -> str:

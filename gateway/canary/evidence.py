@@ -22,6 +22,10 @@ needs the order of assignment: in the order of completion an arm whose failures 
 *Missing.* A rollout without a reward at its deadline bets nothing on the reward. The guard `missing` is the harm test
 on 1 (came) and 0 (did not).
 
+*Early.* The guard `early_error` is the same test on what is known of a rollout long before its outcome. It too takes
+rollouts in their order, but runs ahead of the rest: it has a number of its own. Errors up to the outcome are the guard
+`error`.
+
 *Sample ratio.* Per stage, over rollouts with a reward: the Bayes factor of "the split is drawn from Beta(100 pi,
 100 (1 - pi))" against "it is pi". Each candidate multiplies it by (100 pi + n1) / (100 + n) / pi, each stable by
 (100 (1 - pi) + n0) / (100 + n) / (1 - pi). It too ever reaches 1/alpha with probability alpha at most (Lindon & Malek,
@@ -34,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.gateway.canary.betting import Wealth
-from penstock.gateway.model.policy import MISSING
+from penstock.gateway.model.policy import EARLY, MISSING
 
 CONCENTRATION = 100.0
 """How close to pi the sample-ratio alternative is: the weight of its prior in rollouts."""
@@ -175,7 +179,9 @@ class StageCount:
 class Evidence:
     """All that has been seen of a release, in assignment order."""
 
-    __slots__ = ("assigned", "assigned_ns", "guards", "number", "reward", "rewarded", "seen", "stages", "violations")
+    __slots__ = (
+        "assigned", "assigned_ns", "early", "guards", "number", "reward", "rewarded", "seen", "stages", "violations",
+    )  # fmt: skip
 
     def __init__(self, d: float, guards: Sequence[str] = ()) -> None:
         """`d`: the margin, absolute, 0 <= d < 1. `guards`: names to test; `missing` is worked out here."""
@@ -187,7 +193,8 @@ class Evidence:
         self.assigned = [0, 0]
         self.violations = [0, 0]
         self.seen = self.rewarded = self.assigned_ns = 0
-        self.number = -1
+        self.number = self.early = -1
+        """Places of the rollouts that were counted last: with their outcome, and early."""
 
     @property
     def harm(self) -> float:
@@ -223,6 +230,12 @@ class Evidence:
             if value is not None:
                 guard.add(arm, pi, value, group)
 
+    def add_early(self, number: int, arm: int, probability: float, good: float) -> None:
+        """Takes what is known early of the next rollout. Raises `ValueError` for one out of order or bounds."""
+        _refuse_place(number, self.early, arm, probability)
+        self.early = number
+        self.guards[EARLY].add(arm, probability, good, None)
+
     def _count(self, one: Observation) -> None:
         count = self.stages.get(one.stage)
         if count is None:
@@ -230,14 +243,18 @@ class Evidence:
         count.add(one.arm, one.probability, one.reward is not None)
 
 
-def _refuse(one: Observation, last: int) -> None:
-    if one.number <= last:
-        raise ValueError(f"rollout {one.number} comes after rollout {last}: observations must be in assignment order")
-    if one.arm not in (0, 1) or not 0.0 < one.probability < 1.0:
+def _refuse_place(number: int, last: int, arm: int, probability: float) -> None:
+    if number <= last:
+        raise ValueError(f"rollout {number} comes after rollout {last}: observations must be in assignment order")
+    if arm not in (0, 1) or not 0.0 < probability < 1.0:
         raise ValueError(
-            f"rollout {one.number}: arm {one.arm} at probability {one.probability}: "
+            f"rollout {number}: arm {arm} at probability {probability}: "
             "the arm must be 0 or 1 and the probability between them"
         )
+
+
+def _refuse(one: Observation, last: int) -> None:
+    _refuse_place(one.number, last, one.arm, one.probability)
     if one.reward is not None and not 0.0 <= one.reward <= 1.0:
         raise ValueError(f"rollout {one.number}: reward {one.reward} is not in [0, 1]: map it with Policy.goodness")
     for name, value in one.guards.items():

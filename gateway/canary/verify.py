@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from penstock.gateway.canary.assignment import share
 from penstock.gateway.canary.coverage import MOST, UNLIKELY, WINDOW, likelihood, usual
 from penstock.gateway.canary.decision import Canary, Verdict, figures
+from penstock.gateway.canary.early import as_of
 from penstock.gateway.canary.evidence import Evidence
 from penstock.gateway.canary.outcomes import observation
 from penstock.gateway.canary.stages import MoveError, check_move
@@ -38,13 +39,28 @@ class Decided(NamedTuple):
     """The assignment that was counted last."""
     action: str
     verdict: Verdict
+    early: int = 0
+    """The assignment that was looked at early last."""
 
 
-def decided(verdict: Verdict, counted: int) -> Decided | None:
+def decided(verdict: Verdict, counted: int, early: int = 0) -> Decided | None:
     """The decision in a verdict; None while the release goes on as it is."""
     if verdict.action in BY_RULE:
-        return Decided(counted, verdict.action, verdict)
-    return Decided(counted, "wait", verdict) if verdict.cause == "approval" else None
+        return Decided(counted, verdict.action, verdict, early)
+    return Decided(counted, "wait", verdict, early) if verdict.cause == "approval" else None
+
+
+class Stepped(NamedTuple):
+    """A step of a walk."""
+
+    counted: int
+    """The assignment that was counted last."""
+    early: int
+    """The assignment that was looked at early last."""
+    verdict: Verdict | None
+    """What came of it: nothing of a rollout that is left out, or that the canary did not see because it had ended."""
+    person: bool = False
+    """Whether a person has led to it."""
 
 
 def walk(
@@ -52,10 +68,10 @@ def walk(
 ) -> Iterator[Decided]:
     """Steps a canary through everything that was counted, and through what people did; its decisions as they come."""
     waits = False
-    for number, verdict, person in stepped(canary, assigned, seen, audit):
+    for counted, early, verdict, person in stepped(canary, assigned, seen, audit):
         if verdict is None:
             continue
-        found = decided(verdict, number)
+        found = decided(verdict, counted, early)
         waiting = found is not None and found.action == "wait"
         if found is not None and not (waiting and (waits or person)):
             yield found
@@ -64,18 +80,41 @@ def walk(
 
 def stepped(
     canary: Canary, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
-) -> Iterator[tuple[int, Verdict | None, bool]]:
-    """(the assignment that was counted last, what came of it, whether a person has led to it) of each step; nothing
-    comes of a rollout that is left out, or that the canary did not see because it had ended."""
+) -> Iterator[Stepped]:
+    """Every step of a canary in the order in which it was made. Early looks say what had been counted before them."""
     people = [entry for entry in audit if entry.who != GATEWAY and entry.action in ("approve", "resume")]
-    for number in range(len(seen) + 1):
-        if number:
-            one = seen[number - 1]
+    looks = [one.early for one in assigned if one.early is not None]
+    counted = early = 0
+    yield from _persons(canary, people, counted, early)
+    while counted < len(seen) or early < len(looks):
+        if early < len(looks) and looks[early].counted <= counted:
+            early += 1
+            yield Stepped(counted, early, glanced(canary, assigned[early - 1]))
+        elif counted < len(seen):
+            counted += 1
+            one = seen[counted - 1]
             looked_at = one.left_out is None and not canary.ended
-            yield number, canary.step(observation(assigned[number - 1], one)) if looked_at else None, False
-        for entry in people:
-            if entry.assignment == number and (verdict := acted(canary, entry.action)) is not None:
-                yield number, verdict, True
+            verdict = canary.step(observation(assigned[counted - 1], one)) if looked_at else None
+            yield Stepped(counted, early, verdict)
+        else:
+            return
+        yield from _persons(canary, people, counted, early)
+
+
+def glanced(canary: Canary, assignment: Assignment) -> Verdict | None:
+    """Gives a canary what was seen early of an assignment; None when it has no effect on it."""
+    seen = assignment.early
+    if canary.ended or seen is None or seen.good is None:
+        return None
+    return canary.step_early(assignment.number, int(assignment.arm == "candidate"), assignment.probability, seen.good)
+
+
+def _persons(canary: Canary, people: Iterable[Entry], counted: int, early: int) -> Iterator[Stepped]:
+    for entry in people:
+        if (entry.assignment, entry.early) == (counted, early):
+            verdict = acted(canary, entry.action)
+            if verdict is not None:
+                yield Stepped(counted, early, verdict, person=True)
 
 
 def acted(canary: Canary, action: str) -> Verdict | None:
@@ -92,6 +131,14 @@ def weigh(evidence: Evidence, counted: Iterable[tuple[Assignment, Seen]]) -> Evi
     for assignment, one in counted:
         if one.left_out is None and one.number > evidence.number:
             evidence.add(observation(assignment, one))
+    return evidence
+
+
+def weigh_early(evidence: Evidence, assigned: Iterable[Assignment]) -> Evidence:
+    """The same evidence with the early looks since."""
+    for one in assigned:
+        if one.early is not None and one.early.good is not None and one.number > evidence.early:
+            evidence.add_early(one.number, int(one.arm == "candidate"), one.probability, one.early.good)
     return evidence
 
 
@@ -124,6 +171,7 @@ def verify(
     release: Release, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
 ) -> Iterator[str]:
     """A sentence for everything that does not agree."""
+    assigned = as_of(release, assigned)
     yield from _chain(release, audit)
     yield from _assignments(release, assigned)
     if [one.number for one in seen] != list(range(1, release.counted + 1)):
@@ -161,6 +209,9 @@ def _chain(release: Release, audit: Sequence[Entry]) -> Iterator[str]:
 
 def _assignments(release: Release, assigned: Sequence[Assignment]) -> Iterator[str]:
     splits = {stage.name: stage.split for stage in release.policy.stages}
+    looked = [one.early is not None for one in assigned]
+    if looked != [number <= release.early for number in range(1, len(assigned) + 1)]:
+        yield f"{sum(looked)} of {release.early} early looks are there, or they are not in order"
     for number, one in enumerate(assigned, 1):
         if one.number != number:
             yield f"assignment {number} is missing: found {one.number}"
@@ -193,13 +244,17 @@ def _decisions(
             yield f"after assignment {found.counted} the rules say {found.action}, no entry does: {why}"
         elif found is None:
             yield f"entry {entry.number} says {entry.action}, the rules do not: {entry.why}"
-        elif (found.counted, found.action) != (entry.assignment, entry.action):
+        elif (found.counted, found.early, found.action) != (entry.assignment, entry.early, entry.action):
             yield (
-                f"entry {entry.number} says {entry.action} after assignment {entry.assignment}; recomputed it is "
-                f"{found.action} after {found.counted}"
+                f"entry {entry.number} says {entry.action} after assignment {_place(entry.assignment, entry.early)}; "
+                f"recomputed it is {found.action} after {_place(found.counted, found.early)}"
             )
         elif dict(found.verdict.figures) != entry.evidence:
             yield f"entry {entry.number}: its figures are not those that follow from the tape"
+
+
+def _place(counted: int | None, early: int) -> str:
+    return f"{counted} ({early} looked at early)" if early else f"{counted}"
 
 
 def _people(
@@ -209,6 +264,7 @@ def _people(
     for entry in audit:
         if entry.who != GATEWAY and entry.evidence:
             weigh(evidence, zip(assigned[: entry.assignment], seen, strict=False))
+            weigh_early(evidence, assigned[: entry.early])
             if circumstances(evidence, split) != entry.evidence:
                 yield f"entry {entry.number}: the evidence that {entry.who} had is not what follows from the tape"
         split = entry.split

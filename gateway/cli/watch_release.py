@@ -81,8 +81,10 @@ def _patience(view: ReleaseView) -> float | None:
         return PREPARING_S
     if view.oldest_ns is None or view.release.stage != "canary":
         return LONGEST_S
-    due = view.oldest_ns / 1e9 + view.release.policy.outcome_deadline_s - time.time()
-    return min(max(due, PREPARING_S), LONGEST_S)
+    policy = view.release.policy
+    due = view.oldest_ns / 1e9 + policy.outcome_deadline_s - time.time()
+    longest = policy.guards.early_error.deadline_s if view.waiting_early else LONGEST_S
+    return min(max(due, PREPARING_S), max(longest, PREPARING_S), LONGEST_S)
 
 
 async def watch(client: Client, name: str, html: Path | None, json: bool) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.gateway.canary.decision import Canary, figures
+from penstock.gateway.canary.early import as_of
 from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.verify import stepped
 from penstock.gateway.model.release import Assignment, Entry, Release, Seen
@@ -38,7 +39,7 @@ class History(NamedTuple):
         `after`: the assignment behind which `assigned` and `seen` begin.
         """
         until, counted = max(0, release.assigned - after), max(0, release.counted - after)
-        return cls(audit[: release.revision], assigned[:until], seen[:counted])
+        return cls(audit[: release.revision], as_of(release, assigned[:until]), seen[:counted])
 
 
 class Point(NamedTuple):
@@ -56,8 +57,11 @@ def series(release: Release, history: History, most: int = MOST) -> list[Point]:
     """The evidence as it grew, evenly thinned to about `most` points; the last one is always there."""
     canary, points = Canary(release.policy, release.margin), list[Point]()
     every = max(1, -(-len(history.seen) // most))
-    for number, _, person in stepped(canary, history.assigned, history.seen, history.audit):
-        if not person and (number % every == 0 or number == len(history.seen)):
-            evidence = canary.evidence
+    looks = sum(one.early is not None for one in history.assigned)
+    last = -1
+    for number, early, _, person in stepped(canary, history.assigned, history.seen, history.audit):
+        ended = (number, early) == (len(history.seen), looks)
+        if not person and (ended or (number > last and number % every == 0)):
+            evidence, last = canary.evidence, number
             points.append(Point(number, figures(evidence), interval(evidence.reward)))
     return points

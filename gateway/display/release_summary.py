@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.display.text import duration, moment
-from penstock.gateway.model.policy import SRM_ALPHA, Policy
+from penstock.gateway.model.policy import EARLY, SRM_ALPHA, Policy
 from penstock.gateway.model.release import ENDED, Arm, Entry, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import Audience, audience_terms
 
@@ -21,6 +21,7 @@ PREPARATION: tuple[Stage, ...] = ("draft", "checked", "replayed", "shadowed")
 """Stages before the canary, in order."""
 ARMS = ("stable", "candidate")
 GOOD = {
+    EARLY: "without an early error",
     "error": "without an error",
     "violation": "without a violation",
     "latency": "in time",
@@ -102,6 +103,8 @@ def arms(release: Release, figures: Figures, awaited: tuple[int, int] | None = N
     missing = [int(figures.get(f"{arm}.missing", 0)) for arm in ARMS]
     if awaited is not None:
         yield _row("assigned", [f"{sum(pair):,}" for pair in zip(counted, awaited, strict=True)])
+    if EARLY in release.policy.guard_alphas:
+        yield _row("looked at early", [f"{int(figures.get(f'{arm}.early', 0)):,}" for arm in ARMS])
     yield _row("counted", [f"{count:,}" for count in counted])
     yield _row("missing", [f"{count:,}" for count in missing])
     rewarded = [count - lost for count, lost in zip(counted, missing, strict=True)]
@@ -197,6 +200,10 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         )
         longest = duration(int(policy.outcome_deadline_s * 1e9))
         yield f"{view.waiting:,} {outcomes}, each for {longest} at most{oldest}"
+    if view.waiting_early:
+        looks = "early look" if view.waiting_early == 1 else "early looks"
+        longest = duration(int(policy.guards.early_error.deadline_s * 1e9))
+        yield f"{view.waiting_early:,} {looks} for errors, each for {longest} at most"
     if release.waits is None:
         last = release.step == len(policy.stages) - 1
         long = f" and {duration(int(stage.seconds * 1e9))}" if stage.seconds else ""

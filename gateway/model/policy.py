@@ -20,7 +20,8 @@ from penstock.gateway.model.wording import sentence
 
 MISSING = "missing"
 """The guard on outcomes that did not come."""
-
+EARLY = "early_error"
+"""The guard that is looked at long before a reward is due."""
 
 MOST_ALPHA = 0.05
 """What the error probabilities of reward and guards may add up to."""
@@ -68,6 +69,16 @@ class Guard(Section):
     """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
 
 
+class EarlyGuard(Guard):
+    """`[guards.early_error]`: errors that show soon, so that nobody waits for a reward to see them."""
+
+    alpha: float = Field(default=0.005, ge=0, le=MOST_ALPHA)
+    """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
+    deadline_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
+    """Seconds from its assignment after which a rollout counts as free of early errors, above 0. It counts sooner when
+    a call has failed, when it has ended or when its reward has come. Later errors are left to `[guards.error]`."""
+
+
 class LatencyGuard(Section):
     """`[guards.latency]`: the share of rollouts within a time; off unless given."""
 
@@ -96,8 +107,10 @@ class CostGuard(Section):
 class Guards(Section):
     """`[guards]`: goodness besides the reward; each is tested for harm."""
 
-    error: Guard = Guard()
-    """Rollouts that failed or had a failed call."""
+    early_error: EarlyGuard = EarlyGuard()
+    """Rollouts that failed or had a failed call soon after they were assigned; it does not wait for rewards."""
+    error: Guard = Guard(alpha=0.005)
+    """Rollouts that failed or had a failed call, up to their outcome."""
     violation: Guard = Guard()
     """Rollouts with a policy violation."""
     missing: Guard = Guard(alpha=0.005)
@@ -239,7 +252,9 @@ class Policy(Section):
     @cached_property
     def guard_alphas(self) -> dict[str, float]:
         """Error probability of every guard that is on."""
-        found = ((name, getattr(self.guards, name)) for name in ("error", "violation", "latency", "cost", MISSING))
+        found = (
+            (name, getattr(self.guards, name)) for name in (EARLY, "error", "violation", "latency", "cost", MISSING)
+        )
         return {name: guard.alpha for name, guard in found if guard is not None and guard.alpha > 0}
 
     def goodness(self, reward: float) -> float:

@@ -56,6 +56,18 @@ class PinList(Noun):
     """One for each resource and agent that has asked for it."""
 
 
+class Early(Noun):
+    """What was seen of an assignment long before its outcome was due."""
+
+    seen_ns: int
+    """When it was counted."""
+    good: float | None
+    """1 without an early error, 0 with one; None where it is left out: it has seen both versions, was cancelled, or
+    never showed up."""
+    counted: int
+    """The last assignment whose outcome had been counted then: it gives the order in which decisions were made."""
+
+
 class Assignment(Noun):
     """A rollout that takes part in a release."""
 
@@ -71,6 +83,8 @@ class Assignment(Noun):
     """Name of the canary's stage then."""
     assigned_ns: int
     """When."""
+    early: Early | None = None
+    """What was seen of it early; None while that is awaited, and where the policy has no early guard."""
 
 
 class Seen(Noun):
@@ -122,6 +136,8 @@ class Entry(Noun):
     """In a sentence."""
     assignment: int | None = None
     """The assignment that was counted last when it was decided."""
+    early: int = 0
+    """The assignment that was looked at early last when it was decided."""
     evidence: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Figures behind it: e-values, means and numbers by arm, what a check found."""
     config: str = ""
@@ -202,6 +218,8 @@ class Release(Noun):
     """How many rollouts were assigned."""
     counted: int = 0
     """The last assignment that was counted."""
+    early: int = 0
+    """The last assignment that was looked at early."""
     reason: str = ""
     """Why it is where it is, in a sentence."""
 
@@ -267,8 +285,10 @@ class ReleaseView(Noun):
     """Confidence sequence of candidate less stable, in goodness; for display."""
     waiting: int = 0
     """Assigned rollouts whose outcome is awaited."""
+    waiting_early: int = 0
+    """Assigned rollouts that are not looked at early yet: a call may still fail before the guard's deadline."""
     oldest: Id | None = None
-    """The oldest of them."""
+    """The oldest of those whose outcome is awaited."""
     oldest_ns: int | None = None
     """When it was assigned."""
     rewarded: int = 0

@@ -1,5 +1,8 @@
 """Counts the outcomes of a canary, in the order of assignment, and writes down what follows from them.
 
+Two counts go over the same assignments: an early look for errors, which waits for seconds, and the outcome, which waits
+for a reward. The early one is always ahead.
+
 A count and the decision that follows from it are one operation on the tape. The release's revision shows when somebody
 else has changed it, a person or an earlier process. The counter then walks the canary again from the tape (`walked`)
 and makes a decision that follows and was not made yet.
@@ -11,14 +14,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.gateway.canary.decision import Canary
+from penstock.gateway.canary.early import as_of, early_deadline, look_early, looked_early
 from penstock.gateway.canary.evidence import Evidence
 from penstock.gateway.canary.outcomes import deadline, look, observation
-from penstock.gateway.canary.verify import Decided, decided, no_evidence, walk, weigh
+from penstock.gateway.canary.verify import Decided, decided, glanced, no_evidence, walk, weigh, weigh_early
 from penstock.gateway.model.release import Assignment, Release, Seen
 from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.releases.count_operations import CountOperations
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.transitions import DECIDED, entry
@@ -31,6 +36,24 @@ BATCH: Final = 64
 """Assignments that are looked at together."""
 BETWEEN_S: Final = 0.02
 """Seconds between two looks: while calls are recorded there is a commit every few milliseconds."""
+
+
+class Round(NamedTuple):
+    """What one look at the next assignments has brought."""
+
+    looked: Sequence[Assignment] = ()
+    """Those that were looked at early, with what was seen."""
+    seen: Sequence[Seen] = ()
+    """Outcomes."""
+    found: Decided | None = None
+    """The decision that follows from the last of them."""
+    due: int | None = None
+    """When the next one counts at the latest; ns since the epoch."""
+
+    @property
+    def full(self) -> bool:
+        """Whether there may be more to look at right away."""
+        return BATCH in (len(self.looked), len(self.seen))
 
 
 class Counting:
@@ -57,18 +80,18 @@ class Counting:
         canary, left = await asyncio.to_thread(self.walked, release)
         show(canary)
         if left is not None:
-            await self._act(release, [], left)
+            await self._act(release, Round(found=left))
             return
         cursor = self._feed.cursor
         while (now := self._reader.release(release.id)) is not None and now.revision == release.revision:
             release = now
-            seen, found, due = await asyncio.to_thread(self._count, release, canary)
-            if seen:
-                release = await self._act(release, seen, found)
-            if found is not None:
+            done = await asyncio.to_thread(self._round, release, canary)
+            if done.looked or done.seen:
+                release = await self._act(release, done)
+            if done.found is not None:
                 return
-            if len(seen) < BATCH:
-                cursor = await self._wait(cursor, due)
+            if not done.full:
+                cursor = await self._wait(cursor, done.due)
 
     def walked(self, release: Release) -> tuple[Canary, Decided | None]:
         """The canary as the tape has it, and the decision that follows from it and was not made yet."""
@@ -82,44 +105,74 @@ class Counting:
 
     def evidence(self, release: Release) -> Evidence:
         """All that was counted."""
-        return weigh(no_evidence(release), zip(*self._read(release), strict=False))
+        assigned, seen = self._read(release)
+        return weigh_early(weigh(no_evidence(release), zip(assigned, seen, strict=False)), assigned)
 
     def _read(self, release: Release) -> tuple[list[Assignment], list[Seen]]:
-        """What was assigned and counted, up to this state of the release."""
-        assigned, seen = list[Assignment](), list[Seen]()
-        while len(seen) < release.counted:
-            page = self._reader.assignments(release.id, len(seen))
+        """What was assigned, counted and looked at early, up to this state of the release."""
+        assigned, seen, until = list[Assignment](), list[Seen](), max(release.counted, release.early)
+        while len(assigned) < until:
+            page = self._reader.assignments(release.id, len(assigned))
             assigned += page[0]
             seen += page[1]
-        return assigned, seen[: release.counted]
+        return as_of(release, assigned[:until]), seen[: release.counted]
 
-    def _count(self, release: Release, canary: Canary) -> tuple[list[Seen], Decided | None, int | None]:
-        """(what is seen of the next assignments, the decision after the last of them, when the next one is due)."""
+    def _round(self, release: Release, canary: Canary) -> Round:
+        early = self._early(release, canary) if looked_early(release) else Round()
+        if early.found is not None:
+            return early
+        ahead = release.early + len(early.looked) if looked_early(release) else release.assigned
+        late = self._count(release, canary, ahead)
+        found = None if late.found is None else late.found._replace(early=release.early + len(early.looked))
+        dues = [one.due for one in (early, late) if one.due is not None]
+        return Round(early.looked, late.seen, found, min(dues, default=None))
+
+    def _early(self, release: Release, canary: Canary) -> Round:
+        """What is known early of the next assignments."""
+        looked: list[Assignment] = []
+        for assignment in self._reader.assignments(release.id, release.early, BATCH)[0]:
+            pins, now = self._reader.pins(assignment.rollout), self._now_ns()
+            seen = look_early(self._tape, pins, release, assignment, now)
+            if seen is None:
+                return Round(looked, due=early_deadline(release, assignment))
+            looked.append(assignment.model_copy(update={"early": seen}))
+            if (verdict := glanced(canary, looked[-1])) is not None:
+                return Round(looked, found=decided(verdict, release.counted, assignment.number))
+        return Round(looked)
+
+    def _count(self, release: Release, canary: Canary, ahead: int) -> Round:
+        """What became of the next assignments, up to `ahead`, the last that was looked at early."""
         seen: list[Seen] = []
         for assignment in self._reader.assignments(release.id, release.counted, BATCH)[0]:
+            if assignment.number > ahead:
+                break
             one = look(self._tape, self._reader.pins(assignment.rollout), release, assignment, self._now_ns())
             if one is None:
-                return seen, None, deadline(release, assignment)
+                return Round(seen=seen, due=deadline(release, assignment))
             seen.append(one)
             if one.left_out is None:
                 found = decided(canary.step(observation(assignment, one)), one.number)
                 if found is not None and not (found.action == "wait" and release.waits):
-                    return seen, found, None
-        return seen, None, None
+                    return Round(seen=seen, found=found)
+        return Round(seen=seen)
 
-    async def _act(self, release: Release, seen: Sequence[Seen], found: Decided | None) -> Release:
-        """Writes down the outcomes and the decision that follows, in one transaction."""
-        now = self._now_ns()
+    async def _act(self, release: Release, done: Round) -> Release:
+        """Writes down what was seen and the decision that follows, in one transaction."""
+        now, found = self._now_ns(), done.found
+
+        def counted(transaction: Transaction) -> Release:
+            operations = CountOperations(transaction)
+            operations.look_early(release.id, release.revision, done.looked)
+            return operations.count(release.id, release.revision, done.seen)
+
         if found is None:
-            return await self._recorder.submit(
-                lambda transaction: ReleaseOperations(transaction).count(release.id, release.revision, seen)
-            )
+            return await self._recorder.submit(counted)
         update = DECIDED[found.action](release)
-        link = entry(found.action, GATEWAY, found.verdict.reason, found.counted)
+        link = entry(found.action, GATEWAY, found.verdict.reason, found.counted, found.early)
         link.evidence = dict(found.verdict.figures)
 
         def operation(transaction: Transaction) -> Release:
-            ReleaseOperations(transaction).count(release.id, release.revision, seen)
+            counted(transaction)
             return ReleaseOperations(transaction).change(release.id, release.revision, update, link, now)
 
         made = await self._recorder.submit(operation)

@@ -17,16 +17,18 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from penstock.gateway.canary.decision import Canary, figures, hard_stop
+from penstock.gateway.canary.early import looked_early
 from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.outcomes import baseline, is_hard
 from penstock.gateway.canary.stages import NEXT
-from penstock.gateway.canary.verify import OUT_OF_TURN, UNCOVERED, circumstances, seen_of, weigh
+from penstock.gateway.canary.verify import OUT_OF_TURN, UNCOVERED, circumstances, seen_of, weigh, weigh_early
 from penstock.gateway.model.audit import NOBODY, Said
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release import Assignment, NewRelease, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.canary_counter import Counting
+from penstock.gateway.releases.count_operations import CountOperations
 from penstock.gateway.releases.jobs import Job, Jobs, Progress, Report
 from penstock.gateway.releases.needs import needs
 from penstock.gateway.releases.operations import ReleaseOperations
@@ -175,9 +177,11 @@ class Driver:
         def operation(transaction: Transaction) -> Release:
             # As it is in this very transaction: a person has decided whatever the rules did meanwhile.
             release = ReleaseOperations(transaction).stored(name)
-            link = entry(action, said.who or NOBODY, said.why or f"a person said {action}", release.counted)
+            who, why = said.who or NOBODY, said.why or f"a person said {action}"
+            link = entry(action, who, why, release.counted, release.early)
             if evidence is not None and release.assigned:
-                weigh(evidence, ReleaseOperations(transaction).outcomes(release, evidence.number))
+                weigh(evidence, CountOperations(transaction).outcomes(release, evidence.number))
+                weigh_early(evidence, CountOperations(transaction).early_looks(release, evidence.early))
                 link.evidence = circumstances(evidence, release.split)
             return ReleaseOperations(transaction).change(name, None, WANTED[action](release), link, now)
 
@@ -241,6 +245,7 @@ class Driver:
         """A release with its evidence."""
         driven = self._driven.get(release.id)
         view = ReleaseView(release=release, waiting=release.assigned - release.counted)
+        view.waiting_early = release.assigned - release.early if looked_early(release) else 0
         stepped = None if driven is None else driven.canary
         canary = stepped or self._counting.walked(release)[0]
         view.figures, view.interval = figures(canary.evidence), interval(canary.evidence.reward)

@@ -8,14 +8,14 @@ affected call goes out.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
 from penstock.gateway.canary.assignment import Asker, apart, began_before, pins_on, share, speaks_to, stable_version
 from penstock.gateway.canary.stages import MoveError, check_move
-from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen, content_hash
+from penstock.gateway.model.release import Assignment, Entry, Pin, Release, content_hash
 from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, Rule, Stable
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
@@ -189,7 +189,7 @@ class ReleaseOperations:
         """
         release = self.stored(name)
         if revision is not None and release.revision != revision:
-            raise _outdated(release, revision)
+            raise outdated(release, revision)
         after = update.get("stage", release.stage)
         try:
             if "stage" in update:
@@ -227,14 +227,15 @@ class ReleaseOperations:
             }
         ).sealed(release.head, self._audit_key)
         release.head, release.changed_ns, release.reason = link.hash, now, link.why
-        self._tape.put("audit", _numbered(release.id, link.number), link.model_dump_json().encode())
+        self._tape.put("audit", numbered(release.id, link.number), link.model_dump_json().encode())
         if link.who != GATEWAY:
             audit_log.point(self._tape, release.id, link.number)
-        self._put_release(release)
+        self.put_release(release)
         self._tape.append(b"e" + keys.rollout_key(release.id))
         return release.model_copy()
 
-    def _put_release(self, release: Release) -> None:
+    def put_release(self, release: Release) -> None:
+        """Keeps a release; no link of its chain is made."""
         self._tape.put("releases", release.id.encode(), release.model_dump_json().encode())
         self._live.pop(release.id, None)
         if release.live:
@@ -314,34 +315,12 @@ class ReleaseOperations:
             stage=live.policy.stages[live.step].name,
             assigned_ns=now,
         )
-        self._tape.put("assigned", _numbered(live.id, assignment.number), assignment.model_dump_json().encode())
-        self._put_release(live.model_copy(update={"assigned": assignment.number}))
+        self._tape.put("assigned", numbered(live.id, assignment.number), assignment.model_dump_json().encode())
+        self.put_release(live.model_copy(update={"assigned": assignment.number}))
         return assignment
 
     def _covers(self, pin: Pin, asker: Asker) -> bool:
         return pin.release is not None and speaks_to(self.stored(pin.release).only, asker)
-
-    def outcomes(self, release: Release, after: int) -> Iterator[tuple[Assignment, Seen]]:
-        """What was counted behind this number."""
-        for number in range(max(0, after) + 1, release.counted + 1):
-            assigned, seen = (self._tape.get(name, _numbered(release.id, number)) for name in ("assigned", "seen"))
-            if assigned is not None and seen is not None:
-                yield Assignment.model_validate_json(assigned), Seen.model_validate_json(seen)
-
-    def count(self, name: str, revision: int, seen: Sequence[Seen]) -> Release:
-        """Keeps what was seen of the next assignments, in order; nothing is decided by it."""
-        release = self.stored(name)
-        numbers = [one.number for one in seen]
-        if release.revision != revision:
-            raise _outdated(release, revision)
-        if numbers != list(range(release.counted + 1, release.counted + 1 + len(seen))):
-            message = f"release {name}: assignments {numbers} cannot be counted after {release.counted}"
-            raise Refused("conflict", message, "number")
-        for one in seen:
-            self._tape.put("seen", _numbered(name, one.number), one.model_dump_json().encode())
-        release.counted += len(seen)
-        self._put_release(release)
-        return release.model_copy()
 
 
 def pins_of(record: bytes) -> list[Pin]:
@@ -360,7 +339,8 @@ class Pins(BaseModel):
     pins: list[Pin]
 
 
-def _outdated(release: Release, revision: int) -> Refused:
+def outdated(release: Release, revision: int) -> Refused:
+    """The refusal of what was decided from an earlier revision."""
     message = f"release {release.id} has changed since (revision {release.revision}, not {revision})"
     return Refused("conflict", message, "revision", str(revision))
 
@@ -369,7 +349,8 @@ def _named(name: str, version: str) -> bytes:
     return keys.attempt_key(name, version)
 
 
-def _numbered(name: str, number: int) -> bytes:
+def numbered(name: str, number: int) -> bytes:
+    """The key of an assignment or of a link of the chain."""
     return keys.rollout_key(name) + keys.u32(number)
 
 

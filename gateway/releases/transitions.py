@@ -11,9 +11,13 @@ from penstock.gateway.model.resource import audience_terms
 from penstock.gateway.store.operation import Refused
 
 
-def entry(action: str, who: str, why: str, assignment: int | None = None) -> Entry:
-    """A link of the chain, as far as it is known before it is written."""
-    return Entry(number=0, at_ns=0, who=who, action=action, before=None, after="draft", why=why, assignment=assignment)
+def entry(action: str, who: str, why: str, assignment: int | None = None, early: int = 0) -> Entry:
+    """A link of the chain, as far as it is known before it is written. `assignment` and `early`: which was counted
+    last, and which was looked at early last."""
+    return Entry(
+        number=0, at_ns=0, who=who, action=action, before=None, after="draft", why=why, assignment=assignment,
+        early=early,
+    )  # fmt: skip
 
 
 ROLLED_BACK: Final[Mapping[str, Any]] = {"stage": "rolled_back", "split": 0.0, "waits": None, "held_in": None}

@@ -9,13 +9,14 @@ from typing import Any
 
 from penstock.gateway.canary.assignment import share
 from penstock.gateway.canary.decision import Canary, figures
+from penstock.gateway.canary.early import looked_early
 from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.outcomes import observation
 from penstock.gateway.canary.stages import NEXT
-from penstock.gateway.canary.verify import acted, decided
+from penstock.gateway.canary.verify import acted, decided, glanced
 from penstock.gateway.display.release_series import History
 from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import Assignment, Entry, Release, ReleaseView, Seen, Stage
+from penstock.gateway.model.release import Assignment, Early, Entry, Release, ReleaseView, Seen, Stage
 from penstock.gateway.model.resource import GATEWAY
 
 START = 1_790_000_000 * 10**9
@@ -56,12 +57,13 @@ class Trial:
     def enter(self, action: str, stage: Stage, why: str, who: str = GATEWAY, **change: Any) -> None:
         """Moves the release, with a link of its chain."""
         at, evidence = change.pop("assignment", None), change.pop("evidence", {})
+        early = change.pop("early", 0)
         before = self.release.stage if self.audit else None
         made = self.release.model_copy(update={"stage": stage} | change)
         made.revision += 1
         connection = Entry(
             number=made.revision, at_ns=self.now, who=who, action=action, before=before, after=stage, step=made.step,
-            split=made.split, why=why, assignment=at, evidence=evidence, config=made.config(),
+            split=made.split, why=why, assignment=at, early=early, evidence=evidence, config=made.config(),
         ).sealed(made.head)  # fmt: skip
         made.head, made.changed_ns, made.reason = connection.hash, self.now, why
         self.release = made
@@ -78,7 +80,7 @@ class Trial:
     def person(self, action: str, stage: Stage, why: str = "I say so", **change: Any) -> Trial:
         """What somebody does; the canary hears of it as it does in a gateway."""
         counted = self.release.counted
-        self.enter(action, stage, why, "ann", assignment=counted, **change)
+        self.enter(action, stage, why, "ann", assignment=counted, early=self.release.early, **change)
         if (verdict := acted(self.canary, action)) is not None and (found := decided(verdict, counted)) is not None:
             self._decide(found.action, found.verdict.reason, dict(found.verdict.figures))
         return self
@@ -89,6 +91,8 @@ class Trial:
             if self.release.stage != "canary":
                 break
             self.assign()
+            if looked_early(self.release):
+                self.look_early()
             self.count(draw)
         return self
 
@@ -104,6 +108,16 @@ class Trial:
             )
         )
         self.release.assigned = number
+
+    def look_early(self, good: float | None = 1.0) -> None:
+        """What is known early of the next one, and what follows."""
+        at = self.release.early
+        early = Early(seen_ns=self.now, good=good, counted=self.release.counted)
+        self.assigned[at] = self.assigned[at].model_copy(update={"early": early})
+        self.release.early = at + 1
+        verdict = glanced(self.canary, self.assigned[at])
+        if verdict is not None and (found := decided(verdict, self.release.counted)) is not None:
+            self._decide(found.action, found.verdict.reason, dict(found.verdict.figures))
 
     def count(self, draw: Draw, left_out: str | None = None) -> None:
         """What is seen of the next one, and what follows."""
@@ -132,7 +146,8 @@ class Trial:
             "wait": ("canary", {"waits": "approval"}),
         }
         stage, update = updates[action]
-        self.enter(action, stage, why, assignment=self.release.counted, evidence=evidence, **update)
+        at = {"assignment": self.release.counted, "early": self.release.early}
+        self.enter(action, stage, why, evidence=evidence, **at, **update)
 
     @property
     def view(self) -> ReleaseView:
@@ -144,6 +159,7 @@ class Trial:
             figures=figures(self.canary.evidence),
             interval=interval(self.canary.evidence.reward),
             waiting=len(waiting),
+            waiting_early=self.release.assigned - self.release.early if looked_early(self.release) else 0,
             oldest=waiting[0].rollout if waiting else None,
             oldest_ns=waiting[0].assigned_ns if waiting else None,
             rewarded=count.outcomes[1] if count else 0,

@@ -12,7 +12,7 @@ from penstock.gateway.canary.decision import Canary, Verdict, decide, figures, h
 from penstock.gateway.canary.evidence import Evidence, Observation
 from penstock.gateway.model.policy import Policy, Stage
 
-PLAIN = Policy.load("guards = {error.alpha = 0, violation.alpha = 0, missing.alpha = 0}")
+PLAIN = Policy.load("guards = {early_error.alpha = 0, error.alpha = 0, violation.alpha = 0, missing.alpha = 0}")
 HALF = PLAIN.model_copy(update={"stages": [Stage(split=0.5, rollouts=10)]})
 
 
@@ -110,6 +110,44 @@ def test_a_guard_rolls_back_though_the_reward_is_fine() -> None:
     end = list(run(policy, 0.0, observations))[-1]
     assert (end.action, end.cause) == ("roll_back", "guard:error")
     assert end.figures["guard.error"] >= 100 > end.figures["guard.violation"]
+
+
+def test_a_candidate_whose_calls_all_fail_is_rolled_back_by_a_handful_of_early_looks() -> None:
+    """Nothing was counted with its outcome yet: no reward has come."""
+    for seed in range(20):
+        canary, rng, number, verdict = Canary(Policy(), 0.07), random.Random(seed), 0, None
+        while verdict is None:
+            number += 1
+            arm = int(rng.random() < 0.05)
+            verdict = canary.step_early(number, arm, 0.05, 1.0 - arm)
+        assert (canary.verdict.action, canary.verdict.cause) == ("roll_back", "guard:early_error")
+        assert canary.verdict is verdict
+        figured = canary.verdict.figures
+        assert figured["candidate.early"] <= 8
+        assert (figured["candidate.early_error"], figured["stable.early_error"], figured["seen"]) == (0, 1, 0)
+        looked = figured["candidate.early"] + figured["stable.early"]
+        assert f"after an early look at {looked} rollouts" in canary.verdict.reason
+        with pytest.raises(ValueError, match=f"rollout {number + 1}: the release has ended: guard early_error"):
+            canary.step_early(number + 1, 0, 0.05, 1.0)
+
+
+def test_early_errors_that_both_arms_have_roll_nothing_back() -> None:
+    rolled_back = 0
+    for seed in range(100):
+        canary, rng = Canary(Policy(stages=[Stage(split=0.5)]), 0.07), random.Random(seed)
+        looks = ((n, rng.randrange(2), 0.5, float(rng.random() > 0.3)) for n in range(500))
+        rolled_back += any(canary.step_early(*look) for look in looks)
+    assert rolled_back <= 3
+
+
+def test_early_looks_are_in_order_and_bounds() -> None:
+    canary = Canary(Policy(), 0.07)
+    canary.step_early(5, 1, 0.5, 1.0)
+    before = figures(canary.evidence)
+    for look, message in (((5, 1, 0.5, 1.0), "rollout 5 comes after rollout 5"), ((6, 1, 1.0, 1.0), "probability 1.0")):
+        with pytest.raises(ValueError, match=message):
+            canary.step_early(*look)
+    assert figures(canary.evidence) == before
 
 
 def test_a_hard_violation_on_the_candidate_ends_it_at_once() -> None:

@@ -14,9 +14,9 @@ from fakes.trials import Trial, steady
 
 from penstock.gateway.canary.assignment import share
 from penstock.gateway.canary.evidence import Evidence
-from penstock.gateway.canary.verify import circumstances, no_evidence, verify, weigh
+from penstock.gateway.canary.verify import circumstances, no_evidence, verify, weigh, weigh_early
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import Entry
+from penstock.gateway.model.release import Assignment, Early, Entry
 from penstock.gateway.model.resource import GATEWAY
 
 SHORT = Policy(stages=[Stage(split=0.2, rollouts=5), Stage(split=0.5, rollouts=5)], margin_absolute=0.1)
@@ -27,6 +27,7 @@ def trial() -> Trial:
     """One that was rolled back for harm; nothing was made of its first rollout."""
     made = Trial.of(SHORT).prepare()
     made.assign()
+    made.look_early(None)
     made.count(steady(0, 0), left_out="it was cancelled")
     made.run(3000, steady(0.7, 0.3))
     assert (made.release.stage, made.audit[-1].action, made.audit[-2].action) == ("rolled_back", "roll_back", "advance")
@@ -121,6 +122,39 @@ def test_another_policy_than_the_one_that_was_frozen_is_found(trial: Trial) -> N
     ]
 
 
+def test_a_rollback_by_early_looks_is_made_again() -> None:
+    """Outcomes of earlier rollouts are counted in between; looks and outcomes may come in any order."""
+    trial = Trial.of(SHORT).prepare()
+    for number in range(400):
+        if trial.release.stage != "canary":
+            break
+        trial.assign()
+        trial.look_early(0.0 if trial.assigned[-1].arm == "candidate" else None if number % 7 == 0 else 1.0)
+        if number % 3 == 0 and trial.release.stage == "canary":
+            trial.count(steady(0.7, 0.7))
+    last = trial.audit[-1]
+    assert (trial.release.stage, last.why.split(":")[0]) == ("rolled_back", "guard early_error")
+    assert (last.assignment, last.early) == (trial.release.counted, trial.release.early)
+    assert 0 < trial.release.counted < trial.release.early
+    assert found(trial) == []
+    at = next(at for at, one in enumerate(trial.assigned) if one.early is not None and one.early.good == 0.0)
+    early = trial.assigned[at].early
+    assert early is not None
+    trial.assigned[at] = trial.assigned[at].model_copy(update={"early": early.model_copy(update={"good": 1.0})})
+    assert found(trial)
+    trial.assigned[at] = trial.assigned[at].model_copy(update={"early": None})
+    number = trial.release.early
+    assert f"{number - 1} of {number} early looks are there, or they are not in order" in found(trial)
+
+
+def test_early_looks_from_after_this_state_of_a_release_change_nothing(trial: Trial) -> None:
+    more = Early(seen_ns=1, good=0.0, counted=trial.release.counted)
+    added = Assignment.model_validate(
+        trial.assigned[-1].model_dump() | {"number": len(trial.assigned) + 1, "early": more}
+    )
+    assert list(verify(trial.release, [*trial.assigned, added], trial.seen, trial.audit))[1:] == []
+
+
 def test_a_decision_that_was_taken_out_is_found(trial: Trial) -> None:
     last = trial.audit[-1]
     gone = resealed(trial, trial.audit[:-1], stage="canary")
@@ -130,7 +164,8 @@ def test_a_decision_that_was_taken_out_is_found(trial: Trial) -> None:
 def test_a_decision_that_the_rules_did_not_make_is_found(trial: Trial) -> None:
     early = resealed(trial, [*trial.audit[:-1], trial.audit[-1].model_copy(update={"assignment": 20})])
     (problem,) = found(early)
-    assert "says roll_back after assignment 20; recomputed it is roll_back after" in problem
+    last = trial.audit[-1]
+    assert f"says roll_back after assignment 20 ({last.early} looked at early); recomputed it is roll_back" in problem
 
 
 def test_a_decision_of_the_rules_names_its_assignment(trial: Trial) -> None:
@@ -152,7 +187,8 @@ def test_a_rollback_for_violations_that_are_allowed_is_found(trial: Trial) -> No
 
 
 def weighed(trial: Trial) -> Evidence:
-    return weigh(no_evidence(trial.release), zip(trial.assigned, trial.seen, strict=False))
+    seen = weigh(no_evidence(trial.release), zip(trial.assigned, trial.seen, strict=False))
+    return weigh_early(seen, trial.assigned)
 
 
 @pytest.fixture
@@ -160,6 +196,7 @@ def decided() -> Trial:
     """Somebody has held it, gone on, and promoted it, each time with the evidence of that moment."""
     made = Trial.of(SHORT).prepare().run(100, steady(0.7, 0.7))
     made.assign()
+    made.look_early(None)
     made.count(steady(0, 0), left_out="it was cancelled")
     split = made.release.split
     made.person("hold", "held", held_in="canary", evidence=circumstances(weighed(made), split))
@@ -191,4 +228,5 @@ def test_evidence_that_a_person_did_not_have_is_found(decided: Trial, action: st
 def test_evidence_grows_by_what_was_counted_since_and_by_nothing_twice(decided: Trial) -> None:
     pairs = list(zip(decided.assigned, decided.seen, strict=False))
     evidence = weigh(weigh(no_evidence(decided.release), pairs[:40]), pairs)
+    evidence = weigh_early(weigh_early(evidence, decided.assigned[:90]), decided.assigned)
     assert circumstances(evidence, 0.5) == circumstances(weighed(decided), 0.5)

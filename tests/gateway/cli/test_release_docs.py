@@ -14,7 +14,17 @@ from pydantic.fields import FieldInfo
 
 from penstock.gateway.canary import stages
 from penstock.gateway.cli.tables import GROUPS
-from penstock.gateway.model.policy import CostGuard, Guard, Guards, LatencyGuard, Policy, Replay, Shadow, Stage
+from penstock.gateway.model.policy import (
+    CostGuard,
+    EarlyGuard,
+    Guard,
+    Guards,
+    LatencyGuard,
+    Policy,
+    Replay,
+    Shadow,
+    Stage,
+)
 
 PATH = Path(__file__).parents[3] / "docs" / "releases.md"
 DOCS = PATH.read_text()
@@ -23,6 +33,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "`[[stages]]`": Stage,
     "`[guards]`": Guards,
     "`[guards.error]`, `[guards.violation]`, `[guards.missing]`": Guard,
+    "`[guards.early_error]`": EarlyGuard,
     "`[guards.latency]`": LatencyGuard,
     "`[guards.cost]`": CostGuard,
     "`[replay]`": Replay,

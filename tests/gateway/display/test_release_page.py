@@ -97,6 +97,7 @@ def test_what_was_seen_after_a_hold_is_in_the_series() -> None:
 def test_a_rollout_that_is_left_out_is_in_no_figure() -> None:
     trial = ramped()
     before = series(trial.release, trial.history)[-1].figures
+    trial.look_early(None)
     trial.count(steady(0, 0), left_out="it was cancelled")
     after = series(trial.release, trial.history)[-1]
     assert (after.counted, after.figures) == (301, before)

@@ -15,13 +15,13 @@ def test_an_empty_policy_is_the_default_ramp() -> None:
         ("20%", 0.2, 80),
         ("50%", 0.5, 20),
     ]
-    assert policy.guard_alphas == {"error": 0.01, "violation": 0.01, "missing": 0.005}
+    assert policy.guard_alphas == {"early_error": 0.005, "error": 0.005, "violation": 0.01, "missing": 0.005}
     assert policy.alpha + sum(policy.guard_alphas.values()) <= 0.05
 
 
 def test_all_guards_may_be_on_with_their_defaults() -> None:
     policy = Policy.load("[guards]\nlatency = {slo_s = 30}\ncost = {cap = 0.5}")
-    assert list(policy.guard_alphas) == ["error", "violation", "latency", "cost", "missing"]
+    assert list(policy.guard_alphas) == ["early_error", "error", "violation", "latency", "cost", "missing"]
 
 
 def test_a_policy_is_the_same_after_it_was_stored() -> None:
@@ -75,7 +75,8 @@ def test_the_tape_has_what_nobody_can_set_too() -> None:
         ("horizon = 500", "horizon: 500 rollouts, but the stages take about 840"),
         (
             "alpha = 0.03",
-            "alpha 0.03 + guards.error.alpha 0.01 + guards.violation.alpha 0.01 + guards.missing.alpha 0.005 = 0.055",
+            "alpha 0.03 + guards.early_error.alpha 0.005 + guards.error.alpha 0.005 + guards.violation.alpha 0.01 + "
+            "guards.missing.alpha 0.005 = 0.055",
         ),
         ("reward_range = [1, 1]", "reward_range: the worst, 1, must be below the best, 1"),
         (
@@ -115,7 +116,7 @@ def test_goodness_is_within_bounds() -> None:
 
 
 def test_a_guard_with_alpha_zero_is_off() -> None:
-    policy = Policy.load("alpha = 0.04\n[guards]\nerror.alpha = 0\nviolation.alpha = 0")
+    policy = Policy.load("alpha = 0.04\n[guards]\nearly_error.alpha = 0\nerror.alpha = 0\nviolation.alpha = 0")
     assert policy.guard_alphas == {"missing": 0.005}
     assert Guards().latency is None
 

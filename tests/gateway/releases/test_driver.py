@@ -23,6 +23,7 @@ from penstock.gateway.model.release import Release, Seen
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.releases.adapter_keeper import AdapterKeeper
+from penstock.gateway.releases.count_operations import CountOperations
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs, Progress, Report
 from penstock.gateway.releases.needs import QUIET_NS
@@ -111,11 +112,11 @@ async def test_what_was_counted_in_the_meantime_is_in_the_evidence(tmp_path: Pat
 
         moved = await made.do(begin)
         seen = [Seen(number=at, rollout=f"r{at - 1}", seen_ns=6, reward=0.5, guards={}) for at in range(1, 9)]
-        await made.do(lambda transaction: ReleaseOperations(transaction).count(release.id, moved.revision, seen[:3]))
+        await made.do(lambda transaction: CountOperations(transaction).count(release.id, moved.revision, seen[:3]))
         recorder = Submitting(made.context.recorder)
         drives = driver(made, recorder)
         more = made.context.recorder.submit(
-            lambda transaction: ReleaseOperations(transaction).count(release.id, moved.revision, seen[3:])
+            lambda transaction: CountOperations(transaction).count(release.id, moved.revision, seen[3:])
         )
         aborting = asyncio.ensure_future(drives.decide(release.id, "abort", ANN))
         await recorder.handed.wait()

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from random import Random
+from typing import Any
 
 import aiohttp
 import pytest
 from conftest import StartGateway
 from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, policy, prompt
+from fakes.formats import Failure
 from fakes.process import Gateway, upstreams
-from fakes.provider import Provider
+from fakes.provider import Outcome, Provider
 from fakes.tape import Tape
 
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
+from penstock.gateway.demo.model import decide
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Stage
 from penstock.gateway.model.queue import Event
@@ -216,6 +220,38 @@ async def test_a_hard_violation_on_the_candidate_ends_it_at_once(traffic: Traffi
     view = await client.release(release.id)
     assert view.release.stage == "rolled_back"
     assert "violations" in view.release.reason
+    assert await checked(client, release.id) == []
+
+
+async def test_a_candidate_whose_every_call_fails_is_rolled_back_while_no_reward_ever_comes(
+    traffic: Traffic, provider: Provider, client: Client
+) -> None:
+    """Outcomes are awaited for ten minutes here; errors are seen within the early guard's second."""
+
+    def fails_candidates(request: dict[str, Any]) -> Outcome:
+        careful = "careful" in request["messages"][0]["content"]
+        return Failure(500, "out of order") if careful else decide(request)
+
+    provider.script = fails_candidates
+    early = {"early_error": {"deadline_s": 1.0}}
+    release = await traffic.start("travel", "v2", policy(0.2, guards=early))
+    began = time.monotonic()
+    for at in range(0, 400, 20):
+        _ = await traffic.run(names(f"r{at}", 20), lambda arm: None)
+        view = await client.release(release.id)
+        if not view.release.live:
+            break
+    view = await traffic.when(release.id, lambda view: not view.release.live)
+    assert time.monotonic() - began < PATIENCE
+    assert view.release.stage == "rolled_back"
+    assert view.release.reason.startswith("guard early_error: e = ")
+    assert (view.release.counted, view.waiting) == (0, view.release.assigned)
+    assert view.waiting_early == view.release.assigned - view.release.early
+    assert 3 <= view.figures["candidate.early"] <= 10
+    assert (view.figures["candidate.early_error"], view.figures["stable.early_error"]) == (0.0, 1.0)
+    before = len(provider.log)
+    await traffic.call("later")
+    assert sent(provider)[before:] == [traffic.text]
     assert await checked(client, release.id) == []
 
 

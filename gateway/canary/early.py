@@ -1,0 +1,73 @@
+"""What is known of a rollout long before its reward: whether it began with an error.
+
+A rollout's turn comes when a call of it has failed, when it has ended or has a reward, or at the guard's deadline,
+whichever is first. What happens later does not change it, so the answer is the same whenever it is looked at. Rollouts
+are counted in the order of their assignment here as well: the deadline is what bounds the wait for the slowest. It is
+at most the deadline of outcomes, so no outcome is counted before its early look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from penstock.gateway.canary.outcomes import Tape, deadline
+from penstock.gateway.model.policy import EARLY
+from penstock.gateway.model.release import Assignment, Early, Pin, Release
+from penstock.gateway.model.rollout import Reward, Rollout, RolloutStatus
+from penstock.gateway.model.span import Span, SpanStatus
+
+FAILED = (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
+
+
+def looked_early(release: Release) -> bool:
+    """Whether its policy has the early guard."""
+    return EARLY in release.policy.guard_alphas
+
+
+def early_deadline(release: Release, assignment: Assignment) -> int:
+    """When an assignment counts with what is known then; ns since the epoch."""
+    own = assignment.assigned_ns + int(release.policy.guards.early_error.deadline_s * 1e9)
+    return min(own, deadline(release, assignment))
+
+
+def look_early(tape: Tape, pins: Iterable[Pin], release: Release, assignment: Assignment, now: int) -> Early | None:
+    """What is known early; None while it is awaited. `pins`: the versions that its rollout was given."""
+    due = early_deadline(release, assignment)
+    seen = Early(seen_ns=now, good=None, counted=release.counted)
+    rollout = tape.rollout(assignment.rollout)
+    if rollout is None:
+        return seen if now >= due else None
+    mixed = any(pin.mixed and pin.release == release.id for pin in pins)
+    if mixed or rollout.status == RolloutStatus.CANCELLED:
+        return seen
+    return _judged(seen, rollout, list(tape.spans(rollout.id)), due, now)
+
+
+def _judged(seen: Early, rollout: Rollout, spans: Sequence[Span], due: int, now: int) -> Early | None:
+    over = min([due, *_ends(rollout, spans)])
+    if any(span.kind == "llm" and span.status in FAILED and _at(span) <= over for span in spans):
+        return seen.model_copy(update={"good": 0.0})
+    if over > now:
+        return None
+    failed = rollout.status == RolloutStatus.FAILED and rollout.ended_ns is not None and rollout.ended_ns <= over
+    return seen.model_copy(update={"good": 0.0 if failed else 1.0})
+
+
+def _ends(rollout: Rollout, spans: Iterable[Span]) -> Iterator[int]:
+    """When it was over: at its end, or, where nobody says that it has ended, with its first reward."""
+    if rollout.ended_ns is not None:
+        yield rollout.ended_ns
+    if rollout.origin != "queued":
+        yield from (_at(span) for span in spans if span.kind == "reward" and Reward.of(span).trusted)
+
+
+def _at(span: Span) -> int:
+    return span.start_ns if span.end_ns is None else span.end_ns
+
+
+def as_of(release: Release, assigned: Iterable[Assignment]) -> list[Assignment]:
+    """Assignments as they were when the release had this state: without early looks that came later."""
+    return [
+        one.model_copy(update={"early": None}) if one.early is not None and one.number > release.early else one
+        for one in assigned
+    ]

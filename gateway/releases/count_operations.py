@@ -1,0 +1,65 @@
+"""What was seen of the rollouts of a release, as operations inside a write transaction.
+
+Both counts go over the assignments in their order and leave none out: the early look is kept with the assignment, the
+outcome in a record of its own. Neither is ever written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from penstock.gateway.model.release import Assignment, Release, Seen
+from penstock.gateway.releases.operations import ReleaseOperations, numbered, outdated
+from penstock.gateway.store.operation import Refused
+from penstock.gateway.store.transaction import Transaction
+
+
+class CountOperations:
+    """What is counted in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._tape = transaction
+        self._releases = ReleaseOperations(transaction)
+
+    def outcomes(self, release: Release, after: int) -> Iterator[tuple[Assignment, Seen]]:
+        """What was counted behind this number."""
+        for number in range(max(0, after) + 1, release.counted + 1):
+            assigned, seen = (self._tape.get(name, numbered(release.id, number)) for name in ("assigned", "seen"))
+            if assigned is not None and seen is not None:
+                yield Assignment.model_validate_json(assigned), Seen.model_validate_json(seen)
+
+    def early_looks(self, release: Release, after: int) -> Iterator[Assignment]:
+        """What was looked at early behind this number."""
+        for number in range(max(0, after) + 1, release.early + 1):
+            assigned = self._tape.get("assigned", numbered(release.id, number))
+            if assigned is not None:
+                yield Assignment.model_validate_json(assigned)
+
+    def look_early(self, name: str, revision: int, looked: Sequence[Assignment]) -> Release:
+        """Keeps what was seen early of the next assignments, in order; nothing is decided by it."""
+        release = self._next(name, revision, "early", [one.number for one in looked])
+        for one in looked:
+            self._tape.put("assigned", numbered(name, one.number), one.model_dump_json().encode())
+        release.early += len(looked)
+        self._releases.put_release(release)
+        return release.model_copy()
+
+    def count(self, name: str, revision: int, seen: Sequence[Seen]) -> Release:
+        """Keeps what was seen of the next assignments, in order; nothing is decided by it."""
+        release = self._next(name, revision, "counted", [one.number for one in seen])
+        for one in seen:
+            self._tape.put("seen", numbered(name, one.number), one.model_dump_json().encode())
+        release.counted += len(seen)
+        self._releases.put_release(release)
+        return release.model_copy()
+
+    def _next(self, name: str, revision: int, counter: str, numbers: Sequence[int]) -> Release:
+        """The release, if these assignments are the next ones of a counter of it."""
+        release = self._releases.stored(name)
+        last = getattr(release, counter)
+        if release.revision != revision:
+            raise outdated(release, revision)
+        if list(numbers) != list(range(last + 1, last + 1 + len(numbers))):
+            message = f"release {name}: assignments {numbers} cannot be counted after {last}"
+            raise Refused("conflict", message, "number")
+        return release
