@@ -24,7 +24,7 @@ from penstock.sidecar.options import RunOptions
 from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
-MOST = 237
+MOST = 240
 APO = ROOT / "docs" / "apo.md"
 
 

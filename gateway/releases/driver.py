@@ -162,6 +162,7 @@ class Driver:
             author=new.author,
         )
         link = entry("start", new.author or "api", new.why or "it was started")
+        link.key = new.key
         now = self._now_ns()
         made = await self._do(lambda transaction: ReleaseOperations(transaction).start(release, link, now))
         self._drive(made.id)
@@ -176,6 +177,7 @@ class Driver:
             # As it is in this very transaction: a person has decided whatever the rules did meanwhile.
             release = ReleaseOperations(transaction).stored(name)
             link = entry(action, said.who or NOBODY, said.why or f"a person said {action}", release.counted)
+            link.key = said.key
             if evidence is not None and release.assigned:
                 weigh(evidence, ReleaseOperations(transaction).outcomes(release, evidence.number))
                 link.evidence = circumstances(evidence, release.split)
