@@ -28,7 +28,7 @@ from penstock.gateway.api import routes
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.operations import Operations
 from penstock.gateway.calls.admission import Admission
-from penstock.gateway.calls.auth import Auth
+from penstock.gateway.calls.auth import Auth, Holder
 from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, load, read_key
 from penstock.gateway.definitions.service import Definitions
@@ -131,9 +131,10 @@ def open_store(
     )
 
 
-def _make_auth(store: Store) -> Auth:
+def _make_auth(store: Store, config: Config) -> Auth:
+    named = [(one.sha256, Holder(one.name, one.role)) for one in config.key]
     try:
-        return Auth(admin_key(), store.secret(), read_key())
+        return Auth(admin_key(), store.secret(), read_key(), named)
     except ValueError as error:
         store.close()
         raise ConfigError(str(error)) from None
@@ -154,7 +155,7 @@ class Gateway:
         self.questions = Questions()
         self.store = open_store(config.data, secrets=self._redactor.own)
         self.feed = Feed(self.store.cursor())
-        self.auth = _make_auth(self.store)
+        self.auth = _make_auth(self.store, config)
         self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed)
         self.state = State(self.metrics, self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.

@@ -38,6 +38,17 @@ def audit_key() -> str | None:
     return os.environ.get(AUDIT_KEY) or None
 
 
+class Key(Section):
+    """`[[key]]`: a named key for the control API. `penstock key` makes one."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """What the audit log calls it: a person's, or a program's."""
+    role: Literal["read", "operate", "release"]
+    """What it opens: `read`, also `operate`, or also `release`."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of the key, in hex; the key itself is written down nowhere."""
+
+
 class Upstream(Section):
     """`[[upstream]]`: a model endpoint."""
 
@@ -218,10 +229,22 @@ class Config(Section):
     limits: Limits = Limits()
     tape: Tape = Tape()
     otlp: Otlp = Otlp()
+    key: list[Key] = Field(default=[])
     upstream: list[Upstream] = Field(default=[])
     route: list[Route] = Field(default=[])
     mcp: Mcp = Mcp()
     policy: list[PolicyRule] = Field(default=[])
+
+    @field_validator("key")
+    @classmethod
+    def _keys_differ(cls, value: list[Key]) -> list[Key]:
+        names = [one.name for one in value]
+        taken = {"admin", "read", *(name for name in names if names.count(name) > 1)}
+        if wrong := [name for name in names if name in taken]:
+            raise ValueError(f"{wrong[0]!r} is the name of another key: choose one of its own")
+        if len({one.sha256 for one in value}) < len(value):
+            raise ValueError("two keys have the same sha256: make one for each name")
+        return value
 
     @field_validator("policy")
     @classmethod

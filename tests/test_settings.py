@@ -26,7 +26,7 @@ from penstock.sidecar.options import RunOptions
 from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
-MOST = 248
+MOST = 251
 APO = ROOT / "docs" / "apo.md"
 
 

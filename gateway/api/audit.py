@@ -32,8 +32,9 @@ async def get_caller(request: web.Request) -> web.Response:
     may change everything."""
     control = request.app[CONTROL]
     # Who may do nothing has not come so far.
-    role = control.auth.role(list(credentials(request.headers))) or "read"
-    return answer(Caller(role=role, version=version("penstock-gateway"), started_ns=control.started_ns))
+    found = control.auth.holder(list(credentials(request.headers)))
+    role, key = ("read", "") if found is None else (found.role, found.name)
+    return answer(Caller(role=role, key=key, version=version("penstock-gateway"), started_ns=control.started_ns))
 
 
 async def get_audit_log(request: web.Request) -> web.Response:

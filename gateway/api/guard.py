@@ -1,10 +1,10 @@
 """What every request to the control API passes before and after its handler.
 
 Before: without an admin key the gateway trusts whoever reaches its loopback port, so the Host header must name the
-loopback. That refuses a web page that rebinds its own name to 127.0.0.1. Then the key is checked: the read key passes
-where nothing is changed, agent tokens never. After: every error becomes one shape of JSON, and every answer carries the
-headers that keep browsers from guessing, framing or caching it. Also here: reading parameters and bodies through
-pydantic, for the same errors.
+loopback. That refuses a web page that rebinds its own name to 127.0.0.1. Then the key is checked: its role must be
+the one that the route needs, or a higher one; agent tokens never pass. After: every error becomes one shape of JSON,
+and every answer carries the headers that keep browsers from guessing, framing or caching it. Also here: reading
+parameters and bodies through pydantic, for the same errors.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from penstock.gateway.api.pages import CursorError
 from penstock.gateway.calls.auth import Auth, credentials, is_token
 from penstock.gateway.http.request import LOOPBACK
 from penstock.gateway.model.answers import ErrorAnswer, Problem
+from penstock.gateway.model.audit import ROLES, Role
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.wording import sentence
 from penstock.gateway.store.directory import TapeError
@@ -81,8 +82,8 @@ class ApiError(Exception):
         )
 
 
-def middleware(auth: Auth, public: frozenset[str], reading: frozenset[str]) -> Any:
-    """The guard of an application; `public` are the paths that need no key, `reading` those whose POST changes nothing.
+def middleware(auth: Auth, public: frozenset[str], needs: Mapping[str, Role]) -> Any:
+    """The guard of an application; `public` are the paths that need no key, `needs` the roles that a POST needs.
 
     What is below `/agent` cannot be reached from outside: the data plane has checked it and sends it there.
     """
@@ -91,8 +92,8 @@ def middleware(auth: Auth, public: frozenset[str], reading: frozenset[str]) -> A
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             if not request.path.startswith(AGENT):
-                what = None if _reads(request, reading) else f"{request.method} {request.path}"
-                check(request.headers, request.path, auth, public, what)
+                what = f"{request.method} {request.path}"
+                check(request.headers, request.path, auth, public, _needs(request, needs), what)
             return await _small(request, await handler(request))
         except Exception as error:
             status, reason, headers, body = refusal(classify(error, request.method, request.path))
@@ -114,10 +115,12 @@ async def _small(request: web.Request, response: web.StreamResponse) -> web.Stre
     return response
 
 
-def _reads(request: web.Request, reading: frozenset[str]) -> bool:
-    """Whether a request changes nothing. A path may be written with escapes, so the route is asked."""
+def _needs(request: web.Request, needs: Mapping[str, Role]) -> Role:
+    """The role that a request needs. A path may be written with escapes, so the route is asked."""
+    if request.method in ("GET", "HEAD"):
+        return "read"
     resource = request.match_info.route.resource
-    return request.method in ("GET", "HEAD") or (resource is not None and resource.canonical in reading)
+    return "operate" if resource is None else needs.get(resource.canonical, "operate")
 
 
 def check(
@@ -125,11 +128,13 @@ def check(
     path: str,
     auth: Auth,
     public: frozenset[str] = frozenset(),
-    what: str | None = None,
-) -> None:
-    """Raises `ApiError` when a request may not pass. `what`: what the read key does not open; None for what it does."""
+    needs: Role = "read",
+    what: str = "it",
+) -> str:
+    """The name of the key that a request comes with; raises `ApiError` when it may not pass. `needs`: the least role
+    that opens `what`."""
     _check_host(headers.get("Host", ""), auth)
-    _check_key(list(credentials(headers)), path, auth, path in public, what)
+    return _check_key(list(credentials(headers)), path, auth, "public" if path in public else needs, what)
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -190,15 +195,18 @@ def _check_host(host: str, auth: Auth) -> None:
         raise ApiError(403, "without an admin key the control API answers to local names only", "Host", host, allowed)
 
 
-def _check_key(presented: Sequence[str], path: str, auth: Auth, public: bool, what: str | None) -> None:
+def _check_key(presented: Sequence[str], path: str, auth: Auth, needs: Role | Literal["public"], what: str) -> str:
     if any(map(is_token, presented)) and path.startswith(("/api", "/metrics")):
         raise ApiError(403, "an agent token opens the data plane for its own rollout only, never the control API")
-    role = auth.role(presented)
-    if public or role == "admin" or (role == "read" and what is None):
-        return
-    if role == "read":
-        message = f"this key may only read, and does not open {what}; PENSTOCK_ADMIN_KEY is the key that changes things"
-        raise ApiError(403, message, "Authorization")
+    found = auth.holder(presented)
+    if needs == "public":
+        return "" if found is None else found.name
+    enough = ROLES[ROLES.index(needs) :]
+    if found is not None and found.role in enough:
+        return found.name
+    if found is not None:
+        message = f"the key {found.name!r} has the role {found.role!r}; {what} needs {' or '.join(map(repr, enough))}"
+        raise ApiError(403, message, "Authorization", found.role, enough)
     if presented:
         raise ApiError(401, f"this is not the gateway's admin key; {_KEY_COMES_FROM}", "Authorization")
     raise ApiError(401, f"the admin key is missing; {_KEY_COMES_FROM}", "Authorization")

@@ -22,6 +22,7 @@ from pydantic.json_schema import models_json_schema
 
 from penstock.gateway.api.filter import FIELDS
 from penstock.gateway.model.answers import ErrorAnswer
+from penstock.gateway.model.audit import Role
 
 REF = "#/components/schemas/{model}"
 OCTETS, EVENTS, HTML, TEXT = "application/octet-stream", "text/event-stream", "text/html", "text/plain"
@@ -64,6 +65,14 @@ class Route:
     """True when no key is needed."""
     reads: bool = False
     """True for a POST that changes nothing: the read key opens it, as it opens every GET."""
+
+    @property
+    def needs(self) -> Role:
+        """The least role of a key that opens it. Runs of a rehearsal are taken as work is."""
+        if self.reads or self.method in ("GET", "HEAD"):
+            return "read"
+        released = self.path.startswith(("/api/resources/", "/api/releases/")) and self.name != "rehearse"
+        return "release" if released else "operate"
 
     @property
     def description(self) -> str:

@@ -20,7 +20,7 @@ from penstock.gateway.api.context import Control
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.request import Request
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import Asked, Said
 
 Ids = Mapping[str, str]
 """Ids of a path by their names there, checked."""
@@ -79,15 +79,16 @@ class Operations:
         self, client: ClientConnection, request: Request, route: Route, ids: dict[str, str], trusted: bool
     ) -> None:
         headers = CIMultiDict[str]((name.decode(), value.decode("latin-1")) for name, _, value in request.headers)
+        key = ""
         try:
             if not trusted:
-                what = None if route.reads else f"{route.method} {route.path}"
-                guard.check(headers, route.path, self._control.auth, what=what)
+                what = f"{route.method} {route.path}"
+                key = guard.check(headers, route.path, self._control.auth, needs=route.needs, what=what)
             content_type, body = headers.get("Content-Type", ""), request.body()
             if route.body is Said and not body and content_type in _UNTYPED and "Origin" not in headers:
                 # Nothing to say, and no web page says it: a page's request names its origin.
                 content_type, body = "application/json", b"{}"
-            found = await operate(self._control, route, ids, content_type, body)
+            found = await operate(self._control, route, ids, content_type, body, key)
             head, body = b"HTTP/1.1 200 OK\r\n" + _HEADERS, found.model_dump_json().encode()
             if compression.is_due(headers, len(body)):
                 head, body = head + _PACKED, await compression.packed(body)
@@ -119,10 +120,13 @@ class _Running:
         """See `hold`."""
 
 
-async def operate(control: Control, route: Route, ids: Ids, content_type: str, body: bytes) -> BaseModel:
-    """Checks what was asked and does it; raises `ApiError`, `Refused` or `TapeError`."""
+async def operate(control: Control, route: Route, ids: Ids, content_type: str, body: bytes, key: str = "") -> BaseModel:
+    """Checks what was asked and does it; raises `ApiError`, `Refused` or `TapeError`. `key`: name of the key that it
+    came with."""
     assert route.body is not None
     asked = guard.body_of(content_type, body, route.body)
+    if isinstance(asked, Asked):
+        asked.came_with(key)
     for name, value in ids.items():
         guard.check_id(name, value)
     return await route.handler(control, ids, asked)

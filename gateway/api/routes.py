@@ -54,7 +54,7 @@ from penstock.gateway.model.answers import (
     Token,
     TokenRequest,
 )
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import Role, Said
 from penstock.gateway.model.base import Mode, Noun
 from penstock.gateway.model.queue import (
     ClaimAnswer,
@@ -285,9 +285,9 @@ def make_control(control: Control) -> web.Application:
     Its `shutdown` must be called when the gateway stops: it ends the followers.
     """
     public = frozenset(route.path for route in ROUTES if route.public)
-    reading = frozenset(route.path for route in ROUTES if route.reads)
+    needs: dict[str, Role] = {route.path: route.needs for route in ROUTES if route.method == "POST"}
     # How large a body may be is decided where it comes in.
-    app = web.Application(middlewares=[guard.middleware(control.auth, public, reading)], client_max_size=0)
+    app = web.Application(middlewares=[guard.middleware(control.auth, public, needs)], client_max_size=0)
     app[CONTROL] = control
     for route in ROUTES:
         app.router.add_route(route.method, route.path, route.handler if route.body is None else _operated(route))

@@ -1,11 +1,11 @@
-"""Who may do what: an admin key and a read key for the control API, and agent tokens that open the data plane for one
-rollout.
+"""Who may do what: keys for the control API, each with a name and a role, and agent tokens that open the data plane for
+one rollout.
 
 A token is stateless: `pst_` and the base64 of expiry, rollout and their HMAC-SHA256 under the gateway's secret. It
 needs no storage and cannot be revoked alone; a new secret ends them all. Without an admin key everybody who reaches the
 port is admin (the gateway then listens on loopback only), except a request with an agent token: that opens only its
-rollout, whatever else the gateway allows. The read key opens what changes nothing, and no calls. Pure: the caller
-brings headers and the clock.
+rollout, whatever else the gateway allows. Of named keys only the SHA-256 is known here, which is enough: they are made
+at random (`make_key`). Only the admin key opens calls. Pure: the caller brings headers and the clock.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ import binascii
 import hashlib
 import hmac
 import re
+import secrets
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from penstock.gateway.model.audit import Role
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.server_settings import ADMIN_KEY, READ_KEY
 
 PREFIX = "pst_"
+KEY_PREFIX = "pst_key_"
+"""What named keys begin with: they are masked as agent tokens are. No token begins so, because each begins with the
+highest bytes of its expiry, which are zero."""
 PURPOSE = b"penstock agent token 1\0"
 _KEY_HEADERS = ("authorization", "x-api-key")
 _KEY_LENGTHS = frozenset(map(len, _KEY_HEADERS))
@@ -35,10 +40,36 @@ class AuthError(Exception):
     """A token that does not open anything; the text says why."""
 
 
+class Holder(NamedTuple):
+    """Whoever has a key."""
+
+    name: str
+    """Name of the key; empty for everybody where there is none."""
+    role: Role
+    """What it may do."""
+
+
+def make_key() -> str:
+    """A new key to be named."""
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def key_hash(key: str) -> str:
+    """What is kept of a named key: SHA-256; hex."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
 class Auth:
     """The gateway's keys."""
 
-    def __init__(self, admin_key: str | None, secret: bytes, read_key: str | None = None) -> None:
+    def __init__(
+        self,
+        admin_key: str | None,
+        secret: bytes,
+        read_key: str | None = None,
+        named: Iterable[tuple[str, Holder]] = (),
+    ) -> None:
+        """`named`: the hash of each named key, and whoever has it."""
         for name, key in ((f"admin key ({ADMIN_KEY})", admin_key), (f"read key ({READ_KEY})", read_key)):
             if key is not None and (not key or key.startswith(PREFIX)):
                 raise ValueError(f"the {name} must not be empty nor start with {PREFIX!r}, which marks agent tokens")
@@ -46,6 +77,12 @@ class Auth:
             raise ValueError(
                 f"{READ_KEY} is set and {ADMIN_KEY} is not: without an admin key everybody may change everything, so a "
                 f"read key protects nothing; set {ADMIN_KEY} too, or unset {READ_KEY}"
+            )
+        self._named = dict(named)
+        if self._named and admin_key is None:
+            raise ValueError(
+                f"there are named keys and {ADMIN_KEY} is not set: without an admin key everybody may change "
+                f"everything, so they protect nothing; set {ADMIN_KEY} too"
             )
         if read_key is not None and read_key == admin_key:
             raise ValueError(f"{READ_KEY} is the same as {ADMIN_KEY}, which changes things: choose another read key")
@@ -84,15 +121,21 @@ class Auth:
 
     def is_admin(self, headers: Mapping[str, str]) -> bool:
         """True when the request may change things at the control API."""
-        return self.role(list(credentials(headers))) == "admin"
+        found = self.holder(list(credentials(headers)))
+        return found is not None and found.role == "admin"
 
-    def role(self, presented: Sequence[str]) -> Role | None:
-        """What these keys, all that a request presents, may do at the control API; None: nothing."""
+    def holder(self, presented: Sequence[str]) -> Holder | None:
+        """Who has these keys, all that a request presents; None: nobody whom the control API knows."""
         if any(map(is_token, presented)):
             return None
-        if self.admin_key is None or _presents(presented, self.admin_key):
-            return "admin"
-        return "read" if self.read_key is not None and _presents(presented, self.read_key) else None
+        if self.admin_key is None:
+            return Holder("", "admin")
+        if _presents(presented, self.admin_key):
+            return Holder("admin", "admin")
+        if self.read_key is not None and _presents(presented, self.read_key):
+            return Holder("read", "read")
+        hashes = (key_hash(key) for key in presented if key.startswith(KEY_PREFIX))
+        return next((found for it in hashes if (found := self._named.get(it)) is not None), None)
 
     def _sign(self, payload: bytes) -> bytes:
         mac = self._mac.copy()
@@ -120,7 +163,7 @@ def _presents(presented: Sequence[str], key: str) -> bool:
 
 def is_token(credential: str) -> bool:
     """True for what claims to be an agent token, good or bad."""
-    return credential.startswith(PREFIX)
+    return credential.startswith(PREFIX) and not credential.startswith(KEY_PREFIX)
 
 
 def _decode(token: str) -> bytes:

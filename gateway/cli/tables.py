@@ -64,6 +64,10 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.adapters.commands:samples",
         "Write training data made from rollouts: token samples, conversations, preferences or triplets.",
     ),
+    "key": Command(
+        "penstock.gateway.cli.keys:make",
+        "Make a named key for the control API: the key, and what penstock.toml keeps of it.",
+    ),
     "token": Command(
         "penstock.gateway.cli.reading:token",
         "Make an agent token: the API key of an agent that may speak for one rollout and nothing else.",
@@ -325,6 +329,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "policy",
         "tui",
         "token",
+        "key",
         "completion",
     ),
     "Work": (

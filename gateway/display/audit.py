@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import ago, plain
+from penstock.gateway.display.text import ago, asked_by, plain
 from penstock.gateway.model.audit import AuditEntry
 
 ENTRIES = (
@@ -19,5 +19,6 @@ def entries(rows: Iterable[AuditEntry], now_ns: int) -> Listing:
     made = Listing(*ENTRIES)
     for one in rows:
         what = one.action.replace("_", " ")
-        made.add_row(str(one.number), ago(one.at_ns, now_ns), plain(one.who), what, plain(one.target), plain(one.why))
+        asked = ago(one.at_ns, now_ns), plain(asked_by(one.who, one.key))
+        made.add_row(str(one.number), *asked, what, plain(one.target), plain(one.why))
     return made

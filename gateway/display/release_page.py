@@ -28,7 +28,7 @@ from penstock.gateway.display.release_summary import (
     waits,
 )
 from penstock.gateway.display.svg import Chart, legend, svg, text
-from penstock.gateway.display.text import duration, moment
+from penstock.gateway.display.text import asked_by, duration, moment
 from penstock.gateway.model.release import Entry, ReleaseView
 from penstock.gateway.model.resource import GATEWAY
 
@@ -163,7 +163,7 @@ def _chain(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _link(entry: Entry, since: str) -> str:
-    who = "by the rules" if entry.who == GATEWAY else f"by {entry.who}"
+    who = "by the rules" if entry.who == GATEWAY else f"by {asked_by(entry.who, entry.key)}"
     what = f"<strong>{text(stage_name(entry.after))}</strong>: {text(entry.action.replace('_', ' '))} {text(who)}"
     at = moment(entry.at_ns)[:19]
     when = f'<time datetime="{at.replace(" ", "T")}Z">{at}</time><span class="dim">{text(since)}</span>'

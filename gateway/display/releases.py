@@ -26,7 +26,7 @@ from penstock.gateway.display.release_summary import (
     waits,
 )
 from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import age, clean, joined, moment, plain
+from penstock.gateway.display.text import age, asked_by, clean, joined, moment, plain
 from penstock.gateway.model.release import Entry, Release, ReleaseView
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.wording import counted
@@ -134,7 +134,7 @@ def bar(value: float, limit: float, size: int = BAR) -> str:
 
 def entry(one: Entry) -> Text:
     """A link of the chain on a line."""
-    who = "by the rules" if one.who == GATEWAY else f"by {clean(one.who)}"
+    who = "by the rules" if one.who == GATEWAY else f"by {clean(asked_by(one.who, one.key))}"
     what = f"{one.action.replace('_', ' ')} → {stage_name(one.after)}"
     split = f"{one.split:.0%}" if one.after == "canary" else ""
     return joined(Text(moment(one.at_ns)[:19], style="dim"), clean(what), split, who, clean(one.why))

@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.text import Text
 
+from penstock.gateway.model.audit import NOBODY
+
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
 _VISIBLE = (
     {n: chr(0x2400 + n) for n in range(32) if n not in (9, 10)}
@@ -75,6 +77,13 @@ def abbreviate(text: str, limit: int | None) -> str:
         return text
     line = " ".join(text.split())
     return line if len(line) <= limit + 20 else f"{line[:limit].rstrip()} … {len(line) - limit:,} characters more"
+
+
+def asked_by(who: str, key: str) -> str:
+    """Who asked for a change: the name of the key, which is known, and what was only claimed."""
+    if not key:
+        return f"{who} (claimed)"
+    return key if who in (key, NOBODY) else f"{key} (says {who})"
 
 
 def joined(*pieces: str | Text) -> Text:

@@ -37,7 +37,8 @@ class OwnPool(HostedPool):
             raise ClientFault(403, "control", "an agent token opens its own rollout only, never Penstock's own tools")
         named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
         try:
-            guard.check({**named, "Host": named.get("host", "")}, "/api", self._auth, what="Penstock's own tools")
+            asked = {**named, "Host": named.get("host", "")}
+            guard.check(asked, "/api", self._auth, needs="admin", what="Penstock's own tools")
         except guard.ApiError as error:
             raise ClientFault(error.status, "control", str(error), error.problem.field) from None
 

@@ -1,25 +1,42 @@
 """Who asks, and who changed what: the audit log of a gateway.
 
-A request that changes something may say who wants it and why. Both are what the client says of itself: whoever has the
-admin key can give any name.
+A request that changes something may say who wants it and why. Both are what the client says of itself, and only
+claimed. What is known is the name of the key that it came with.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.resource import Person
 
-Role = Literal["admin", "read"]
-"""What a key may do: everything, or only read."""
+Role = Literal["read", "operate", "release", "admin"]
+"""What a key may do: only read; also operate the queue, upstreams and tools, and make agent tokens; also register
+versions and decide about releases; everything, calls included. Each may do what those before it may."""
+ROLES: tuple[Role, ...] = get_args(Role)
 NOBODY: Final = "api"
 """Stands for who has not said a name."""
 
 
-class Said(Noun):
+class Asked(Noun):
+    """A change that is asked for, and the key that it came with. Only the gateway sets the key: it is no field."""
+
+    _key: str = PrivateAttr(default="")
+
+    @property
+    def key(self) -> str:
+        """Name of the key; empty where the gateway has none."""
+        return self._key
+
+    def came_with(self, key: str) -> None:
+        """Notes the key."""
+        self._key = key
+
+
+class Said(Asked):
     """Who wants a change, and why."""
 
     who: Person = ""
@@ -37,6 +54,8 @@ class Caller(Noun):
 
     role: Role
     """What its key may do. Without keys everybody is `admin`."""
+    key: str = ""
+    """Name of its key; empty where the gateway has none."""
     version: str
     """Version of the gateway."""
     started_ns: int
@@ -51,7 +70,9 @@ class AuditEntry(Noun):
     at_ns: int
     """When; ns since the epoch."""
     who: str
-    """Who, as the request said; `api` where it did not say."""
+    """Who, as the request claimed; `api` where it did not say."""
+    key: str = ""
+    """Name of the key that it came with; empty where the gateway has none."""
     action: str
     """What was done: `cancel_rollout`, `requeue_rollout`, `open_queue`, `pause_queue`, `drain_queue`, `pause_upstream`,
     `open_upstream`, `approve_definitions`, `approve_call`, `refuse_call`; of a release `start_release`,

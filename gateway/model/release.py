@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
+from penstock.gateway.model.audit import Asked
 from penstock.gateway.model.base import Id, Noun
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.policy import Policy, frozen, thawed
@@ -120,7 +121,9 @@ class Entry(Noun):
     at_ns: int
     """When."""
     who: str
-    """Who did it; `gateway` for what was decided by the rules."""
+    """Who did it, as was claimed; `gateway` for what was decided by the rules."""
+    key: str = ""
+    """Name of the key that it was asked for with; empty for the rules, and where the gateway has no keys."""
     action: str
     """What was done: `start`, `check`, `replay`, `shadow`, `canary`, `advance`, `approve`, `promote`, `roll_back`,
     `hold`, `resume`, `abort`."""
@@ -256,7 +259,7 @@ ENDED: frozenset[Stage] = frozenset({"promoted", "rolled_back", "aborted"})
 """Stages that no release leaves."""
 
 
-class NewRelease(Noun):
+class NewRelease(Asked):
     """A release to start."""
 
     candidate: Id

@@ -164,6 +164,7 @@ class Driver:
             author=new.author,
         )
         link = entry("start", new.author or "api", new.why or "it was started")
+        link.key = new.key
         now = self._now_ns()
         made = await self._do(lambda transaction: ReleaseOperations(transaction).start(release, link, now))
         self._drive(made.id)
@@ -179,6 +180,7 @@ class Driver:
             release = ReleaseOperations(transaction).stored(name)
             who, why = said.who or NOBODY, said.why or f"a person said {action}"
             link = entry(action, who, why, release.counted, release.early)
+            link.key = said.key
             if evidence is not None and release.assigned:
                 weigh(evidence, CountOperations(transaction).outcomes(release, evidence.number))
                 weigh_early(evidence, CountOperations(transaction).early_looks(release, evidence.early))

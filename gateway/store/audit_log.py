@@ -46,6 +46,7 @@ class Change(BaseModel):
 
     at_ns: int = 0
     who: str = ""
+    key: str = ""
     action: str = ""
     target: str = ""
     why: str = ""
@@ -56,7 +57,7 @@ class Change(BaseModel):
 def write(tape: Transaction, said: Said, action: str, target: str, now: int) -> None:
     """Writes down a change. Known secrets are taken out of what its author says."""
     who, why = map(tape.secrets.text, (said.who, said.why))
-    _append(tape, Change(at_ns=now, who=who or NOBODY, action=action, target=target, why=why))
+    _append(tape, Change(at_ns=now, who=who or NOBODY, key=said.key, action=action, target=target, why=why))
 
 
 def point(tape: Transaction, release: str, number: int) -> None:
@@ -80,8 +81,9 @@ def entry_of(view: View, key: bytes, record: bytes) -> AuditEntry:
     link = Entry.model_validate_json(stored)
     action = f"{link.action}_release"
     return AuditEntry(
-        number=number, at_ns=link.at_ns, who=link.who, action=action, target=change.link.release, why=link.why
-    )
+        number=number, at_ns=link.at_ns, who=link.who, key=link.key, action=action, target=change.link.release,
+        why=link.why,
+    )  # fmt: skip
 
 
 class AuditLog:

@@ -22,6 +22,8 @@ from penstock.gateway.model.answers import ErrorAnswer
 ADMIN, READ = "the-key-of-the-owner-1", "the-key-of-a-guest-2"
 KEYS = {"PENSTOCK_ADMIN_KEY": ADMIN, "PENSTOCK_READ_KEY": READ}
 
+NEEDS = {"operate": "'operate' or 'release' or 'admin'", "release": "'release' or 'admin'"}
+
 
 @pytest.fixture
 async def keyed(start_gateway: StartGateway, provider: Provider) -> Gateway:
@@ -60,7 +62,7 @@ async def test_it_opens_what_changes_nothing(keyed: Gateway, guest: aiohttp.Clie
         else:
             assert (status, message) == (
                 403,
-                f"this key may only read, and does not open {name}; PENSTOCK_ADMIN_KEY is the key that changes things",
+                f"the key 'read' has the role 'read'; {name} needs {NEEDS[route.needs]}",
             )
             closed.append(name)
     assert [name for name in opened if name.startswith("POST")] == ["POST /api/policy/test"]
@@ -98,7 +100,7 @@ async def test_who_am_i(keyed: Gateway, start_gateway: StartGateway) -> None:
             await other.whoami()
         assert refused.value.status == 401
         token = await owner.make_token("r1")
-        with pytest.raises(ClientError, match="this key may only read, and does not open POST /api/tokens"):
+        with pytest.raises(ClientError, match="the key 'read' has the role 'read'; POST /api/tokens needs 'operate'"):
             await reader.make_token("r1")
     async with Client(keyed.url, token.token) as agent:
         with pytest.raises(ClientError, match="an agent token opens the data plane for its own rollout only"):
@@ -113,7 +115,7 @@ async def test_commands_take_the_key_that_is_there(keyed: Gateway) -> None:
     assert (await shell.run("queue", PENSTOCK_READ_KEY=READ)).code == 0
     done = await shell.run("pause", PENSTOCK_READ_KEY=READ)
     assert done.code == 1
-    assert "this key may only read, and does not open POST /api/queue" in done.err
+    assert "the key 'read' has the role 'read'; POST /api/queue needs 'operate' or 'release' or 'admin'" in done.err
     assert (await shell.run("pause", PENSTOCK_READ_KEY=READ, PENSTOCK_ADMIN_KEY=ADMIN)).code == 0
 
 
