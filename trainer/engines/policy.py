@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import shutil
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final, cast
@@ -58,11 +59,7 @@ class Policy:
         check_paths(self.config)
         # Its bars would be drawn over what the run shows.
         logging.disable_progress_bar()
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=torch.float32 if self.full else self.dtype,
-            local_files_only=True,
-        )
+        model = _pretrained(path, torch.float32 if self.full else self.dtype)
         if engine.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
         return model if self.full else _adapted(model, self.config)
@@ -178,6 +175,24 @@ def _batch(ids: Any, positions: Any) -> MicroBatch:
     return MicroBatch(ids, positions, zeros, columns, nothing, nothing, nothing, zeros, zeros)
 
 
+def _pretrained(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        made: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+    # Files can be wrong in as many ways as there are formats: SafetensorError, OSError, ValueError, RuntimeError.
+    except Exception as error:
+        raise ConfigError(
+            f"model.path: the model in {path} cannot be loaded ({type(error).__name__}: {first_line(error)}); its "
+            "files are incomplete, damaged or of another kind: copy them again"
+        ) from None
+    return made
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, as one line that is not too long."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no reason is given"
+
+
 def check_paths(config: Config) -> None:
     """Raises `ConfigError` unless the model and the adapter to begin with are where the configuration says."""
     path, adapter = config.model.path, config.model.adapter
@@ -202,7 +217,8 @@ def fill_adapter(directory: Path, config: Any, weights: dict[str, Tensor]) -> No
 def _adapted(model: PreTrainedModel, config: Config) -> torch.nn.Module:
     wanted = config.model
     if wanted.adapter is not None:
-        return PeftModel.from_pretrained(model, str(wanted.adapter), is_trainable=True, local_files_only=True)
+        return _with_adapter(model, wanted.adapter)
+    _check_targets(model, wanted.targets)
     made = LoraConfig(
         task_type="CAUSAL_LM",
         r=wanted.rank,
@@ -212,4 +228,39 @@ def _adapted(model: PreTrainedModel, config: Config) -> torch.nn.Module:
     with warnings.catch_warnings():
         # peft asks transformers for an attribute by its former name.
         warnings.simplefilter("ignore", FutureWarning)
-        return get_peft_model(model, made)
+        try:
+            return get_peft_model(model, made)
+        except ValueError as error:
+            raise _wrong_targets(model, f"{wanted.targets!r} do not fit this model: {first_line(error)}") from None
+
+
+def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
+    """PEFT is content with one that fits."""
+    if isinstance(targets, str):
+        return
+    names = [name for name, _ in model.named_modules()]
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in names):
+            raise _wrong_targets(model, f"this model has no module {target!r}")
+
+
+def _wrong_targets(model: PreTrainedModel, what: str) -> ConfigError:
+    names = sorted({name.rpartition(".")[2] for name, one in model.named_modules() if _linear(one)})
+    return ConfigError(
+        f'model.targets: {what}; its linear modules are {", ".join(names)}, "all-linear" are all of them'
+    )
+
+
+def _linear(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.Linear)
+
+
+def _with_adapter(model: PreTrainedModel, adapter: Path) -> torch.nn.Module:
+    try:
+        return PeftModel.from_pretrained(model, str(adapter), is_trainable=True, local_files_only=True)
+    # As for the model's own files, and where it was made for another model.
+    except Exception as error:
+        raise ConfigError(
+            f"model.adapter: the adapter in {adapter} cannot be loaded ({type(error).__name__}: {first_line(error)}); "
+            "its files are damaged, or it is of another model"
+        ) from None
