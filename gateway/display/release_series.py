@@ -55,7 +55,7 @@ class Point(NamedTuple):
 
 def series(release: Release, history: History, most: int = MOST) -> list[Point]:
     """The evidence as it grew, evenly thinned to about `most` points; the last one is always there."""
-    canary, points = Canary(release.policy, release.margin), list[Point]()
+    canary, points = Canary.of(release), list[Point]()
     every = max(1, -(-len(history.seen) // most))
     looks = sum(one.early is not None for one in history.assigned)
     last = -1

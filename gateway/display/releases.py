@@ -18,6 +18,7 @@ from penstock.gateway.display.release_summary import (
     left_out,
     measures,
     moves,
+    passes,
     path,
     share,
     stage_name,
@@ -71,7 +72,8 @@ def status(
     release = view.release
     pieces: list[RenderableType] = [_head(release, now_ns), _way(path(release, audit)), plain(release.reason)]
     if release.assigned:
-        pieces += [Text(), _arms(view, awaited), *_notes(view), Text(), _evidence(measures(release, view.figures))]
+        found = [*measures(release, view.figures), *passes(release, view.figures)]
+        pieces += [Text(), _arms(view, awaited), *_notes(view), Text(), _evidence(found)]
     pieces += [Text(), *(joined("waits for", clean(one)) for one in waits(view))]
     return Group(*pieces, *(entry(one) for one in audit[-last:]))
 
@@ -106,6 +108,8 @@ def _arms(view: ReleaseView, awaited: tuple[int, int] | None) -> Listing:
 
 
 def _notes(view: ReleaseView) -> Iterator[Text]:
+    for warning in view.warnings:
+        yield joined(Text("warning", "bold yellow"), clean(warning))
     if (shown := difference(view)) is not None:
         yield joined("difference", shown)
     if left := left_out(view.release, view.figures):
@@ -117,7 +121,9 @@ def _evidence(found: Iterable[Measure]) -> Listing:
     for one in found:
         then = Text(one.follows)
         if one.crossed:
-            then = Text(f"{one.follows} (reached)", "bold green" if one.follows == "promotes" else "bold red")
+            then = Text(
+                f"{one.follows} (reached)", "bold green" if one.follows in ("promotes", "passes") else "bold red"
+            )
         made.add_row(plain(one.name), bar(one.value, one.limit), f"{one.value:.3g}", f"{one.limit:g}", then)
     return made
 

@@ -195,6 +195,8 @@ class Release(Noun):
     """Mean goodness of the stable version's rewards before the start, where the margin is a share of it."""
     margin: float = 0.0
     """Loss of goodness that is excluded before it is promoted: the `d` of the statistics."""
+    guard_margins: dict[str, float] = Field(default_factory=dict[str, float])
+    """The same by guard."""
     salt: str = ""
     """What makes its assignment independent of every other's."""
     author: str = ""
@@ -239,7 +241,7 @@ class Release(Noun):
 
     def config(self) -> str:
         """SHA-256 of what it is: hex."""
-        fields = {"resource", "stable", "candidate", "only", "policy", "margin", "salt"}
+        fields = {"resource", "stable", "candidate", "only", "policy", "margin", "guard_margins", "salt"}
         # Those of releases from before there were companions must stay what they are.
         fields |= {"companions", "companions_stable"} if self.companions else set()
         return digest("", self.model_dump(mode="json", include=fields))
@@ -284,6 +286,8 @@ class ReleaseView(Noun):
     """The oldest of those whose outcome is awaited."""
     oldest_ns: int | None = None
     """When it was assigned."""
+    warnings: list[str] = Field(default_factory=list[str])
+    """What a person should know before trusting the figures, a sentence each."""
     rewarded: int = 0
     """Counted rollouts with a reward on the candidate, of the stage of the canary that it is in."""
     doing: str | None = None

@@ -48,7 +48,7 @@ from penstock.gateway.store.environment import DATABASES
 
 SHORT = (
     "\n".join(f'{stage} = "skip"' for stage in SKIP)
-    + "\nmargin_absolute = 0.1\n[[stages]]\nsplit = 0.5\nrollouts = 3\n"
+    + "\nmargin_absolute = 0.1\nguards.margin = 0.3\n[[stages]]\nsplit = 0.5\nrollouts = 3\n"
 )
 
 
