@@ -58,7 +58,7 @@ def series(release: Release, history: History, most: int = MOST) -> list[Point]:
     canary, points = Canary.of(release), list[Point]()
     every = max(1, -(-len(history.seen) // most))
     looks = sum(one.early is not None for one in history.assigned)
-    last = -1
+    last = 0
     for number, early, _, person in stepped(canary, history.assigned, history.seen, history.audit):
         ended = (number, early) == (len(history.seen), looks)
         if not person and (ended or (number > last and number % every == 0)):

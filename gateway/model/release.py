@@ -269,6 +269,29 @@ class NewRelease(Noun):
     """Why, in a sentence."""
 
 
+class Forecast(Noun):
+    """What a release with an equal candidate is likely to take; shares are of the releases that were played."""
+
+    played: int = 0
+    """Releases that were played with the stable's past; 0 where that says too little, and nothing else is known."""
+    past: int = 0
+    """Rollouts of the stable version before the start that they were drawn from."""
+    mean: float | None = None
+    """Mean goodness of their rewards."""
+    rollouts: int | None = None
+    """Rollouts until it is decided or held: half of the played releases took fewer."""
+    per_day: float | None = None
+    """Rollouts a day before the start; None where that is not known."""
+    days: float | None = None
+    """Days until then at this traffic."""
+    promoted: float | None = None
+    """Share that was promoted."""
+    rolled_back: float | None = None
+    """Share that was rolled back."""
+    held: float | None = None
+    """Share that was held, most often because it was undecided at the horizon."""
+
+
 class ReleaseView(Noun):
     """A release with what its evidence says now."""
 

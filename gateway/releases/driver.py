@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from penstock.gateway.canary.decision import Canary, figures, hard_stop
 from penstock.gateway.canary.early import looked_early
+from penstock.gateway.canary.forecast import forecast
 from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.outcomes import is_hard
 from penstock.gateway.canary.past import Past, PastReader
@@ -26,7 +27,7 @@ from penstock.gateway.canary.verify import OUT_OF_TURN, circumstances, weigh, we
 from penstock.gateway.canary.warnings import warnings
 from penstock.gateway.model.audit import NOBODY, Said
 from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import Assignment, NewRelease, Release, ReleaseView, Stage
+from penstock.gateway.model.release import Assignment, Forecast, NewRelease, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.canary_counter import Counting
@@ -166,9 +167,15 @@ class Driver:
         self._drive(made.id)
         return made
 
-    def _past(self, policy: Policy, resource: str, version: str) -> Past:
-        """What the stable version did in the newest rollouts."""
-        newest = islice((rollout for _, rollout in self.tape.rollouts()), HISTORY)
+    def forecast(self, release: Release) -> Forecast:
+        """What it is likely to take, from what the stable version did before its start."""
+        past = self._past(release.policy, release.resource, release.stable, release.created_ns)
+        return forecast(release, past)
+
+    def _past(self, policy: Policy, resource: str, version: str, before_ns: int | None = None) -> Past:
+        """What the stable version did in the newest rollouts, or in the newest before a time."""
+        every = (one for _, one in self.tape.rollouts() if before_ns is None or one.created_ns < before_ns)
+        newest = islice(every, HISTORY)
         return PastReader(self.tape, self.reader.pins, policy, resource, version, self._now_ns()).read(newest)
 
     async def decide(self, name: str, action: str, said: Said) -> Release:
