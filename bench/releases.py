@@ -25,56 +25,20 @@ from itertools import accumulate
 from math import comb
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from bench import release_peers, release_plots
 from bench.release_peers import Peer
+from bench.release_scenarios import CAUGHT, DROPS, HORIZON, PROMISED, RATE, SCENARIOS, Scenario
 from bench.store import Figure, report
 from penstock.gateway.canary.decision import Canary
 from penstock.gateway.canary.evidence import Observation
-from penstock.gateway.model.policy import SRM_ALPHA, Guard, Guards, Policy, Stage
+from penstock.gateway.model.policy import EARLY, Stage
 
 OUT = Path(__file__).parent / "out" / "releases.json"
-HORIZON = 6000
-RATE = 0.7
-MARGIN = 0.1 * RATE
 CHUNK = 25
 ROLLED_BACK = "share of releases rolled back"
-
 NONE: dict[str, float] = {}
-OFF = Guards(error=Guard(alpha=0), violation=Guard(alpha=0), missing=Guard(alpha=0))
-PLAIN = Policy(alpha=0.05, guards=OFF, hold_split=True, horizon=HORIZON)
-HALF = PLAIN.model_copy(update={"stages": [Stage(split=0.5)]})
-ERRORS = Policy(guards=Guards(violation=Guard(alpha=0), missing=Guard(alpha=0)), hold_split=True, horizon=HORIZON)
-WHOLE = Policy(horizon=HORIZON)
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A world in which releases are tried."""
-
-    policy: Policy = PLAIN
-    srm_alpha: float = SRM_ALPHA
-    rates: tuple[float, float] = (RATE, RATE)
-    """Mean reward of (stable, candidate)."""
-    errors: tuple[float, float] | None = None
-    """Error rates, where there is a guard on them."""
-    drift: float = 0.0
-    """Share of both rates that is lost from the first to the last rollout."""
-    checks: int = 1
-    """The reward is the share of so many checks that pass."""
-    tasks: int = 0
-    """Tasks that are repeated; half of the variance lies between them."""
-    running: float = 0.0
-    """Rollouts that run at the same time; how long each takes is exponential."""
-    haste: float = 1.0
-    """How many times faster a failure of the candidate ends."""
-    by_completion: bool = False
-    """Whether they are looked at in the order in which they end: the mistake that assignment order avoids."""
-    peers: str = ""
-    """Rules that see the same rollouts: `ramp` or `half`."""
-    part: float = 1.0
-    """Share of `--canaries` that are tried."""
+SOUND, FAILED = {"error": 1.0, "violation": 1.0}, {"error": 0.0, "violation": 1.0}
 
 
 @dataclass
@@ -87,53 +51,6 @@ class Ending:
     """Rollouts on the candidate."""
     alarms: dict[str, int] = field(default_factory=dict[str, int])
     """At which rollout each peer would have rolled back."""
-
-
-DROPS = {"5 %": 0.05, "10 %": 0.10, "20 %": 0.20, "40 %": 0.40}
-FEWER = 0.2
-"""The part that is tried where no target hangs on the figure."""
-
-
-def _worse(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
-    return Scenario(policy.model_copy(update=changes), rates=(RATE, RATE * (1 - share)), part=part)
-
-
-def _drop(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
-    """Without the alarm about the split, which holds about one sound release in 200."""
-    return replace(_worse(share, policy, part, **changes), srm_alpha=1e-9)
-
-
-def _whole(share: float, part: float = 1.0) -> Scenario:
-    return replace(_worse(share, WHOLE, part), errors=(0.01, 0.01))
-
-
-SCENARIOS: dict[str, Scenario] = {
-    "A/A": Scenario(),
-    "A/A, rewards drift by -30 %": Scenario(drift=0.3),
-    "A/A, mean reward 0.1": Scenario(rates=(0.1, 0.1)),
-    "A/A, 1 % errors": Scenario(ERRORS, errors=(0.01, 0.01)),
-    "A/A, failures 5x faster, assignment order": Scenario(running=200, haste=5),
-    "A/A, failures 5x faster, completion order": Scenario(running=200, haste=5, by_completion=True, part=FEWER),
-    "drop of 5 %": _drop(DROPS["5 %"], part=FEWER),
-    "drop of 10 %": _drop(DROPS["10 %"]),
-    "drop of 20 %": _drop(DROPS["20 %"]),
-    "drop of 40 %": _drop(DROPS["40 %"]),
-    "drop of 10 %, 50/50 from the start": _drop(0.1, HALF),
-    "drop of 10 %, alpha 0.02": _drop(0.1, part=FEWER, alpha=0.02),
-    "drop of 10 %, 200 tasks": replace(_drop(0.1, part=FEWER), tasks=200),
-    "errors 1 % -> 5 %": Scenario(ERRORS, errors=(0.01, 0.05), part=FEWER),
-    "whole, equal": _whole(0),
-    "whole, worse by 2.5 %": _whole(0.025, FEWER),
-    "whole, worse by 5 %": _whole(0.05, FEWER),
-    "whole, worse by 7.5 %": _whole(0.075, FEWER),
-    "whole, worse by the margin, 10 %": _whole(0.1),
-    "whole, worse by 20 %": _whole(0.2, FEWER),
-    "beside, equal": Scenario(peers="ramp", part=FEWER),
-    "beside, rewards drift by -30 %": Scenario(drift=0.3, peers="ramp", part=FEWER),
-    "beside, worse by 10 %": replace(_worse(0.1, part=FEWER), peers="ramp"),
-    "beside, graded, equal, 50/50": Scenario(HALF, checks=5, peers="half", part=FEWER),
-    "beside, graded, worse by 5 %, 50/50": replace(_worse(0.05, HALF, FEWER), checks=5, peers="half"),
-}
 
 
 # -- one release -----------------------------------------------------------------------------------------------------
@@ -151,7 +68,7 @@ class World:
         """The next one, assigned in `stage`."""
         scenario, chance = self._scenario, self._rng.random
         arm = 1 if chance() < stage.split else 0
-        guards = NONE if scenario.errors is None else {"error": 0.0 if chance() < scenario.errors[arm] else 1.0}
+        guards = NONE if scenario.errors is None else FAILED if chance() < scenario.errors[arm] else SOUND
         if scenario.tasks:
             task = int(chance() * scenario.tasks)
             reward = 1.0 if chance() < scenario.rates[arm] * self._skill[task] else 0.0
@@ -161,6 +78,8 @@ class World:
         else:
             rate = scenario.rates[arm] * (1 - scenario.drift * number / HORIZON)
             reward = 1.0 if chance() < rate else 0.0
+        if scenario.silent and reward == 0.0 and chance() < scenario.silent:
+            return Observation(number, stage.name, arm, stage.split, None, guards)
         return Observation(number, stage.name, arm, stage.split, reward, guards)
 
     def duration(self, one: Observation) -> float:
@@ -175,17 +94,21 @@ def _binomial(rate: float, checks: int) -> list[float]:
 
 def play(scenario: Scenario, rng: Random) -> Ending:
     """One release from start to end."""
-    canary = Canary(scenario.policy, MARGIN if not scenario.policy.hold_split else 0.0, scenario.srm_alpha)
+    policy = scenario.policy
+    canary = Canary(policy, policy.d(scenario.mean), scenario.srm_alpha, policy.guard_margins(scenario.spreads))
     world = World(scenario, rng)
     if scenario.running:
         _overlapping(canary, world, scenario)
         return _ending(canary, {})
     if scenario.peers:
         return _beside_peers(canary, world, scenario)
-    step, stages, number = canary.step, scenario.policy.stages, 0
+    stages, number, early = scenario.policy.stages, 0, EARLY in canary.evidence.guards
     while not canary.ended:
-        step(world.rollout(number, stages[canary.stage]))
+        one = world.rollout(number, stages[canary.stage])
         number += 1
+        # At its worst: every error shows early.
+        if not (early and canary.step_early(one.number, one.arm, one.probability, one.guards["error"] or 0.0)):
+            canary.step(one)
     return _ending(canary, {})
 
 
@@ -292,7 +215,7 @@ def figures(
 
 def told(name: str, one: Tried) -> Iterator[Figure]:
     """The figures of a scenario, with the targets of those that have one."""
-    if name.startswith("whole"):
+    if name.startswith(("whole", "guarded", "low", "silent")):
         yield from _outcomes(name, one)
     elif name.startswith("beside"):
         yield from _compared(name, one)
@@ -308,7 +231,7 @@ def told(name: str, one: Tried) -> Iterator[Figure]:
 
 def _outcomes(name: str, one: Tried) -> Iterator[Figure]:
     for action in ("promote", "roll_back", "hold"):
-        bound = 5.0 if (name, action) in PROMISED else None
+        bound = PROMISED.get((name, action))
         yield Figure(f"{name}: {action.replace('_', ' ')}", one.share(action), "%", at_most=bound)
     if one.share("promote"):
         yield Figure(f"{name}: promote, median", one.median("promote"), "rollouts")
@@ -325,16 +248,6 @@ def _compared(name: str, one: Tried) -> Iterator[Figure]:
         at = [ending.alarms[peer] for ending in one.endings if peer in ending.alarms]
         if at and worse:
             yield Figure(f"{name}: {peer}, median", statistics.median(at), "rollouts")
-
-
-PROMISED = {("whole, equal", "roll_back"), ("whole, worse by the margin, 10 %", "promote")}
-CAUGHT: dict[str, tuple[float | None, float | None, float | None]] = {
-    "drop of 10 %": (99.0, 1900, None),
-    "drop of 10 %, 50/50 from the start": (99.0, 1350, None),
-    "drop of 20 %": (99.0, 850, 120),
-    "drop of 40 %": (99.0, 450, 30),
-}
-"""(rolled back, percent at least; median rollouts at most; median rollouts on the candidate at most)."""
 
 
 def plots(found: Mapping[str, Tried], folder: Path) -> None:

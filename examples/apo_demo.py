@@ -39,6 +39,9 @@ replayed = "skip"
 shadowed = "skip"
 margin_absolute = 0.1
 
+[guards]
+margin = 0.1
+
 [[stages]]
 split = 0.5
 rollouts = 20

@@ -118,6 +118,9 @@ POLICY = """\
 replayed = "skip"
 shadowed = "skip"
 margin_absolute = 0.1
+
+[guards]
+margin = 0.1
 """
 APO = """\
 engine = "ours"

@@ -22,6 +22,7 @@ from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     AssignmentPage,
     AuditTrail,
+    Forecast,
     NewRelease,
     PinList,
     Release,
@@ -164,6 +165,13 @@ async def get_release(request: web.Request) -> web.Response:
     return answer(found)
 
 
+async def get_forecast(request: web.Request) -> web.Response:
+    """What a release is likely to take until it is decided, if its candidate is equal: played with the rollouts of the
+    stable version before its start."""
+    release = _release(request)
+    return answer(await asyncio.to_thread(request.app[CONTROL].releases.forecast, release))
+
+
 async def get_audit(request: web.Request) -> web.Response:
     """Every change of a release: who, why, and the evidence, each linked to the one before by its hash."""
     release = _release(request)
@@ -208,6 +216,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("GET", "/api/releases", "releases", "List releases", ReleaseList, get_releases, query=ReleasesQuery),
     Route("GET", _RELEASE, "release", "One release", ReleaseView, get_release),
+    Route("GET", f"{_RELEASE}/forecast", "forecast", "What it is likely to take", Forecast, get_forecast),
     Route("GET", f"{_RELEASE}/audit", "audit", "Why it is where it is", AuditTrail, get_audit),
     Route(
         "GET", f"{_RELEASE}/assignments", "assignments", "Who takes part",

@@ -1,7 +1,8 @@
 """Decides what to do after each rollout, in assignment order. Pure.
 
 The first rule that applies counts. Hard violations and harm (reward, then guards) roll back. A split or outcomes that
-cannot be trusted hold. A complete stage is left, the last one by promotion once a loss of `d` or more is excluded. The
+cannot be trusted hold. A complete stage is left, the last one by promotion once a loss of the margin or more is
+excluded, of the reward and in every guard. The
 horizon holds. The live driver, `penstock release verify` and the simulations all step the same `Canary`, so the same
 observations give the same verdict at the same rollout with the same figures, bit for bit.
 
@@ -15,12 +16,13 @@ allow any looking, stopping and going on). Both take effect at the rollout that 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.gateway.canary.evidence import Evidence, Observation, StageCount
 from penstock.gateway.model.policy import EARLY, MISSING, SRM_ALPHA, Policy, Stage
+from penstock.gateway.model.release import Release
 
 Action = Literal["continue", "advance", "promote", "roll_back", "hold"]
 FEW = 50
@@ -82,15 +84,24 @@ def hard_stop(violations: int) -> str | None:
 class Canary:
     """A release under way: policy, evidence and stage. Steps until a verdict ends it."""
 
-    def __init__(self, policy: Policy, d: float, srm_alpha: float = SRM_ALPHA) -> None:
-        """`d`: the margin as a difference in [0, 1], as `Policy.d` gave it at the start."""
+    def __init__(
+        self, policy: Policy, d: float, srm_alpha: float = SRM_ALPHA, margins: Mapping[str, float] | None = None
+    ) -> None:
+        """`d`: the margin as a difference in [0, 1], as `Policy.d` gave it at the start; `margins`: those of guards, as
+        `Policy.guard_margins` gave them then; the least ones unless given."""
         self.policy = policy
         self._srm_alpha = srm_alpha
-        self.evidence = Evidence(d, tuple(policy.guard_alphas))
+        every = policy.guard_margins({}) if margins is None else margins
+        self.evidence = Evidence(d, tuple(policy.guard_alphas), every, policy.missing == "worst")
         self.stage = 0
         self.verdict = GO_ON
         self._approved = False
         self._waived: set[str] = set()
+
+    @classmethod
+    def of(cls, release: Release) -> Canary:
+        """That of a release, before its first rollout."""
+        return cls(release.policy, release.margin, margins=margins_of(release))
 
     @property
     def ended(self) -> bool:
@@ -146,6 +157,11 @@ class Canary:
         return self.verdict
 
 
+def margins_of(release: Release) -> dict[str, float]:
+    """The margins of all its guards, also of one that its start has said nothing of."""
+    return release.policy.guard_margins({}) | release.guard_margins
+
+
 def figures(evidence: Evidence) -> dict[str, float]:
     """All figures of the evidence, by name; means of arms without rewards are left out."""
     found: dict[str, float] = {
@@ -155,7 +171,10 @@ def figures(evidence: Evidence) -> dict[str, float]:
         "harm": evidence.harm,
         "non_inferiority": evidence.non_inferiority,
     }
-    found |= {f"guard.{name}": guard.harm for name, guard in evidence.guards.items()}
+    for name, guard in evidence.guards.items():
+        found[f"guard.{name}"] = guard.harm
+        if guard.has_margin:
+            found[f"guard.{name}.non_inferiority"] = guard.non_inferiority
     found |= {f"srm.{name}": count.bayes for name, count in evidence.stages.items()}
     if EARLY in evidence.guards:
         found["early"] = evidence.early
@@ -214,18 +233,31 @@ def _move(policy: Policy, index: int, evidence: Evidence, approved: bool) -> Ver
     stage, last = policy.stages[index], index == len(policy.stages) - 1
     if last and policy.hold_split:
         return None
-    not_worse, limit = evidence.non_inferiority, 1 / policy.alpha_promote
-    if last and not_worse < limit:
+    if last and not _no_worse(policy, evidence):
         return None
-    reason = (
-        f"non-inferiority: e = {not_worse:.4g} >= {limit:.4g} with a margin of {evidence.reward.d:.4g}"
-        if last
-        else f"stage {stage.name} is complete"
-    )
+    reason = _passed(policy, evidence) if last else f"stage {stage.name} is complete"
     if stage.approval and not approved:
         return _verdict("continue", "approval", f"{reason}; a person must approve {_after(evidence)}", evidence)
     cause = "non-inferiority" if last else "stage"
     return _verdict("promote" if last else "advance", cause, f"{reason} {_after(evidence)}", evidence)
+
+
+def _no_worse(policy: Policy, evidence: Evidence) -> bool:
+    """Whether a loss of the margin or more is excluded, of the reward and in every guard."""
+    limit = 1 / policy.alpha_promote
+    return evidence.non_inferiority >= limit and not _lagging(evidence, limit)
+
+
+def _lagging(evidence: Evidence, limit: float) -> list[str]:
+    """The guards in which it is not."""
+    return [name for name, one in evidence.guards.items() if one.has_margin and one.non_inferiority < limit]
+
+
+def _passed(policy: Policy, evidence: Evidence) -> str:
+    e, limit, d = evidence.non_inferiority, 1 / policy.alpha_promote, evidence.reward.d
+    guards = [f"{name} by {one.d:.4g}" for name, one in evidence.guards.items() if one.has_margin]
+    so_too = f", and none in the guards ({', '.join(guards)})" if guards else ""
+    return f"non-inferiority: e = {e:.4g} >= {limit:.4g} with a margin of {d:.4g}{so_too}"
 
 
 def _verdict(action: Action, cause: str, reason: str, evidence: Evidence) -> Verdict:
@@ -250,7 +282,10 @@ def _lopsided(name: str, count: StageCount, limit: float) -> str:
 
 
 def _undecided(policy: Policy, evidence: Evidence) -> str:
+    limit = 1 / policy.alpha_promote
+    lagging = [f"guard {name} e = {evidence.guards[name].non_inferiority:.4g}" for name in _lagging(evidence, limit)]
+    found = ", ".join([f"non-inferiority e = {evidence.non_inferiority:.4g}", *lagging])
     return (
         f"horizon: undecided after {evidence.seen} rollouts: harm e = {evidence.harm:.4g} of {1 / policy.alpha:.4g}, "
-        f"non-inferiority e = {evidence.non_inferiority:.4g} of {1 / policy.alpha_promote:.4g}"
+        f"{found} of {limit:.4g}"
     )

@@ -13,20 +13,24 @@ that arm, fixed before the assignment, and a goodness Y in [0, 1]; m is a guess 
                                            v = max((1 - pi) m, pi (1 - m))
     superiority      is non-inferiority with d = 0
 
+Guards are tested for harm; for a promotion each, with a margin of its own, is tested for non-inferiority as well. All
+of these tests must say yes, so each may have the whole error probability: a candidate that is worse by its margin in
+any one of them is promoted with that probability at most.
+
 That holds whatever the past made of pi and m (a ramp may be steered by the results) and however rewards drift. It
 needs the order of assignment: in the order of completion an arm whose failures end sooner looks worse than it is.
 
 *Guess.* m = (2 * 1/2 + sum of past Y) / (2 + their number); with a group (the task that the rollout repeats) it is
 (2 m + sum of the group's past Y) / (2 + their number). A wrong guess costs speed, never validity.
 
-*Missing.* A rollout without a reward at its deadline bets nothing on the reward. The guard `missing` is the harm test
-on 1 (came) and 0 (did not).
+*Missing.* A rollout without a reward at its deadline bets nothing on the reward, or bets with 0 where the policy says
+`worst`. The guard `missing` is the test on 1 (came) and 0 (did not).
 
 *Early.* The guard `early_error` is the same test on what is known of a rollout long before its outcome. It too takes
 rollouts in their order, but runs ahead of the rest: it has a number of its own. Errors up to the outcome are the guard
 `error`.
 
-*Sample ratio.* Per stage, over rollouts with a reward: the Bayes factor of "the split is drawn from Beta(100 pi,
+*Sample ratio.* Per stage, over rollouts whose reward counts: the Bayes factor of "the split is drawn from Beta(100 pi,
 100 (1 - pi))" against "it is pi". Each candidate multiplies it by (100 pi + n1) / (100 + n) / pi, each stable by
 (100 (1 - pi) + n0) / (100 + n) / (1 - pi). It too ever reaches 1/alpha with probability alpha at most (Lindon & Malek,
 "Anytime-valid inference for multinomial count data", 2022).
@@ -40,6 +44,7 @@ from dataclasses import dataclass
 from penstock.gateway.canary.betting import Wealth
 from penstock.gateway.model.policy import EARLY, MISSING
 
+NO_MARGINS: Mapping[str, float] = {}
 CONCENTRATION = 100.0
 """How close to pi the sample-ratio alternative is: the weight of its prior in rollouts."""
 
@@ -84,19 +89,31 @@ class Tally:
 
 
 class Guard:
-    """One goodness: its arms, its past, and the test for harm."""
+    """One goodness: its arms, its past, the test for harm and, with a margin `d`, the test for non-inferiority."""
 
-    __slots__ = ("_groups", "_harm", "arms")
+    __slots__ = ("_groups", "_harm", "_not_worse", "arms", "d")
 
-    def __init__(self) -> None:
+    def __init__(self, d: float | None = None) -> None:
         self.arms = (Tally(), Tally())
+        self.d = d or 0.0
         self._groups: dict[str, Tally] = {}
         self._harm = Wealth()
+        self._not_worse = None if d is None else Wealth()
 
     @property
     def harm(self) -> float:
         """e-value against "the candidate is not worse"."""
         return self._harm.value
+
+    @property
+    def has_margin(self) -> bool:
+        """Whether it is tested for non-inferiority."""
+        return self._not_worse is not None
+
+    @property
+    def non_inferiority(self) -> float:
+        """e-value against "the candidate is worse by d or more"; 1 without a margin."""
+        return 1.0 if self._not_worse is None else self._not_worse.value
 
     def add(self, arm: int, pi: float, value: float, group: str | None) -> float:
         """Bets, then learns; returns the guess that the bet was made with."""
@@ -104,6 +121,9 @@ class Guard:
         psi = (arm - pi) * (value - guess)
         above, below = (1.0 - pi) * (1.0 - guess), pi * guess
         self._harm.bet(-psi, above if above > below else below)
+        if self._not_worse is not None:
+            lost, gained = (1.0 - pi) * guess, pi * (1.0 - guess)
+            self._not_worse.bet(psi + pi * (1.0 - pi) * self.d, lost if lost > gained else gained)
         self._learn(arm, value, group)
         return guess
 
@@ -125,30 +145,21 @@ class Guard:
 
 
 class Reward(Guard):
-    """The reward: a guard with the test for non-inferiority by `d` and the sums behind its displayed interval."""
+    """The reward: a guard with a margin, and the sums behind its displayed interval."""
 
-    __slots__ = ("_not_worse", "d", "scores", "squares", "weights")
+    __slots__ = ("scores", "squares", "weights")
 
     def __init__(self, d: float) -> None:
-        super().__init__()
-        self.d = d
-        self._not_worse = Wealth()
+        super().__init__(d)
         self.scores = self.squares = self.weights = 0.0
-
-    @property
-    def non_inferiority(self) -> float:
-        """e-value against "the candidate is worse by d or more"."""
-        return self._not_worse.value
 
     def add(self, arm: int, pi: float, value: float, group: str | None) -> float:
         """As `Guard.add`."""
         guess = super().add(arm, pi, value, group)
-        psi, weight = (arm - pi) * (value - guess), pi * (1.0 - pi)
-        lost, gained = (1.0 - pi) * guess, pi * (1.0 - guess)
-        self._not_worse.bet(psi + weight * self.d, lost if lost > gained else gained)
+        psi = (arm - pi) * (value - guess)
         self.scores += psi
         self.squares += psi * psi
-        self.weights += weight
+        self.weights += pi * (1.0 - pi)
         return guess
 
 
@@ -180,18 +191,23 @@ class Evidence:
     """All that has been seen of a release, in assignment order."""
 
     __slots__ = (
-        "assigned", "assigned_ns", "early", "guards", "number", "reward", "rewarded", "seen", "stages", "violations",
+        "_worst", "assigned", "assigned_ns", "early", "guards", "missing", "number", "reward", "rewarded", "seen",
+        "stages", "violations",
     )  # fmt: skip
 
-    def __init__(self, d: float, guards: Sequence[str] = ()) -> None:
-        """`d`: the margin, absolute, 0 <= d < 1. `guards`: names to test; `missing` is worked out here."""
-        if not 0.0 <= d < 1.0:
-            raise ValueError(f"the margin d must be at least 0 and below 1, found {d}")
-        self.reward = Reward(d)
-        self.guards = {name: Guard() for name in guards}
+    def __init__(
+        self, d: float, guards: Sequence[str] = (), margins: Mapping[str, float] = NO_MARGINS, worst: bool = False
+    ) -> None:
+        """`d`: the margin, absolute, 0 <= d < 1. `guards`: names to test; `missing` is worked out here. `margins`:
+        those of guards that are tested for non-inferiority too. `worst`: a missing reward counts as 0."""
+        self._worst = worst
+        self.reward = Reward(_margin(d))
+        self.guards = {name: Guard(_margin(margins[name]) if name in margins else None) for name in guards}
         self.stages: dict[str, StageCount] = {}
         self.assigned = [0, 0]
         self.violations = [0, 0]
+        self.missing = [0, 0]
+        """Rollouts without a reward: (stable, candidate)."""
         self.seen = self.rewarded = self.assigned_ns = 0
         self.number = self.early = -1
         """Places of the rollouts that were counted last: with their outcome, and early."""
@@ -206,12 +222,6 @@ class Evidence:
         """e-value against "the candidate's reward is lower by d or more"."""
         return self.reward.non_inferiority
 
-    @property
-    def missing(self) -> tuple[int, int]:
-        """Rollouts without a reward: (stable, candidate)."""
-        stable, candidate = self.reward.arms
-        return self.assigned[0] - stable.count, self.assigned[1] - candidate.count
-
     def add(self, one: Observation) -> None:
         """Takes the next rollout. Raises `ValueError` for one out of order or bounds; nothing is kept of it then."""
         _refuse(one, self.number)
@@ -221,10 +231,14 @@ class Evidence:
         self.assigned[arm] += 1
         self.violations[arm] += one.violations
         self.assigned_ns = max(self.assigned_ns, one.assigned_ns)
-        self._count(one)
-        if one.reward is not None:
+        if one.reward is None:
+            self.missing[arm] += 1
+        else:
             self.rewarded += 1
-            self.reward.add(arm, pi, one.reward, group)
+        reward = 0.0 if one.reward is None and self._worst else one.reward
+        self._count(one, reward is not None)
+        if reward is not None:
+            self.reward.add(arm, pi, reward, group)
         for name, guard in self.guards.items():
             value = one.guards.get(name) if name != MISSING else 0.0 if one.reward is None else 1.0
             if value is not None:
@@ -236,11 +250,17 @@ class Evidence:
         self.early = number
         self.guards[EARLY].add(arm, probability, good, None)
 
-    def _count(self, one: Observation) -> None:
+    def _count(self, one: Observation, judged: bool) -> None:
         count = self.stages.get(one.stage)
         if count is None:
             count = self.stages[one.stage] = StageCount(one.probability, one.assigned_ns)
-        count.add(one.arm, one.probability, one.reward is not None)
+        count.add(one.arm, one.probability, judged)
+
+
+def _margin(d: float) -> float:
+    if not 0.0 <= d < 1.0:
+        raise ValueError(f"the margin d must be at least 0 and below 1, found {d}")
+    return d
 
 
 def _refuse_place(number: int, last: int, arm: int, probability: float) -> None:

@@ -20,7 +20,6 @@ from penstock.gateway.model.attributes import POLICY_HARD
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.release import Assignment, Pin, Release, Seen
-from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 
@@ -52,9 +51,7 @@ def look(tape: Tape, pins: Iterable[Pin], release: Release, assignment: Assignme
     ended = rollout.origin != "queued" or rollout.status in FINAL
     if not (ended or overdue):
         return None
-    _read(tape, release, rollout, seen)
-    if seen.reward is None and rollout.status == RolloutStatus.FAILED:
-        seen.reward = 0.0
+    read(tape, release.policy, rollout, seen)
     return seen if seen.reward is not None or overdue else None
 
 
@@ -69,9 +66,9 @@ def deadline(release: Release, assignment: Assignment) -> int:
     return assignment.assigned_ns + int(release.policy.outcome_deadline_s * 1e9)
 
 
-def _read(tape: Tape, release: Release, rollout: Rollout, seen: Seen) -> None:
-    """Fills in reward and guards from the attempts."""
-    policy, attempts = release.policy, tape.attempts(rollout.id)
+def read(tape: Tape, policy: Policy, rollout: Rollout, seen: Seen) -> None:
+    """Fills in reward and guards from the attempts; a failure without a reward has the worst."""
+    attempts = tape.attempts(rollout.id)
     seen.group = rollout.group
     rewards, violations = list[tuple[Span, Reward]](), list[Span]()
     for span in tape.spans(rollout.id):
@@ -80,6 +77,8 @@ def _read(tape: Tape, release: Release, rollout: Rollout, seen: Seen) -> None:
         elif (span.kind == "event" and span.name == VIOLATION) or span.error == POLICY_VIOLATION:
             violations.append(span)
     _judge(policy, rewards, seen)
+    if seen.reward is None and rollout.status == RolloutStatus.FAILED:
+        seen.reward = 0.0
     seen.violations = sum(is_hard(span.kind, span.name, span.attributes) for span in violations)
     if not attempts:
         return
@@ -101,31 +100,6 @@ def _judge(policy: Policy, rewards: Iterable[tuple[Span, Reward]], seen: Seen) -
         value = reward.value if policy.reward is None else reward.dimensions.get(policy.reward)
         if reward.trusted and value is not None:
             seen.raw_reward, seen.reward, seen.span = value, policy.goodness(value), f"{span.attempt}#{span.sequence}"
-
-
-def baseline(
-    tape: Tape, pins_of: PinsOf, rollouts: Iterable[Rollout], policy: Policy, resource: str, version: str
-) -> float | None:
-    """Mean goodness of the rewards of rollouts that were given this version, or of all rollouts if none was (the
-    resource is new). Runs of rehearsals do not count. None without rewards.
-    """
-    given, others = list[float](), list[float]()
-    for rollout in rollouts:
-        value = _goodness(tape, policy, rollout)
-        pins = [pin for pin in pins_of(rollout.id) if pin.resource == resource] if value is not None else []
-        if value is not None and not pins:
-            others.append(value)
-        elif value is not None and all(pin.version == version and not pin.mixed for pin in pins):
-            given.append(value)
-    values = given or others
-    return sum(values) / len(values) if values else None
-
-
-def _goodness(tape: Tape, policy: Policy, rollout: Rollout) -> float | None:
-    seen = Seen(number=0, rollout=rollout.id, seen_ns=0)
-    rewards = [(span, Reward.of(span)) for span in tape.spans(rollout.id) if span.kind == "reward" and not own(span)]
-    _judge(policy, rewards, seen)
-    return seen.reward
 
 
 def _seconds(attempt: Attempt) -> float:

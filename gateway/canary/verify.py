@@ -144,7 +144,7 @@ def weigh_early(evidence: Evidence, assigned: Iterable[Assignment]) -> Evidence:
 
 def no_evidence(release: Release) -> Evidence:
     """What is known of a release before anything was counted."""
-    return Evidence(release.margin, tuple(release.policy.guard_alphas))
+    return Canary.of(release).evidence
 
 
 def seen_of(coverage: Coverage) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def _decisions(
             yield f"entry {entry.number} says {entry.action} by the rules and names no assignment after which"
         if found == 0:
             yield f"entry {entry.number} rolled back for {found} hard violations, which are allowed"
-    canary = Canary(release.policy, release.margin)
+    canary = Canary.of(release)
     for found, entry in zip_longest(walk(canary, assigned, seen, audit), made):
         if entry is None:
             why = found.verdict.reason

@@ -107,7 +107,8 @@ def start(
 
     async def ask(client: Client) -> None:
         started = await client.start_release(name, new)
-        show([started], json, lambda: releases.started(started))
+        expected = None if json else await client.forecast(started.id)
+        show([started], json, lambda: releases.started(started, expected))
 
     with_client(gateway, ask)
     if command:

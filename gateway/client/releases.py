@@ -13,6 +13,7 @@ from penstock.gateway.model.release import (
     AssignmentPage,
     AuditTrail,
     Entry,
+    Forecast,
     NewRelease,
     Pin,
     PinList,
@@ -61,6 +62,10 @@ class ReleaseClient(Connection):
     async def release(self, name: str) -> ReleaseView:
         """One release with its evidence."""
         return await self.get(f"/api/releases/{quote(name, safe='')}", ReleaseView)
+
+    async def forecast(self, name: str) -> Forecast:
+        """What a release with an equal candidate is likely to take."""
+        return await self.get(f"/api/releases/{quote(name, safe='')}/forecast", Forecast)
 
     async def decide(self, name: str, action: str, decision: Said) -> Release:
         """Promotes, rolls back (`rollback`), aborts, holds, resumes or approves a release."""

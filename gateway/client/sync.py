@@ -147,6 +147,7 @@ class SyncClient:
     decide = _waited(Client.decide)
     claim_rehearsals = _waited(Client.claim_rehearsals)
     audit = _waited(Client.audit)
+    forecast = _waited(Client.forecast)
     assignments = _waited(Client.assignments)
     pins = _waited(Client.pins)
 

@@ -22,6 +22,7 @@ from penstock.gateway.display.release_summary import (
     left_out,
     measures,
     moves,
+    passes,
     path,
     stage_name,
     versions,
@@ -118,6 +119,8 @@ def _arms(view: ReleaseView, history: History) -> Iterator[str]:
     yield "<h2>Arms</h2>" + table("Figures by arm", heads, rows)
     if (shown := difference(view)) is not None:
         yield f"<p>Candidate less stable: {text(shown)}. It is for display; decisions are made from the e-values.</p>"
+    for warning in view.warnings:
+        yield f"<p><strong>Warning:</strong> {text(warning)}.</p>"
     if left := left_out(release, view.figures):
         yield f"<p>{left:,} rollouts are left out of all figures: they have seen both versions, or were cancelled.</p>"
 
@@ -139,7 +142,7 @@ def _evidence(view: ReleaseView, points: Sequence[Point]) -> Iterator[str]:
     if points:
         rows = [
             (one.name, f"{one.value:.4g}", f"{one.limit:g}", "reached" if one.crossed else "", one.follows)
-            for one in measures(view.release, view.figures)
+            for one in (*measures(view.release, view.figures), *passes(view.release, view.figures))
         ]
         yield "<h2>Limits</h2>" + table("e-values against their limits", ("", "e-value", "limit", "", "then"), rows)
 

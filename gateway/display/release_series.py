@@ -55,10 +55,10 @@ class Point(NamedTuple):
 
 def series(release: Release, history: History, most: int = MOST) -> list[Point]:
     """The evidence as it grew, evenly thinned to about `most` points; the last one is always there."""
-    canary, points = Canary(release.policy, release.margin), list[Point]()
+    canary, points = Canary.of(release), list[Point]()
     every = max(1, -(-len(history.seen) // most))
     looks = sum(one.early is not None for one in history.assigned)
-    last = -1
+    last = 0
     for number, early, _, person in stepped(canary, history.assigned, history.seen, history.audit):
         ended = (number, early) == (len(history.seen), looks)
         if not person and (ended or (number > last and number % every == 0)):

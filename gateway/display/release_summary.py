@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from penstock.gateway.canary.decision import margins_of
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.display.text import duration, moment
 from penstock.gateway.model.policy import EARLY, SRM_ALPHA, Policy
@@ -107,7 +108,8 @@ def arms(release: Release, figures: Figures, awaited: tuple[int, int] | None = N
         yield _row("looked at early", [f"{int(figures.get(f'{arm}.early', 0)):,}" for arm in ARMS])
     yield _row("counted", [f"{count:,}" for count in counted])
     yield _row("missing", [f"{count:,}" for count in missing])
-    rewarded = [count - lost for count, lost in zip(counted, missing, strict=True)]
+    lost = [0, 0] if release.policy.missing == "worst" else missing
+    rewarded = [count - without for count, without in zip(counted, lost, strict=True)]
     means = [figures.get(f"{arm}.reward") for arm in ARMS]
     shown = [f"{_mean(mean)} ({n:,})" for mean, n in zip(means, rewarded, strict=True)]
     yield _row(reward_name(release.policy), shown)
@@ -150,6 +152,15 @@ def measures(release: Release, figures: Figures) -> list[Measure]:
         if name.startswith("srm."):
             found.append(Measure(f"split in {name.removeprefix('srm.')}", value, 1 / SRM_ALPHA, "holds"))
     return found
+
+
+def passes(release: Release, figures: Figures) -> list[Measure]:
+    """The e-values of guards that must reach their limit before a promotion."""
+    limit = 1 / release.policy.alpha_promote
+    return [
+        Measure(f"{name}: no loss of {d:.3g}", figures.get(f"guard.{name}.non_inferiority", 1.0), limit, "passes")
+        for name, d in margins_of(release).items()
+    ]
 
 
 def audience(only: Audience) -> str:
@@ -212,6 +223,8 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
             if not last
             else "; only harm or a person ends it"
             if policy.hold_split
+            else "; then no loss beyond the margin, in no guard either"
+            if margins_of(release)
             else "; then no loss beyond the margin"
         )
         there = f"{view.rewarded:,} of {stage.rollouts:,}"

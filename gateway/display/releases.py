@@ -19,6 +19,7 @@ from penstock.gateway.display.release_summary import (
     left_out,
     measures,
     moves,
+    passes,
     path,
     share,
     stage_name,
@@ -27,7 +28,7 @@ from penstock.gateway.display.release_summary import (
 )
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import age, asked_by, clean, joined, moment, plain
-from penstock.gateway.model.release import Entry, Release, ReleaseView
+from penstock.gateway.model.release import Entry, Forecast, Release, ReleaseView
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.wording import counted
 
@@ -40,7 +41,13 @@ RELEASES = (
     Column("release"), Column("stage"), Column("from", 6), Column("to"), figure("split", 4), figure("assigned", 2),
     figure("counted", 1), figure("age", 3), Column("why", 5, narrows="fold", least=24),
 )  # fmt: skip
-EVIDENCE = (Column("evidence"), Column("how far", 1), figure("e-value"), figure("limit", 2), Column("then"))
+EVIDENCE = (
+    Column("evidence", narrows="fold", least=12),
+    Column("how far", 1),
+    figure("e-value"),
+    figure("limit", 2),
+    Column("then"),
+)
 COLOURS = {"promoted": "green", "rolled_back": "red", "aborted": "yellow", "held": "magenta", "canary": "cyan"}
 
 
@@ -72,7 +79,8 @@ def status(
     release = view.release
     pieces: list[RenderableType] = [_head(release, now_ns), _way(path(release, audit)), plain(release.reason)]
     if release.assigned:
-        pieces += [Text(), _arms(view, awaited), *_notes(view), Text(), _evidence(measures(release, view.figures))]
+        found = [*measures(release, view.figures), *passes(release, view.figures)]
+        pieces += [Text(), _arms(view, awaited), *_notes(view), Text(), _evidence(found)]
     reach = [line for name, one in view.coverage.items() for line in lines(name, one, now_ns)]
     pieces += [Text(), *(joined("coverage", line) for line in reach)]
     pieces += [joined("waits for", clean(one)) for one in waits(view)]
@@ -109,6 +117,8 @@ def _arms(view: ReleaseView, awaited: tuple[int, int] | None) -> Listing:
 
 
 def _notes(view: ReleaseView) -> Iterator[Text]:
+    for warning in view.warnings:
+        yield joined(Text("warning", "bold yellow"), clean(warning))
     if (shown := difference(view)) is not None:
         yield joined("difference", shown)
     if left := left_out(view.release, view.figures):
@@ -120,7 +130,9 @@ def _evidence(found: Iterable[Measure]) -> Listing:
     for one in found:
         then = Text(one.follows)
         if one.crossed:
-            then = Text(f"{one.follows} (reached)", "bold green" if one.follows == "promotes" else "bold red")
+            then = Text(
+                f"{one.follows} (reached)", "bold green" if one.follows in ("promotes", "passes") else "bold red"
+            )
         made.add_row(plain(one.name), bar(one.value, one.limit), f"{one.value:.3g}", f"{one.limit:g}", then)
     return made
 
@@ -155,10 +167,29 @@ def _figure(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def started(release: Release) -> Text:
-    """A release that was just started."""
+def started(release: Release, expected: Forecast | None = None) -> Text:
+    """A release that was just started, and what it is likely to take."""
     name = clean(release.id)
-    return Text(f"{name} is started: {clean(moves(release))}. penstock release watch {name}")
+    said = Text(f"{name} is started: {clean(moves(release))}. penstock release watch {name}")
+    return said if expected is None else said.append(f"\n{foretold(release, expected)}")
+
+
+def foretold(release: Release, expected: Forecast) -> str:
+    """A forecast in sentences."""
+    if expected.rollouts is None or expected.held is None or expected.mean is None:
+        return "No forecast: too few rollouts of the stable version have a reward."
+    days = "" if expected.days is None else f", {long(expected.days)} at {expected.per_day or 0:,.0f} a day"
+    margin = "" if release.policy.hold_split else f" and a margin of {release.margin:.3g}"
+    return (
+        f"Forecast for an equal candidate, at a mean reward of {expected.mean:.2f}{margin}: decided after about "
+        f"{expected.rollouts:,} rollouts{days}; {round(expected.held * expected.played)} of {expected.played} played "
+        "releases were held."
+    )
+
+
+def long(days: float) -> str:
+    """A time as a person says it."""
+    return f"about {days:.1f} days" if days >= 1 else f"about {days * 24:.1f} hours"
 
 
 def decided(release: Release) -> Text:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import tomllib
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, cast
@@ -27,6 +28,14 @@ MOST_ALPHA = 0.05
 """What the error probabilities of reward and guards may add up to."""
 QUARTER = 0.0025
 """Error probability of the guards of latency and costs: with both on, and the rest as it is, all are used up."""
+ODDS_BELOW = 0.6
+"""Below this mean reward a share of it is so small beside the chance of single rollouts that few releases would be
+decided: there the margin keeps its odds ratio. 10 % is 0.60 to 0.54, and then 0.36 to 0.306, and 0.10 to 0.080."""
+LEAST_MARGIN = 0.02
+"""Loss in a guard that is borne where it hardly ever varies: 1 % of errors may become less than 3 %."""
+SPREAD_MARGIN = 0.15
+"""The same as a share of the standard deviation. A loss of 10 % of a success rate of 0.70 is as large, so that guards
+take about as long as the reward."""
 SRM_ALPHA = 0.01
 """Probability per stage of a false alarm about the split of outcomes: a person looks, and nothing is lost by it."""
 REPLAY_ALPHA = 0.05
@@ -69,7 +78,7 @@ class Guard(Section):
     """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
 
 
-class EarlyGuard(Guard):
+class EarlyGuard(Section):
     """`[guards.early_error]`: errors that show soon, so that nobody waits for a reward to see them."""
 
     alpha: float = Field(default=0.005, ge=0, le=MOST_ALPHA)
@@ -105,8 +114,12 @@ class CostGuard(Section):
 
 
 class Guards(Section):
-    """`[guards]`: goodness besides the reward; each is tested for harm."""
+    """`[guards]`: goodness besides the reward; each is tested for harm, and before a promotion for no loss."""
 
+    margin: float | None = Field(default=None, gt=0, lt=1)
+    """How much worse a candidate may be in each guard and still be promoted, as a difference of shares, above 0 to
+    below 1. Unless given it is 0.02, or more for a guard that varied much before the start: 0.15 of the standard
+    deviation that the stable version had."""
     early_error: EarlyGuard = EarlyGuard()
     """Rollouts that failed or had a failed call soon after they were assigned; it does not wait for rewards."""
     error: Guard = Guard(alpha=0.005)
@@ -172,7 +185,7 @@ class Policy(Section):
     """Rewards that count as worst and as best; what is beyond counts as these."""
     margin: float = Field(default=0.1, ge=0, lt=1)
     """How much worse a candidate may be and still be promoted, as a share of the stable's mean reward before the start,
-    0 to below 1."""
+    0 to below 1. Where that mean is below 0.6, the loss with the same odds ratio as this share of 0.6."""
     margin_absolute: float | None = Field(default=None, ge=0)
     """The same as a difference of rewards, at least 0 and less than the range; it replaces `margin`."""
     alpha: float = Field(default=0.02, gt=0, le=MOST_ALPHA)
@@ -181,6 +194,9 @@ class Policy(Section):
     """Probability of promoting a candidate that is worse by the margin, above 0 to 0.2."""
     guards: Guards = Guards()
     """What is watched besides the reward."""
+    missing: Literal["leave_out", "worst"] = "leave_out"
+    """What a rollout without a reward at its deadline counts as: `leave_out`, nothing is concluded about the reward;
+    `worst`, as if the worst reward had come. Take `worst` where failures are what gives no reward."""
     missing_limit: float = Field(default=0.5, gt=0, le=1)
     """Share of rollouts without a reward, of the first 50 or more, above which the release is held; 1 turns it off."""
     outcome_deadline_s: float = Field(default=3600.0, gt=0, le=LONGEST_S)
@@ -257,6 +273,26 @@ class Policy(Section):
         )
         return {name: guard.alpha for name, guard in found if guard is not None and guard.alpha > 0}
 
+    def guard_margins(self, spreads: Mapping[str, float]) -> dict[str, float]:
+        """What each guard may lose and the candidate still be promoted, fixed when a release starts and stored with it.
+
+        `spreads`: standard deviation of the stable's goodness before the start, by guard. `early_error` has none:
+        `error` sees what it sees, and more.
+        """
+        if self.hold_split:
+            return {}
+        return {
+            name: self.guards.margin or max(LEAST_MARGIN, SPREAD_MARGIN * spreads.get(name, 0.0))
+            for name in self.guard_alphas
+            if name != EARLY
+        }
+
+    @property
+    def needs_the_past(self) -> bool:
+        """Whether a margin of it follows from what the stable version did before the start."""
+        by_guards = self.guards.margin is None and any(name != EARLY for name in self.guard_alphas)
+        return not self.hold_split and (self.margin_absolute is None or by_guards)
+
     def goodness(self, reward: float) -> float:
         """A reward in [0, 1]."""
         low, high = self.reward_range
@@ -278,7 +314,17 @@ class Policy(Section):
                 f"margin: {self.margin:g} of the stable's mean reward, but no reward of it has been recorded; give "
                 "margin_absolute, or start when there are some"
             )
-        return self.margin * baseline
+        return max(self.margin * baseline, _same_odds(self.margin, baseline))
+
+
+def _same_odds(margin: float, mean: float) -> float:
+    """The loss from `mean` that has the odds ratio of a loss of `margin`, as a share, from `ODDS_BELOW`."""
+    if mean >= ODDS_BELOW:
+        return 0.0
+    less = ODDS_BELOW * (1 - margin)
+    kept = (less / (1 - less)) / (ODDS_BELOW / (1 - ODDS_BELOW))
+    odds = kept * mean / (1 - mean)
+    return mean - odds / (1 + odds)
 
 
 def frozen(policy: Policy) -> dict[str, Any]:

@@ -203,6 +203,8 @@ class Release(Noun):
     """Mean goodness of the stable version's rewards before the start, where the margin is a share of it."""
     margin: float = 0.0
     """Loss of goodness that is excluded before it is promoted: the `d` of the statistics."""
+    guard_margins: dict[str, float] = Field(default_factory=dict[str, float])
+    """The same by guard."""
     salt: str = ""
     """What makes its assignment independent of every other's."""
     contents: dict[str, str] = Field(default_factory=dict[str, str])
@@ -249,7 +251,7 @@ class Release(Noun):
 
     def config(self) -> str:
         """SHA-256 of what it is: hex."""
-        fields = {"resource", "stable", "candidate", "only", "policy", "margin", "salt", "contents"}
+        fields = {"resource", "stable", "candidate", "only", "policy", "margin", "guard_margins", "salt", "contents"}
         # Those of releases from before there were companions must stay what they are.
         fields |= {"companions", "companions_stable"} if self.companions else set()
         return digest("", self.model_dump(mode="json", include=fields))
@@ -277,6 +279,29 @@ class NewRelease(Asked):
     """Why, in a sentence."""
 
 
+class Forecast(Noun):
+    """What a release with an equal candidate is likely to take; shares are of the releases that were played."""
+
+    played: int = 0
+    """Releases that were played with the stable's past; 0 where that says too little, and nothing else is known."""
+    past: int = 0
+    """Rollouts of the stable version before the start that they were drawn from."""
+    mean: float | None = None
+    """Mean goodness of their rewards."""
+    rollouts: int | None = None
+    """Rollouts until it is decided or held: half of the played releases took fewer."""
+    per_day: float | None = None
+    """Rollouts a day before the start; None where that is not known."""
+    days: float | None = None
+    """Days until then at this traffic."""
+    promoted: float | None = None
+    """Share that was promoted."""
+    rolled_back: float | None = None
+    """Share that was rolled back."""
+    held: float | None = None
+    """Share that was held, most often because it was undecided at the horizon."""
+
+
 class ReleaseView(Noun):
     """A release with what its evidence says now."""
 
@@ -294,6 +319,8 @@ class ReleaseView(Noun):
     """The oldest of those whose outcome is awaited."""
     oldest_ns: int | None = None
     """When it was assigned."""
+    warnings: list[str] = Field(default_factory=list[str])
+    """What a person should know before trusting the figures, a sentence each."""
     rewarded: int = 0
     """Counted rollouts with a reward on the candidate, of the stage of the canary that it is in."""
     doing: str | None = None

@@ -96,7 +96,7 @@ class Counting:
     def walked(self, release: Release) -> tuple[Canary, Decided | None]:
         """The canary as the tape has it, and the decision that follows from it and was not made yet."""
         canary, audit, (assigned, seen) = (
-            Canary(release.policy, release.margin),
+            Canary.of(release),
             self._reader.audit(release.id),
             self._read(release),
         )

@@ -18,13 +18,17 @@ from typing import Any, Final, TypeVar
 
 from penstock.gateway.canary.decision import Canary, figures, hard_stop
 from penstock.gateway.canary.early import looked_early
+from penstock.gateway.canary.forecast import forecast
 from penstock.gateway.canary.interval import interval
-from penstock.gateway.canary.outcomes import baseline, is_hard
+from penstock.gateway.canary.outcomes import is_hard
+from penstock.gateway.canary.past import Past, PastReader
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.canary.verify import OUT_OF_TURN, UNCOVERED, circumstances, seen_of, weigh, weigh_early
+from penstock.gateway.canary.warnings import warnings
 from penstock.gateway.model.audit import NOBODY, Said
 from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.release import Assignment, NewRelease, Release, ReleaseView, Stage
+from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.release import Assignment, Forecast, NewRelease, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.canary_counter import Counting
@@ -44,7 +48,7 @@ from penstock.gateway.store.transaction import Transaction
 T = TypeVar("T")
 RETRY_S: Final = 1.0
 HISTORY: Final = 2_000
-"""Rollouts before the start from which the baseline is taken."""
+"""Rollouts before the start from which margins are taken."""
 _log = logging.getLogger("penstock.releases")
 
 
@@ -143,12 +147,10 @@ class Driver:
         if found is None:
             message = f"there is no resource {resource!r}; `penstock resource add {resource}` registers one"
             raise Refused("not_found", message, "resource", resource)
-        policy, mean = new.policy, None
-        if not policy.hold_split and policy.margin_absolute is None:
-            history = islice((rollout for _, rollout in self.tape.rollouts()), HISTORY)
-            mean = await asyncio.to_thread(
-                baseline, self.tape, self.reader.pins, history, policy, resource, found[0].version
-            )
+        policy, past = new.policy, Past()
+        if policy.needs_the_past:
+            past = await asyncio.to_thread(self._past, policy, resource, found[0].version)
+        mean = None if policy.hold_split or policy.margin_absolute is not None else past.mean
         release = Release(
             id="new",
             resource=resource,
@@ -160,6 +162,7 @@ class Driver:
             policy=policy,
             baseline=mean,
             margin=policy.d(mean),
+            guard_margins=policy.guard_margins(past.spreads()),
             salt=secrets.token_hex(16),
             author=new.author,
         )
@@ -169,6 +172,17 @@ class Driver:
         made = await self._do(lambda transaction: ReleaseOperations(transaction).start(release, link, now))
         self._drive(made.id)
         return made
+
+    def forecast(self, release: Release) -> Forecast:
+        """What it is likely to take, from what the stable version did before its start."""
+        past = self._past(release.policy, release.resource, release.stable, release.created_ns)
+        return forecast(release, past)
+
+    def _past(self, policy: Policy, resource: str, version: str, before_ns: int | None = None) -> Past:
+        """What the stable version did in the newest rollouts, or in the newest before a time."""
+        every = (one for _, one in self.tape.rollouts() if before_ns is None or one.created_ns < before_ns)
+        newest = islice(every, HISTORY)
+        return PastReader(self.tape, self.reader.pins, policy, resource, version, self._now_ns()).read(newest)
 
     async def decide(self, name: str, action: str, said: Said) -> Release:
         """Does what a person wants; raises `Refused`."""
@@ -251,6 +265,7 @@ class Driver:
         stepped = None if driven is None else driven.canary
         canary = stepped or self._counting.walked(release)[0]
         view.figures, view.interval = figures(canary.evidence), interval(canary.evidence.reward)
+        view.warnings = list(warnings(release.policy, canary.evidence))
         if driven is not None and driven.progress is not None:
             view.doing, view.done, view.total = driven.progress.doing, driven.progress.done, driven.progress.total
         view.coverage = self.reader.coverage(release.resources)

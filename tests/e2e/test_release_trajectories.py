@@ -55,7 +55,8 @@ async def test_real_rewards_decide(
     text = found.template.source
     await client.add_version("airline", NewVersion(kind="prompt", content={"text": text, "sent": True}))
     await client.add_version("airline", NewVersion(kind="prompt", version="same", content={"text": text}))
-    policy = Policy.model_validate({"stages": [{"split": 0.5}], "margin_absolute": 0.25, "horizon": 3000} | SKIP)
+    how = {"stages": [{"split": 0.5}], "margin_absolute": 0.25, "horizon": 3000, "guards": {"margin": 0.25}}
+    policy = Policy.model_validate(how | SKIP)
     traffic = Traffic(gateway.url, http, client)
     release = await traffic.start("airline", "same", policy)
     limit = asyncio.Semaphore(AT_ONCE)

@@ -18,6 +18,8 @@ from penstock.gateway.model.rollout import Judgement
 PATIENCE = 60.0
 STABLE = "You are a travel agent of Acme Air. Today is {date}. Never refund a basic fare."
 CANDIDATE = "You are a careful travel agent of Acme Air. It is {date}.\nAsk before you book. Never refund a basic fare."
+GUARDS = {"margin": 0.3}
+"""Few rollouts are enough to see that no guard is worse by so much."""
 SKIP = {"checked": "skip", "replayed": "skip", "shadowed": "skip"}
 
 
@@ -30,7 +32,9 @@ def policy(*splits: float, rollouts: int = 3, **more: object) -> Policy:
     """A short ramp without preparation."""
     stages = [Stage(split=split, rollouts=rollouts) for split in splits or (0.5,)]
     return Policy.model_validate(
-        {"stages": stages, "margin_absolute": 0.1, "outcome_deadline_s": 600.0, "horizon": 2000} | SKIP | more
+        {"stages": stages, "margin_absolute": 0.1, "outcome_deadline_s": 600.0, "horizon": 2000, "guards": GUARDS}
+        | SKIP
+        | more
     )
 
 

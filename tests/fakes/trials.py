@@ -14,6 +14,7 @@ from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.outcomes import observation
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.canary.verify import acted, decided, glanced
+from penstock.gateway.canary.warnings import warnings
 from penstock.gateway.display.release_series import History
 from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.release import Assignment, Early, Entry, Release, ReleaseView, Seen, Stage
@@ -44,7 +45,7 @@ class Trial:
     now: int = START
 
     def __post_init__(self) -> None:
-        self.canary = Canary(self.release.policy, self.release.margin)
+        self.canary = Canary.of(self.release)
         self.enter("start", "draft", "it was started", who="ann")
 
     @classmethod
@@ -158,6 +159,7 @@ class Trial:
             release=self.release,
             figures=figures(self.canary.evidence),
             interval=interval(self.canary.evidence.reward),
+            warnings=list(warnings(self.release.policy, self.canary.evidence)),
             waiting=len(waiting),
             waiting_early=self.release.assigned - self.release.early if looked_early(self.release) else 0,
             oldest=waiting[0].rollout if waiting else None,

@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.audit import Said
-from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.policy import Guards, Policy, Stage
 from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.resource import Audience, NewVersion, ResourceView
 from penstock.gateway.model.run import Level
@@ -30,8 +30,9 @@ TRAINING: Final = Audience(modes=["train", "val", "test"])
 PRODUCTION: Final = Audience(modes=["online"])
 NOTHING: Final[Mapping[str, str]] = {}
 AT_ONCE: Final = Policy(
-    stages=[Stage(split=0.5, rollouts=0)], replayed="skip", shadowed="skip", margin_absolute=0.5, horizon=10
-)
+    stages=[Stage(split=0.5, rollouts=0)], replayed="skip", shadowed="skip", margin_absolute=0.5, horizon=10,
+    guards=Guards(margin=0.5),
+)  # fmt: skip
 """The policy of training's releases: checked, and then promoted by the trainer."""
 
 

@@ -150,6 +150,46 @@ def test_early_looks_are_in_order_and_bounds() -> None:
     assert figures(canary.evidence) == before
 
 
+def promotable(canary: Canary, errors: tuple[float, float], seed: int) -> str:
+    """How a canary with equal rewards ends, whose arms have these rates of errors."""
+    rng, number = random.Random(seed), 0
+    while not canary.ended:
+        number, arm = number + 1, rng.randrange(2)
+        guards = {"error": float(rng.random() >= errors[arm]), "violation": 1.0}
+        canary.step(Observation(number, "50%", arm, 0.5, float(rng.random() < 0.7), guards))
+    return canary.verdict.action
+
+
+def test_a_candidate_with_more_errors_is_not_promoted_though_its_reward_is_equal() -> None:
+    """From 1 to 3 %, which is the margin of the guard, and to 5 %; the promise is at most 5 % of promotions."""
+    policy = Policy(stages=[Stage(split=0.5)], horizon=3000)
+    for rate in (0.03, 0.05):
+        ends = [promotable(Canary(policy, 0.1), (0.01, rate), seed) for seed in range(30)]
+        assert ends.count("promote") <= 3
+    ends = [promotable(Canary(policy, 0.1), (0.01, 0.01), seed) for seed in range(10)]
+    assert ends.count("promote") >= 8
+
+
+def test_a_promotion_waits_for_every_guard_and_says_so() -> None:
+    policy = Policy(stages=[Stage(split=0.5)], horizon=400)
+    canary, rng = Canary(policy, 0.3), random.Random(3)
+    for number in range(400):
+        guards = {"error": 1.0, "violation": None if number < 399 else 1.0}
+        canary.step(Observation(number, "50%", rng.randrange(2), 0.5, float(rng.random() < 0.7), guards))
+    verdict = canary.verdict
+    assert (verdict.action, verdict.cause) == ("hold", "horizon")
+    assert verdict.figures["non_inferiority"] > 20
+    assert verdict.figures["guard.violation.non_inferiority"] < 20
+    assert "guard violation e = 1" in verdict.reason
+    assert "guard early_error" not in verdict.reason
+    canary = Canary(policy.model_copy(update={"horizon": 6000}), 0.3, margins={"error": 0.1, "violation": 0.1})
+    assert promotable(canary, (0.0, 0.0), 1) == "promote"
+    assert canary.verdict.reason.split("margin of 0.3")[1].startswith(
+        ", and none in the guards (error by 0.1, violation by 0.1) after "
+    )
+    assert canary.evidence.seen < 400
+
+
 def test_a_hard_violation_on_the_candidate_ends_it_at_once() -> None:
     canary = Canary(HALF, 0.07)
     assert canary.step(Observation(0, "50%", 0, 0.5, 1.0, {}, violations=3)).action == "continue"
@@ -191,6 +231,33 @@ def test_a_release_without_rewards_is_held() -> None:
     assert len(verdicts) == 50
     assert verdicts[-1].cause == "missing"
     assert verdicts[-1].reason == "missing: 50 of 50 rollouts have no reward, more than 50%"
+
+
+def silent_failures(canary: Canary, rates: tuple[float, float], seed: int) -> Iterator[Observation]:
+    """Rollouts of which failures give no reward."""
+    for one in rollouts(canary, rates, seed):
+        guards = {"error": 1.0, "violation": 1.0}
+        yield Observation(one.number, one.stage, one.arm, one.probability, one.reward or None, guards)
+
+
+def test_failures_that_are_silent_in_both_arms_are_seen_where_missing_is_the_worst() -> None:
+    """Whoever gets a reward has succeeded: left out, the arms look equal however much one fails."""
+    guards = {"missing": {"alpha": 0}, "margin": 0.3}
+    policy = {"stages": [{"split": 0.5, "rollouts": 10}], "missing_limit": 1.0, "guards": guards, "horizon": 3000}
+    ends: dict[str, list[str]] = {"leave_out": [], "worst": []}
+    for missing, found in ends.items():
+        for seed in range(10):
+            canary = Canary(Policy.model_validate(policy | {"missing": missing}), 0.1, srm_alpha=1e-9)
+            found.append(played(canary, silent_failures(canary, (0.7, 0.55), seed))[-1].action)
+    assert ends["leave_out"].count("promote") == 10
+    assert ends["worst"].count("roll_back") >= 9
+
+
+def test_where_missing_is_the_worst_it_is_still_known_what_is_missing() -> None:
+    policy = HALF.model_copy(update={"missing": "worst", "alpha": 1e-9})
+    canary = Canary(policy, 0.1)
+    held = played(canary, (Observation(n, "50%", n % 2, 0.5, None, {}) for n in range(1000)))[-1]
+    assert (held.cause, held.figures["candidate.missing"], held.figures["candidate.reward"]) == ("missing", 25, 0.0)
 
 
 def test_outcomes_that_only_the_candidate_loses_roll_it_back() -> None:

@@ -111,6 +111,7 @@ def test_a_hundred_thousand_rollouts_neither_overflow_nor_underflow(arms: tuple[
     assert max(harm, worse) > 5000
     assert min(harm, worse) < -600
     assert log_of(evidence.reward._harm) == pytest.approx(harm, rel=1e-9)
+    assert evidence.reward._not_worse is not None
     assert log_of(evidence.reward._not_worse) == pytest.approx(worse, rel=1e-9)
     assert all(0 <= e < math.inf for e in (evidence.harm, evidence.non_inferiority))
     assert (evidence.harm > 1e150) == (harm > 0)
@@ -130,12 +131,12 @@ def test_wealth_that_was_out_of_range_comes_back() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 1), SPLIT, UNIT, UNIT, st.sampled_from([None, "a", "b"])), max_size=70), UNIT)
 def test_every_factor_is_positive(rollouts: list[tuple[int, float, float, float, str | None]], d: float) -> None:
-    evidence = Evidence(min(d, 0.99), ("error",))
-    tested = (evidence.reward._harm, evidence.reward._not_worse, evidence.guards["error"]._harm)
-    before = [[1.0] * 12] * 3
+    evidence = Evidence(min(d, 0.99), ("error",), {"error": min(d, 0.99)})
+    tested = [wealth for one in (evidence.reward, evidence.guards["error"]) for wealth in (one._harm, one._not_worse)]
+    before = [[1.0] * 12] * 4
     for number, (arm, pi, reward, error, group) in enumerate(rollouts):
         evidence.add(Observation(number, "s", arm, pi, reward, {"error": error}, group))
-        after = [[share * 2.0**shift for share, shift in wealth.shares] for wealth in tested]
+        after = [[share * 2.0**shift for share, shift in wealth.shares] for wealth in tested if wealth is not None]
         for old, new in zip(before, after, strict=True):
             assert all(b >= a * 0.0999 and b < a * 5 for a, b in zip(old, new, strict=True))
         before = after
@@ -180,7 +181,7 @@ def test_a_missing_reward_bets_nothing_and_is_counted() -> None:
     before = evidence.harm
     evidence.add(seen(2, 1, None))
     assert evidence.harm == before
-    assert evidence.missing == (0, 1)
+    assert evidence.missing == [0, 1]
     assert evidence.assigned == [1, 2]
     assert evidence.guards["missing"].arms[1].mean == 0.5
 

@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from fakes.judged import FakeTape
 
-from penstock.gateway.canary.outcomes import baseline, deadline, look
-from penstock.gateway.model.attributes import POLICY_HARD, REPLAY_OF
+from penstock.gateway.canary.outcomes import deadline, look
+from penstock.gateway.model.attributes import POLICY_HARD
 from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.release import Assignment, Pin, Release, Seen
-from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus, Totals
-from penstock.gateway.model.span import POLICY_VIOLATION, Span
+from penstock.gateway.model.rollout import Attempt, Rollout, RolloutStatus, Totals
+from penstock.gateway.model.span import POLICY_VIOLATION
 
 S = 10**9
 BEGAN = 1_000 * S
 LONG = 60.0
 """The deadline of outcomes; seconds."""
 NOW, LATE = BEGAN + 10 * S, BEGAN + 60 * S
-
-
-@dataclass
-class FakeTape:
-    """Rollouts with what is read of them."""
-
-    rollouts: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
-    tries: list[Attempt] = field(default_factory=list[Attempt])
-    said: dict[str, list[Span]] = field(default_factory=dict[str, list[Span]])
-    given: list[Pin] = field(default_factory=list[Pin])
-
-    def rollout(self, rollout: str, /) -> Rollout | None:
-        return self.rollouts.get(rollout)
-
-    def attempts(self, rollout: str, /) -> list[Attempt]:
-        return [one for one in self.tries if one.rollout == rollout]
-
-    def spans(self, rollout: str, attempt: str | None = None, /) -> Iterator[Span]:
-        yield from self.said.get(rollout, [])
-
-    def pins(self, rollout: str, /) -> list[Pin]:
-        return self.given if rollout == "r1" else []
-
-    def add(
-        self, kind: str, name: str | None = None, rollout: str = "r1", attempt: str = "a1", **attributes: Any
-    ) -> None:
-        """Another span."""
-        spans = self.said.setdefault(rollout, [])
-        span = {"rollout": rollout, "attempt": attempt, "sequence": len(spans) + 1, "kind": kind, "name": name}
-        spans.append(Span.model_validate(span | {"attributes": attributes}))
-
-    def reward(self, value: float | None, rollout: str = "r1", attempt: str = "a1", **about: Any) -> None:
-        self.add("reward", "reward", rollout, attempt, **Reward(value=value, **about).attributes())
 
 
 @pytest.fixture
@@ -218,19 +184,3 @@ def test_violations_and_hard_ones_are_told_apart(tape: FakeTape) -> None:
     hard = seen(tape)
     assert hard is not None
     assert (hard.guards["violation"], hard.violations) == (0.0, 1)
-
-
-def test_the_baseline_is_of_rollouts_that_were_given_the_version_and_of_no_rehearsal(tape: FakeTape) -> None:
-    rehearsal = "x-1-rehearsal-a2-1-candidate"
-    tape.reward(0.25)
-    for name, value in (("r2", 0.5), ("r3", 0.75), (rehearsal, 0.0), ("r4", 0.0)):
-        tape.rollouts[name] = Rollout(id=name)
-        tape.reward(value, rollout=name)
-    tape.said["r4"][0].attributes = {**(tape.said["r4"][0].attributes or {}), REPLAY_OF: "r1/a1"}
-    every = list(tape.rollouts.values())
-    policy = release().policy
-    assert baseline(tape, tape.pins, every, policy, "x", "v1") == 0.5
-    tape.given = [Pin(resource="x", version="v1")]
-    assert baseline(tape, tape.pins, every, policy, "x", "v1") == 0.25
-    assert baseline(tape, tape.pins, every, policy, "x", "v2") == 0.625
-    assert baseline(tape, tape.pins, [tape.rollouts[rehearsal]], policy, "x", "v1") is None

@@ -69,7 +69,7 @@ def default(name: str, field: FieldInfo) -> str:
         return TABLES[name]
     if value is None or value == "":
         return "none"
-    if isinstance(value, Guard):
+    if isinstance(value, Guard | EarlyGuard):
         return f"`{{ alpha = {value.alpha:g} }}`"
     if name == "reward_range":
         return f"`{list(value)}`"

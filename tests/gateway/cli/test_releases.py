@@ -52,7 +52,7 @@ from penstock.gateway.store.environment import DATABASES
 
 SHORT = (
     "\n".join(f'{stage} = "skip"' for stage in SKIP)
-    + "\nmargin_absolute = 0.1\n[[stages]]\nsplit = 0.5\nrollouts = 3\n"
+    + "\nmargin_absolute = 0.1\nguards.margin = 0.3\n[[stages]]\nsplit = 0.5\nrollouts = 3\n"
 )
 
 
@@ -293,7 +293,10 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
         "release", "start", "travel", "--candidate", "v2", "--policy", "short.toml", "--who", "ann", "--why", "kinder",
         "--only", "mode=online", "--only", "model=m", "--only", "model=n*",
     )  # fmt: skip
-    assert started.text == "travel-1 is started: v1 → v2. penstock release watch travel-1\n"
+    assert started.text == (
+        "travel-1 is started: v1 → v2. penstock release watch travel-1\n"
+        "No forecast: too few rollouts of the stable version have a reward.\n"
+    )
     release = (await traffic.when("travel-1", lambda view: view.release.stage == "canary")).release
     assert (release.author, release.only) == ("ann", Audience(models=["m", "n*"], modes=["online"]))
     html = shell.folder / "travel.html"

@@ -101,6 +101,12 @@ def test_every_wrong_key_is_named_at_once() -> None:
 
 def test_the_margin_is_fixed_from_the_baseline_before_the_start() -> None:
     assert Policy().d(0.6) == pytest.approx(0.06)
+    assert [Policy().d(mean) for mean in (0.36, 0.1)] == [
+        pytest.approx(0.0543, abs=1e-4),
+        pytest.approx(0.02, abs=1e-4),
+    ]
+    assert [Policy(margin=0.05).d(mean) for mean in (1.0, 0.6)] == [0.05, pytest.approx(0.03)]
+    assert [Policy().d(0.0), Policy(margin=0).d(0.3)] == [0.0, 0.0]
     assert Policy(margin_absolute=0.5, reward_range=(0, 10)).d(None) == 0.05
     assert Policy(hold_split=True).d(None) == 0.0
     assert Policy(hold_split=True, reward_range=(-1, 1)).d(0.3) == 0.0

@@ -380,3 +380,41 @@ async def test_a_candidate_that_agents_send_too_must_keep_the_slots(traffic: Tra
     assert "its slots are not those of the stable version: missing {date}" in view.release.reason
     (check_entry,) = [entry for entry in await client.audit(release.id) if entry.action == "roll_back"]
     assert check_entry.evidence["ok"] is False
+
+
+async def test_a_forecast_is_made_of_what_the_stable_version_did_before_the_start(
+    traffic: Traffic, client: Client
+) -> None:
+    for number, name in enumerate(names("before", 40)):
+        await traffic.rollout(name, lambda arm, good=number % 4 > 0: float(good), calls=1)
+    release = await traffic.start("travel", "v2", policy(0.5, margin_absolute=None, guards={"margin": 0.1}))
+    assert (release.baseline, release.margin) == (0.75, pytest.approx(0.075))
+    found = await client.forecast(release.id)
+    assert (found.past, found.mean) == (40, 0.75)
+    assert found.rollouts is not None
+    assert found.per_day is not None
+    assert found.days == pytest.approx(found.rollouts / found.per_day)
+    assert found.promoted is not None
+    assert found.promoted > 0.5
+    # What happens after the start does not change it.
+    _ = await traffic.run(names("after", 20), lambda arm: 0.0)
+    assert await client.forecast(release.id) == found
+    with pytest.raises(ClientError, match="there is no release"):
+        await client.forecast("travel-9")
+
+
+async def test_missing_rewards_are_warned_of_and_count_as_the_worst_where_the_policy_says_so(
+    traffic: Traffic, client: Client
+) -> None:
+    """Only successes are told, and the candidate never succeeds."""
+    how = policy(0.5, missing="worst", missing_limit=1.0, outcome_deadline_s=1.0, guards={"missing": {"alpha": 0}})
+    release = await traffic.start("travel", "v2", how)
+    for at in range(0, 400, 40):
+        _ = await traffic.run(names(f"r{at}", 40), lambda arm: None if arm == "candidate" else 1.0)
+        if not (await client.release(release.id)).release.live:
+            break
+    view = await traffic.when(release.id, lambda view: not view.release.live)
+    assert (view.release.stage, view.release.reason.split(":")[0]) == ("rolled_back", "harm")
+    assert (view.figures["candidate.reward"], view.figures["stable.reward"]) == (0.0, 1.0)
+    assert view.figures["candidate.missing"] == view.figures["candidate.assigned"]
+    assert await checked(client, release.id) == []

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(600)
 STEPS, EVERY, SIZE = 4, 2, 6
 RUNNER = ["--workers=6", "--callable=fakes.prompted:agent", "--preload", "--reward=fakes.prompted:reward"]
 LEARNT = ("reward", "loss", "grad_norm", "tokens", "samples", "front/seed", "front/1", "front/size")
-POLICY = 'replayed = "skip"\nshadowed = "skip"\nmargin_absolute = 0.1\n'
+POLICY = 'replayed = "skip"\nshadowed = "skip"\nmargin_absolute = 0.1\nguards.margin = 0.1\n'
 CELLS = ("cells/old_old", "cells/new_old", "cells/old_new", "cells/new_new")
 
 

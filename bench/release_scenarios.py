@@ -1,0 +1,149 @@
+"""The worlds in which releases are simulated (`bench.releases`), and what is promised in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.gateway.model.policy import SRM_ALPHA, EarlyGuard, Guard, Guards, Policy, Stage
+
+HORIZON = 6000
+RATE = 0.7
+
+OFF = Guards(early_error=EarlyGuard(alpha=0), error=Guard(alpha=0), violation=Guard(alpha=0), missing=Guard(alpha=0))
+PLAIN = Policy(alpha=0.05, guards=OFF, hold_split=True, horizon=HORIZON)
+HALF = PLAIN.model_copy(update={"stages": [Stage(split=0.5)]})
+ERRORS = Policy(hold_split=True, horizon=HORIZON)
+WHOLE = Policy(horizon=HORIZON)
+WORST = Policy(horizon=HORIZON, missing="worst")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A world in which releases are tried."""
+
+    policy: Policy = PLAIN
+    srm_alpha: float = SRM_ALPHA
+    rates: tuple[float, float] = (RATE, RATE)
+    """Mean reward of (stable, candidate)."""
+    errors: tuple[float, float] | None = None
+    """Error rates, where there is a guard on them."""
+    silent: float = 0.0
+    """Share of the failures that give no reward."""
+    drift: float = 0.0
+    """Share of both rates that is lost from the first to the last rollout."""
+    checks: int = 1
+    """The reward is the share of so many checks that pass."""
+    tasks: int = 0
+    """Tasks that are repeated; half of the variance lies between them."""
+    running: float = 0.0
+    """Rollouts that run at the same time; how long each takes is exponential."""
+    haste: float = 1.0
+    """How many times faster a failure of the candidate ends."""
+    by_completion: bool = False
+    """Whether they are looked at in the order in which they end: the mistake that assignment order avoids."""
+    peers: str = ""
+    """Rules that see the same rollouts: `ramp` or `half`."""
+    part: float = 1.0
+    """Share of `--canaries` that are tried."""
+
+    @property
+    def mean(self) -> float:
+        """The stable's mean reward before the start, as its release sees it."""
+        rate = self.rates[0]
+        seen = 1.0 if self.policy.missing == "worst" else 1 - (1 - rate) * self.silent
+        return rate / seen
+
+    @property
+    def spreads(self) -> dict[str, float]:
+        """Standard deviations of the stable's guards before the start."""
+        bad = {"error": (self.errors or (0.0, 0.0))[0], "missing": (1 - self.rates[0]) * self.silent}
+        return {name: (share * (1 - share)) ** 0.5 for name, share in bad.items()}
+
+
+DROPS = {"5 %": 0.05, "10 %": 0.10, "20 %": 0.20, "40 %": 0.40}
+FEWER = 0.2
+"""The part that is tried where no target hangs on the figure."""
+
+
+def _worse(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
+    return Scenario(policy.model_copy(update=changes), rates=(RATE, RATE * (1 - share)), part=part)
+
+
+def _drop(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
+    """Without the alarm about the split, which holds about one sound release in 200."""
+    return replace(_worse(share, policy, part, **changes), srm_alpha=1e-9)
+
+
+def _whole(share: float, part: float = 1.0, **changes: Any) -> Scenario:
+    return replace(_worse(share, WHOLE, part), **{"errors": (0.01, 0.01)} | changes)
+
+
+def _low(rate: float, worse: bool = False) -> Scenario:
+    """Seldom successful; an equal candidate, or one that is worse by the margin."""
+    return _whole(0, FEWER, rates=(rate, rate - WHOLE.d(rate) * worse))
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "A/A": Scenario(),
+    "A/A, rewards drift by -30 %": Scenario(drift=0.3),
+    "A/A, mean reward 0.1": Scenario(rates=(0.1, 0.1)),
+    "A/A, 1 % errors": Scenario(ERRORS, errors=(0.01, 0.01)),
+    "A/A, failures 5x faster, assignment order": Scenario(running=200, haste=5),
+    "A/A, failures 5x faster, completion order": Scenario(running=200, haste=5, by_completion=True, part=FEWER),
+    "drop of 5 %": _drop(DROPS["5 %"], part=FEWER),
+    "drop of 10 %": _drop(DROPS["10 %"]),
+    "drop of 20 %": _drop(DROPS["20 %"]),
+    "drop of 40 %": _drop(DROPS["40 %"]),
+    "drop of 10 %, 50/50 from the start": _drop(0.1, HALF),
+    "drop of 10 %, alpha 0.02": _drop(0.1, part=FEWER, alpha=0.02),
+    "drop of 10 %, 200 tasks": replace(_drop(0.1, part=FEWER), tasks=200),
+    "whole, equal": _whole(0),
+    "whole, worse by 2.5 %": _whole(0.025, FEWER),
+    "whole, worse by 5 %": _whole(0.05, FEWER),
+    "whole, worse by 7.5 %": _whole(0.075, FEWER),
+    "whole, worse by the margin, 10 %": _whole(0.1),
+    "whole, worse by 20 %": _whole(0.2, FEWER),
+    "guarded, errors 1 % -> 3 %": _whole(0, FEWER, errors=(0.01, 0.03)),
+    "guarded, errors 1 % -> 5 %": _whole(0, FEWER, errors=(0.01, 0.05)),
+    "guarded, errors 1 % -> 5 %, reward better by 5 %": _whole(-0.05, FEWER, errors=(0.01, 0.05)),
+    "guarded, errors 5 % in both": _whole(0, FEWER, errors=(0.05, 0.05)),
+    "low, success rate 0.36, equal": _low(0.36),
+    "low, success rate 0.36, worse by the margin": _low(0.36, worse=True),
+    "low, success rate 0.30, equal": _low(0.3),
+    "low, success rate 0.10, equal": _low(0.1),
+    "low, success rate 0.10, worse by the margin": _low(0.1, worse=True),
+    "silent, equal, left out": _whole(0, FEWER, silent=0.6),
+    "silent, worse by 10 %, left out": _whole(0.1, FEWER, silent=0.6),
+    "silent, equal, worst": replace(_whole(0, FEWER, silent=0.6), policy=WORST),
+    "silent, worse by 10 %, worst": replace(_whole(0.1, FEWER, silent=0.6), policy=WORST),
+    "beside, equal": Scenario(peers="ramp", part=FEWER),
+    "beside, rewards drift by -30 %": Scenario(drift=0.3, peers="ramp", part=FEWER),
+    "beside, worse by 10 %": replace(_worse(0.1, part=FEWER), peers="ramp"),
+    "beside, graded, equal, 50/50": Scenario(HALF, checks=5, peers="half", part=FEWER),
+    "beside, graded, worse by 5 %, 50/50": replace(_worse(0.05, HALF, FEWER), checks=5, peers="half"),
+}
+
+PROMISED = {
+    ("whole, equal", "roll_back"): 5.0,
+    ("whole, worse by the margin, 10 %", "promote"): 5.0,
+    ("guarded, errors 1 % -> 3 %", "promote"): 5.0,
+    ("guarded, errors 1 % -> 5 %", "promote"): 5.0,
+    ("guarded, errors 5 % in both", "roll_back"): 5.0,
+    ("low, success rate 0.36, equal", "roll_back"): 5.0,
+    ("low, success rate 0.36, equal", "hold"): 15.0,
+    ("low, success rate 0.36, worse by the margin", "promote"): 5.0,
+    ("low, success rate 0.30, equal", "roll_back"): 5.0,
+    ("low, success rate 0.10, equal", "roll_back"): 5.0,
+    ("low, success rate 0.10, worse by the margin", "promote"): 5.0,
+    ("silent, equal, worst", "roll_back"): 5.0,
+    ("silent, worse by 10 %, worst", "promote"): 5.0,
+}
+"""Percent at most, by scenario and ending."""
+CAUGHT: dict[str, tuple[float | None, float | None, float | None]] = {
+    "drop of 10 %": (99.0, 1900, None),
+    "drop of 10 %, 50/50 from the start": (99.0, 1350, None),
+    "drop of 20 %": (99.0, 850, 120),
+    "drop of 40 %": (99.0, 450, 30),
+}
+"""(rolled back, percent at least; median rollouts at most; median rollouts on the candidate at most)."""

@@ -1,0 +1,83 @@
+"""What a release is likely to take, before its first rollout is assigned.
+
+Releases with an equal candidate are played through the `Canary` that will judge the real one, with its policy and its
+margins. Their rollouts are drawn from the past of the stable version, for both arms. `STEPS` bounds the work to less
+than a second, so the shares are rough; the number of releases that were played is said with them. It is drawn from the
+release's salt: asked again, it says the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from statistics import median
+from typing import Final
+
+from penstock.gateway.canary.decision import Canary
+from penstock.gateway.canary.evidence import Observation
+from penstock.gateway.canary.past import Past
+from penstock.gateway.model.policy import EARLY, Policy
+from penstock.gateway.model.release import Forecast, Release
+
+STEPS: Final = 36_000
+"""Rollouts that are played in all."""
+ENOUGH: Final = 20
+"""Rollouts of the past without which nothing is foretold."""
+MOST: Final = 60
+"""Releases that are played at most."""
+
+
+def forecast(release: Release, past: Past) -> Forecast:
+    """How a release with an equal candidate would end; nothing where the past says too little."""
+    if len(past.rollouts) < ENOUGH or past.mean is None:
+        return Forecast(past=len(past.rollouts))
+    played = release.model_copy(update={"policy": played_policy(release.policy, past)})
+    rng, steps, ends, seen = Random(release.salt), STEPS, Counter[str](), list[int]()
+    while steps > 0 and len(seen) < MOST:
+        canary = Canary.of(played)
+        steps -= play(canary, past, rng)
+        ends[canary.verdict.action] += 1
+        seen.append(canary.evidence.seen)
+    return _told(past, ends, seen)
+
+
+def played_policy(policy: Policy, past: Past) -> Policy:
+    """The policy without what takes time and changes nothing: people approve at once, stages last as long as their
+    rollouts, and guards that were never anything but good are taken to pass before the reward does."""
+    made, spreads = policy.model_dump(mode="json"), past.spreads()
+    for stage in made["stages"]:
+        stage |= {"approval": False, "seconds": 0.0}
+    for name in policy.guard_alphas:
+        if not spreads.get(name):
+            made["guards"][name] = None if name in ("latency", "cost") else made["guards"][name] | {"alpha": 0.0}
+    return Policy.model_validate(made)
+
+
+def play(canary: Canary, past: Past, rng: Random) -> int:
+    """One release to its end; how many rollouts it has taken."""
+    stages, rollouts, early = canary.policy.stages, past.rollouts, EARLY in canary.evidence.guards
+    number, count = 0, len(past.rollouts)
+    while not canary.ended:
+        number += 1
+        one, stage = rollouts[int(rng.random() * count)], stages[canary.stage]
+        arm = 1 if rng.random() < stage.split else 0
+        good = one.guards.get(EARLY)
+        if early and good is not None and canary.step_early(number, arm, stage.split, good) is not None:
+            break
+        canary.step(Observation(number, stage.name, arm, stage.split, one.reward, one.guards))
+    return number
+
+
+def _told(past: Past, ends: Counter[str], seen: list[int]) -> Forecast:
+    played, rollouts, per_day = len(seen), round(median(seen)), past.per_day
+    return Forecast(
+        played=played,
+        past=len(past.rollouts),
+        mean=past.mean,
+        rollouts=rollouts,
+        per_day=per_day,
+        days=rollouts / per_day if per_day else None,
+        promoted=ends["promote"] / played,
+        rolled_back=ends["roll_back"] / played,
+        held=ends["hold"] / played,
+    )

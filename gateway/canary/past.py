@@ -1,0 +1,103 @@
+"""What the stable version did before a release starts: its margins, and the forecast, are taken from it.
+
+Rollouts are judged as the release would judge them (`gateway.canary.outcomes`): those that were given the stable
+version, or all of them where none was, because the resource is new. A rollout that has no reward yet and whose deadline
+has not passed is left out; so are calls and runs that were made for a release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from penstock.gateway.canary.outcomes import PinsOf, Tape, read
+from penstock.gateway.model.policy import EARLY, MISSING, Policy
+from penstock.gateway.model.release import Seen
+from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.rollout import Rollout, RolloutStatus
+
+DAY_NS = 86_400 * 10**9
+
+
+class PastRollout(NamedTuple):
+    """A rollout of the stable version."""
+
+    created_ns: int
+    reward: float | None
+    """Goodness in [0, 1]; None when none had come by the deadline."""
+    guards: Mapping[str, float | None]
+    """Goodness by guard."""
+
+
+class Past(NamedTuple):
+    """Rollouts of the stable version, in any order."""
+
+    rollouts: Sequence[PastRollout] = ()
+    worst: bool = False
+    """Whether a missing reward counts as 0."""
+
+    @property
+    def mean(self) -> float | None:
+        """Mean goodness of its rewards; None without one."""
+        values = [one.reward for one in self.rollouts if one.reward is not None]
+        if values and self.worst:
+            values += [0.0] * (len(self.rollouts) - len(values))
+        return sum(values) / len(values) if values else None
+
+    @property
+    def per_day(self) -> float | None:
+        """Rollouts a day; None where there are too few to tell."""
+        times = [one.created_ns for one in self.rollouts]
+        if len(times) < 2 or max(times) == min(times):
+            return None
+        return (len(times) - 1) / ((max(times) - min(times)) / DAY_NS)
+
+    def spreads(self) -> dict[str, float]:
+        """Standard deviation of the goodness by guard."""
+        names = {name for one in self.rollouts for name in one.guards}
+        found = {
+            name: [value for one in self.rollouts if (value := one.guards.get(name)) is not None] for name in names
+        }
+        found[MISSING] = [0.0 if one.reward is None else 1.0 for one in self.rollouts]
+        return {name: _spread(values) for name, values in found.items() if values}
+
+
+def _spread(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return (sum((value - mean) ** 2 for value in values) / len(values)) ** 0.5
+
+
+class PastReader(NamedTuple):
+    """What the past is read with."""
+
+    tape: Tape
+    pins_of: PinsOf
+    policy: Policy
+    resource: str
+    version: str
+    now_ns: int
+
+    def read(self, rollouts: Iterable[Rollout]) -> Past:
+        """Those of these rollouts that say something."""
+        given, others = list[PastRollout](), list[PastRollout]()
+        for rollout in rollouts:
+            one = self._judged(rollout)
+            pins = [pin for pin in self.pins_of(rollout.id) if pin.resource == self.resource] if one is not None else []
+            if one is not None and not pins:
+                others.append(one)
+            elif one is not None and all(pin.version == self.version and not pin.mixed for pin in pins):
+                given.append(one)
+        return Past(given or others, self.policy.missing == "worst")
+
+    def _judged(self, rollout: Rollout) -> PastRollout | None:
+        if rollout.status == RolloutStatus.CANCELLED or any(own(span) for span in self.tape.spans(rollout.id)):
+            return None
+        seen = Seen(number=0, rollout=rollout.id, seen_ns=self.now_ns)
+        read(self.tape, self.policy, rollout, seen)
+        overdue = self.now_ns >= rollout.created_ns + int(self.policy.outcome_deadline_s * 1e9)
+        if seen.reward is None and not overdue:
+            return None
+        guards = (
+            seen.guards if EARLY not in self.policy.guard_alphas else seen.guards | {EARLY: seen.guards.get("error")}
+        )
+        return PastRollout(rollout.created_ns, seen.reward, guards)
