@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from .conftest import PYTHON, Vllm
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(1800)]
 
 MODEL = os.environ.get("PENSTOCK_SHELL_MODEL")
-"""A model that `make_shell_model.py` has made before: making it takes minutes."""
+"""A model that `make_shell_model.py` has made: making it takes minutes, so it is made once and kept."""
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +28,14 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
         pytest.skip("there is no vLLM here: `make install-vllm` installs it (3.4 GB), `make test-vllm` runs this")
     if (why := missing(*AGENTS)) is not None:
         pytest.skip(why)
+    if MODEL is None:
+        pytest.skip("no model: `make_shell_model.py DIR` makes one in minutes; then set PENSTOCK_SHELL_MODEL=DIR")
     home = tmp_path_factory.mktemp("shell")
-    made = Path(MODEL) if MODEL else home / "base"
-    if not MODEL:
-        subprocess.run([PYTHON, Path(__file__).with_name("make_shell_model.py"), made], check=True, capture_output=True)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     flags = {"served-model-name": "policy", "max-model-len": 4096, "reasoning-parser": "qwen3"}
     flags |= {"override-generation-config": '{"temperature": 0}'}
-    server = Vllm(home, port, model=made, flags=flags, lora=False)
+    server = Vllm(home, port, model=Path(MODEL), flags=flags, lora=False)
     server.start()
     try:
         yield server
