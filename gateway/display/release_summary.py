@@ -158,7 +158,7 @@ def passes(release: Release, figures: Figures) -> list[Measure]:
     """The e-values of guards that must reach their limit before a promotion."""
     limit = 1 / release.policy.alpha_promote
     return [
-        Measure(f"{name}: no loss of {d:.3g}", figures.get(f"guard.{name}.non_inferiority", 1.0), limit, "passes")
+        Measure(f"{name} by {d:.2g}", figures.get(f"guard.{name}.non_inferiority", 1.0), limit, "passes")
         for name, d in margins_of(release).items()
     ]
 

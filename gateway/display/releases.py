@@ -42,7 +42,7 @@ RELEASES = (
     figure("counted", 1), figure("age", 3), Column("why", 5, narrows="fold", least=24),
 )  # fmt: skip
 EVIDENCE = (
-    Column("evidence", narrows="fold", least=12),
+    Column("evidence"),
     Column("how far", 1),
     figure("e-value"),
     figure("limit", 2),
