@@ -64,9 +64,9 @@ def of_conversations(conversations: Iterable[Conversation]) -> Iterator[Row]:
         yield {field.name: getattr(conversation, field.name) for field in fields(Conversation)}
 
 
-def of_pairs(pairs: Iterable[Pair[Conversation]], strict: bool = True) -> Iterator[Row]:
-    """A row for each pair that has a common prompt."""
-    return (made for pair in pairs if (made := row(pair, strict)) is not None)
+def of_pairs(pairs: Iterable[Pair[Conversation]]) -> Iterator[Row]:
+    """A row for each pair."""
+    return map(row, pairs)
 
 
 def of_triplets(samples: Iterable[Sample]) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import replace
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from penstock.adapters.chat import UNJUDGED, Conversation, conversations
 from penstock.adapters.export import Form, Row, of_conversations, of_pairs, of_samples, of_triplets
 from penstock.adapters.options import Options
-from penstock.adapters.preferences import pairs
+from penstock.adapters.preferences import more, pairs
 from penstock.adapters.report import Report
 from penstock.adapters.turns import Episode
 
@@ -44,7 +45,7 @@ async def rows(
         yield row
 
 
-def preferences(held: list[Conversation], margin: float, report: Report, strict: bool = True) -> list[Row]:
+def preferences(held: list[Conversation], margin: float, report: Report) -> list[Row]:
     """Pairs of conversations, each rollout's longest, as `preferences.row` writes them; groups that give none are
     counted in the report."""
     longest: dict[str, Conversation] = {}
@@ -52,9 +53,9 @@ def preferences(held: list[Conversation], margin: float, report: Report, strict:
         before = longest.get(one.rollout)
         longest[one.rollout] = one if before is None or len(one.calls) > len(before.calls) else before
     found, left = pairs(longest.values(), margin)
-    made = list(of_pairs(found, strict))
     report.unpaired.update(left.values())
-    report.unpaired.update({"no_common_prompt": len(found) - len(made), "branch": len(held) - len(longest)})
+    report.unpaired.update({"branch": len(held) - len(longest)})
     report.unpaired = +report.unpaired
-    report.pairs += len(made)
-    return made
+    report.hints += more(left, Counter(one.group for one in longest.values()), margin)
+    report.pairs += len(found)
+    return list(of_pairs(found))

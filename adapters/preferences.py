@@ -3,15 +3,17 @@
     found, left = pairs(of_rollouts(samples), margin=0.5)      # tokens: trainer
     found, left = pairs(conversations, margin=0.5)             # text: export, see `row`
 
-Both sides of a pair are rollouts of one group whose rewards differ by at least the margin. `best` pairs the best with
-the worst, `all` every two. A group that gives no pair is reported with its reason.
+Both sides of a pair are whole rollouts of one group whose rewards differ by at least the margin. `best` pairs the best
+with the worst, `all` every two. This is the one definition, for files and for `penstock train dpo`: what the two say to
+each other need not begin alike, because users and tools answer each rollout otherwise. A group that gives no pair is
+reported with its reason, and `more` says what would give some.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
@@ -94,19 +96,39 @@ def _of_group(group: str, items: Sequence[R], margin: float, which: Which) -> tu
     ordered = sorted(rated, key=lambda one: one[0], reverse=True)
     two = [(ordered[0], ordered[-1])] if which == "best" else combinations(ordered, 2)
     made = [Pair(group, b, w, high - low) for (high, b), (low, w) in two if high > low and high - low >= margin]
-    return made, None if made else "too_close"
+    return made, None if made else "equal" if ordered[0][0] == ordered[-1][0] else "too_close"
 
 
-def row(pair: Pair[Conversation], strict: bool = True) -> dict[str, Any] | None:
-    """A pair in the form of TRL and OpenAI: the messages that both begin with (`prompt`), and what followed in each,
-    from an answer on. None when they share no such beginning. Users whose first messages differ share the system prompt
-    only: with `strict=False` what followed may begin with any message, for trainers that learn from answers only."""
+def more(left: Mapping[str, Unpaired], sizes: Mapping[str, int], margin: float) -> list[str]:
+    """What would give more pairs, for a person. `left`: groups that gave none; `sizes`: rollouts of each group."""
+    counts = Counter(left.values())
+    equal = [sizes.get(group, 0) for group, why in left.items() if why == "equal"]
+    said: dict[Unpaired, str] = {
+        "equal": f"the rewards of {counts['equal']:,} groups are all equal: run these tasks more often than "
+        f"{_about(equal)} times each, take tasks that are sometimes solved, or give rewards that tell more apart "
+        "(partial credit, weights of dimensions)",
+        "too_close": f"the rewards of {counts['too_close']:,} groups differ by less than the margin, {margin:g}: a "
+        "smaller margin takes them",
+        "alone": f"{counts['alone']:,} groups have one rollout: run each task several times, as a group",
+        "no_reward": f"{counts['no_reward']:,} groups have fewer than two rollouts with a reward: penstock reward",
+    }
+    return [text for why, text in said.items() if counts[why]]
+
+
+def _about(sizes: Sequence[int]) -> str:
+    mean = sum(sizes) / max(1, len(sizes))
+    return f"{mean:.3g}"
+
+
+def row(pair: Pair[Conversation]) -> dict[str, Any]:
+    """A pair in the form of TRL and OpenAI: the messages that both begin with (`prompt`), and what followed in each.
+
+    What followed begins with an answer where they share a beginning up to one. Else, when users or systems said
+    different things first, it begins where they part, with any message; the prompt may then be empty."""
     good, bad = _plain(pair.chosen), _plain(pair.rejected)
     differ = next((at for at, (a, b) in enumerate(zip(good, bad, strict=False)) if a != b), min(len(good), len(bad)))
-    starts = (at for at in range(min(differ, len(good) - 1, len(bad) - 1), 0, -1))
-    cut = next((at for at in starts if not strict or (_answers(good, at) and _answers(bad, at))), None)
-    if cut is None:
-        return None
+    shared = min(differ, len(good) - 1, len(bad) - 1)
+    cut = next((at for at in range(shared, 0, -1) if _answers(good, at) and _answers(bad, at)), shared)
     return {
         "group": pair.group,
         "chosen_rollout": pair.chosen.rollout,

@@ -29,9 +29,9 @@ REASONS: Final = frozenset({*get_args(Trouble), *get_args(Own)})
 Start = Literal[Begins, "too_long"]
 """Why a sample begins, and does not continue another."""
 
-Unpaired = Literal["alone", "no_reward", "too_close", "no_common_prompt", "branch"]
-"""Why a group gives no pair: one rollout only, nobody judged it, rewards too close, no prompt that both sides share; or
-why a conversation is in none: its rollout has a longer one."""
+Unpaired = Literal["alone", "no_reward", "equal", "too_close", "branch"]
+"""Why a group gives no pair: one rollout only, nobody judged it, rewards that are equal or too close; or why a
+conversation is in none: its rollout has a longer one."""
 
 Note = Literal["late_reward", "odd_reward", "turn_rewards_only"]
 """Odd rewards that keep nothing out."""
@@ -74,6 +74,8 @@ class Report:
     """Pairs of conversations, when preferences were asked for."""
     unpaired: Counter[Unpaired] = field(default_factory=Counter[Unpaired])
     """Groups and conversations that are in no pair."""
+    hints: list[str] = field(default_factory=list[str])
+    """What would give more pairs."""
     dropped: list[Dropped] = field(default_factory=list[Dropped])
     """What is in no sample."""
 
@@ -101,4 +103,5 @@ class Report:
         return [
             f"{sums}, {self.tokens:,} sampled tokens",
             *(f"{title}: " + ", ".join(f"{name} {n:,}" for name, n in c.most_common()) for title, c in counts if c),
+            *self.hints,
         ]

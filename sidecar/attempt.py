@@ -8,7 +8,7 @@
 An attempt is *lost* when the gateway says that it is not ours any more, or when the gateway was not heard of for so
 long that it may have given the attempt to another worker. Then the agent is killed before the lease is over, and
 nothing is finished. An attempt is *returned* when the runner has to leave: the agent is killed, and the gateway hands
-the rollout out again.
+the rollout out again. An attempt that failed through no fault of the agent is handed back (`faults`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from typing import Literal
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Claim, Event, FinishAnswer, FinishRequest, Scalar
 from penstock.gateway.model.rollout import Judgement, Outcome
+from penstock.gateway.model.span import Span
 from penstock.sidecar.agent.output import Outputs, Stream
 from penstock.sidecar.agent.process import Agent, Ending
 from penstock.sidecar.agent.templates import TemplateError
 from penstock.sidecar.engines.local import Engine
+from penstock.sidecar.faults import fault
 from penstock.sidecar.journal import Journal
 from penstock.sidecar.progress import Lines
 from penstock.sidecar.result import Result
@@ -41,15 +43,26 @@ class AttemptRun:
     """An attempt in this runner's hands."""
 
     def __init__(
-        self, claim: Claim, settings: Settings, client: Client, engine: Engine, judge: Judge, progress: Lines
+        self,
+        claim: Claim,
+        settings: Settings,
+        client: Client,
+        engine: Engine,
+        judge: Judge,
+        progress: Lines,
+        excused: bool = True,
     ) -> None:
+        """`excused`: whether an end that is the fault of what is around the agent does not count."""
         self.claim = claim
+        self._excused, self._gateway_away = excused and settings.release is None, False
         self.agent: Agent | None = None
         self._settings, self._client, self._engine = settings, client, engine
         self._judge, self._progress = judge, progress
         self._journal = Journal(self._send, settings.keep_output)
         self._outputs = Outputs(self._line)
         self._why: Why | None = None
+        self._fault: str | None = None
+        """What failed around the agent; None: it was the agent, or it is not known yet."""
         self._reason: str | None = None
         self._over, self._finishing = asyncio.Event(), False
         self._lease: asyncio.TimerHandle | None = None
@@ -159,7 +172,9 @@ class AttemptRun:
             made.reason = f"{how}: {self._outputs.last_words}" if self._outputs.last_words else how
         return made
 
-    def _status(self, outcome: Outcome) -> Literal["succeeded", "failed", "timeout"]:
+    def _status(self, outcome: Outcome) -> Literal["succeeded", "failed", "timeout", "environment"]:
+        if self._fault is not None:
+            return "environment"
         if self._why == "timeout":
             return "timeout"
         return "succeeded" if outcome.exit_code == 0 else "failed"
@@ -195,18 +210,34 @@ class AttemptRun:
     ) -> FinishAnswer | None:
         self._finishing = True
         await sender
-        asked = FinishRequest(
-            worker=self._settings.name, status=self._status(outcome), outcome=outcome, rewards=rewards
-        )
         try:
-            return await patiently(lambda: self._client.finish(*self.key, asked), self._progress.away)
+            await self._look_around(outcome)
+            given = [] if self._fault is not None else rewards
+            status = self._status(outcome)
+            asked = FinishRequest(worker=self._settings.name, status=status, outcome=outcome, rewards=given)
+            return await patiently(lambda: self._client.finish(*self.key, asked), self._away)
         except ClientError as e:
             self._why, self._reason = "lost", str(e)
             return None
 
+    async def _look_around(self, outcome: Outcome) -> None:
+        """Finds out whether a failure was the agent's."""
+        if not self._excused or self._status(outcome) != "failed":
+            return
+        self._fault = fault(await patiently(self._calls, self._away), self._gateway_away)
+        if self._fault is not None:
+            outcome.reason = f"{self._fault}: {outcome.reason or 'the agent failed'}"[:2000]
+
+    async def _calls(self) -> list[Span]:
+        return [span async for span in self._client.spans(*self.key, filter="kind:llm")]
+
+    def _away(self, reason: str) -> None:
+        self._gateway_away = True
+        self._progress.away(reason)
+
     async def _send(self, events: list[Event]) -> bool:
         try:
-            _ = await patiently(lambda: self._client.add_events(*self.key, events), self._progress.away)
+            _ = await patiently(lambda: self._client.add_events(*self.key, events), self._away)
         except ClientError:
             return False
         return True

@@ -21,7 +21,7 @@ class Result:
     """The attempt."""
     worker: str
     """Who has held it."""
-    end: Literal["succeeded", "failed", "timeout", "lost", "returned"]
+    end: Literal["succeeded", "failed", "timeout", "lost", "returned", "environment"]
     """How it ended here."""
     seconds: float
     """From claim to end."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,7 @@ from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest
 from penstock.sidecar.attempt import AttemptRun, hand_back
 from penstock.sidecar.breaker import Breaker
 from penstock.sidecar.engines.local import Engine
+from penstock.sidecar.faults import MOST, pause_s
 from penstock.sidecar.heartbeat import Heart
 from penstock.sidecar.progress import Lines, Tally
 from penstock.sidecar.result import Result
@@ -44,6 +46,8 @@ class Runner:
         self._works: dict[asyncio.Task[None], AttemptRun] = {}
         self._claimed = 0
         self._breaker = Breaker(settings.keep_going)
+        self._faults: Counter[str] = Counter()
+        """How often each rollout was handed back because of what is around its agent."""
         self._freed, self._stopping, self._abandoned = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def stop(self) -> None:
@@ -127,7 +131,8 @@ class Runner:
     def _begin(self, claim: Claim, waiting: int, client: Client, heart: Heart) -> None:
         self._claimed += 1
         self._progress.begun(claim, waiting)
-        work = AttemptRun(claim, self._settings, client, self._engine, self._judge, self._progress)
+        excused = self._faults[claim.rollout.id] < MOST
+        work = AttemptRun(claim, self._settings, client, self._engine, self._judge, self._progress, excused)
         task = asyncio.ensure_future(self._work(work, client, heart))
         self._works[task] = work
         task.add_done_callback(self._done)
@@ -150,6 +155,12 @@ class Runner:
             await heart.give_back(work)
         self.tally.add(result)
         self._progress.ended(result, self.tally)
+        if result.end == "environment":
+            self._faults[result.rollout] += 1
+            # What is away is asked again and again, and not all the time.
+            _ = await unless(self._stopping, asyncio.sleep(pause_s(self._faults[result.rollout])))
+            return
+        _ = self._faults.pop(result.rollout, None)
         await self._mind(result, client)
 
     async def _mind(self, result: Result, client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.adapters.chat import Conversation, conversations
-from penstock.adapters.preferences import Trajectory, of_rollouts, pairs, row
+from penstock.adapters.preferences import Trajectory, more, of_rollouts, pairs, row
 from penstock.adapters.samples import samples
 
 S, U = message("system", [100]), message("user", [1])
@@ -34,7 +35,7 @@ def test_all_pairs_that_differ_enough() -> None:
 
 @pytest.mark.parametrize(
     ("rewards", "why"),
-    [([1.0], "alone"), ([1.0, 1.0], "too_close"), ([1.0, 0.8], "too_close"), ([1.0, math.nan], "no_reward")],
+    [([1.0], "alone"), ([1.0, 1.0], "equal"), ([1.0, 0.8], "too_close"), ([1.0, math.nan], "no_reward")],
 )
 def test_why_a_group_gives_none(rewards: list[float], why: str) -> None:
     assert pairs(rated(*rewards), margin=0.5) == ([], {"g": why})
@@ -81,17 +82,16 @@ def told(name: str, reward: float, *messages: Any) -> Conversation:
     return conversations(talk.episode())[0][0]
 
 
-def made(*before: tuple[Any, ...], strict: bool = True) -> dict[str, Any] | None:
+def made(*before: tuple[Any, ...]) -> dict[str, Any]:
     good, bad = (
         told(name, reward, *them) for (name, reward), them in zip((("r1", 1.0), ("r2", 0.0)), before, strict=True)
     )
     (pair,), _ = pairs([good, bad])
-    return row(pair, strict)
+    return row(pair)
 
 
 def test_a_row_is_a_prompt_and_what_followed() -> None:
     found = made((S, U), (S, U))
-    assert found is not None
     assert found["prompt"] == [S, U]
     assert (found["chosen"], found["rejected"]) == ([message("assistant", [10])], [message("assistant", [0])])
     assert (found["chosen_rollout"], found["rejected_rollout"], found["margin"]) == ("r1", "r2", 1.0)
@@ -100,15 +100,31 @@ def test_a_row_is_a_prompt_and_what_followed() -> None:
 def test_the_prompt_ends_before_an_answer_of_both() -> None:
     answered = message("assistant", [5])
     found = made((S, U, answered, U), (S, U, answered, message("user", [2])))
-    assert found is not None
     assert found["prompt"] == [S, U]
     assert (len(found["chosen"]), len(found["rejected"])) == (3, 3)
 
 
-def test_users_that_begin_differently_share_no_prompt() -> None:
-    before = ((S, U), (S, message("user", [2])))
-    assert made(*before) is None
-    found = made(*before, strict=False)
-    assert found is not None
+def test_users_that_begin_differently_share_the_system_s_prompt() -> None:
+    found = made((S, U), (S, message("user", [2])))
     assert (found["prompt"], found["chosen"][0], found["rejected"][0]) == ([S], U, message("user", [2]))
-    assert made((U,), (message("user", [2]),), strict=False) is None
+
+
+def test_what_has_nothing_in_common_is_a_pair_without_a_prompt() -> None:
+    found = made((U,), (message("user", [2]),))
+    assert (found["prompt"], found["chosen"][0], found["rejected"][0]) == ([], U, message("user", [2]))
+
+
+def test_what_would_give_more_is_said() -> None:
+    items = [*rated(1.0, 1.0, group="e"), *rated(0.0, 0.0, 0.0, group="f"), *rated(1.0, group="a"),
+             *rated(1.0, 0.8, group="c"), *rated(1.0, math.nan, group="n"), *rated(0.0, 1.0, group="g")]  # fmt: skip
+    found, left = pairs(items, 0.5)
+    said = more(left, Counter(one.group for one in items), 0.5)
+    assert len(found) == 1
+    assert [line.partition(":")[0] for line in said] == [
+        "the rewards of 2 groups are all equal",
+        "the rewards of 1 groups differ by less than the margin, 0.5",
+        "1 groups have one rollout",
+        "1 groups have fewer than two rollouts with a reward",
+    ]
+    assert "more often than 2.5 times each" in said[0]
+    assert more({}, {}, 0.0) == []

@@ -6,7 +6,7 @@
 What a version answers follows from its name and the messages: ids of the tiny model's vocabulary and log-probabilities
 that are near those of a model that knows nothing. Calls to the model whose name stands in the file `--hold` are not
 answered while it is there; `GET /held/N` answers as soon as N of them wait. `GET /asked` lists what was asked for token
-ids, by model: what agents asked for, and not the gateway's checks.
+ids, by model: what agents asked for, and not the gateway's checks. It takes `--slow` seconds to start.
 """
 
 from __future__ import annotations
@@ -106,12 +106,14 @@ async def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--served-model-name")
     parser.add_argument("--hold", type=Path)
+    parser.add_argument("--slow", type=float, default=0.0)
     asked, _ = parser.parse_known_args()
     made = Process(asked.served_model_name, asked.hold)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.handle)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
+    await asyncio.sleep(asked.slow)
     await web.TCPSite(runner, "127.0.0.1", asked.port).start()
     await asyncio.Event().wait()
 

@@ -20,6 +20,8 @@ from fakes.tokens import Talk
 
 from bench.trajectories import DATA, calls_of, wire_answer
 from penstock.adapters.chat import Conversation, conversations
+from penstock.adapters.making import preferences
+from penstock.adapters.report import Report
 from penstock.trainer.config import Config
 from penstock.trainer.data.chat_template import tokenise
 from penstock.trainer.data.lessons import Maker, told
@@ -94,3 +96,12 @@ def test_pairs_hold_both_trajectories_whole(chats: list[Conversation], which: st
     groups = {chat.group for chat in chats}
     without = sum(count for name, count in made.dropped.items() if name.startswith("groups_"))
     assert len({lesson.group for lesson in made.taught}) + without == len(groups)
+
+
+def test_files_and_training_have_the_same_pairs(chats: list[Conversation]) -> None:
+    report = Report()
+    config = Config.model_validate({"model": {"path": "model"}, "engine": {"batch_tokens": 1 << 20}})
+    made = Maker(config, make_tokenizer()).of_pairs(told(chats))
+    written = {(row["chosen_rollout"], row["rejected_rollout"]) for row in preferences(chats, 0.0, report)}
+    assert {tuple(side[0].owner[0] for side in lesson.sides) for lesson in made.taught} == written
+    assert made.hints == report.hints

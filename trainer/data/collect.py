@@ -35,6 +35,10 @@ VARIANT: Final = "penstock.variant"
 """Key of a rollout's metadata: the name of its variant."""
 
 
+MOST_ATTEMPTS: Final = 1000
+"""Only attempts whose runner went away are made again (`retry_on`), and that counts against nobody."""
+
+
 class Variant(NamedTuple):
     """What some rollouts of a group are given, whatever is released."""
 
@@ -156,7 +160,10 @@ class Collector:
                 mode=mode,
                 input=task.input,
                 config=RolloutConfig(
-                    timeout_s=timeout_s, versions=dict(variant.versions), reward_on_failure=self._failed_reward
+                    timeout_s=timeout_s,
+                    versions=dict(variant.versions),
+                    reward_on_failure=self._failed_reward,
+                    max_attempts=MOST_ATTEMPTS,
                 ),
                 metadata={**about, VARIANT: variant.name} if variant.name else about,
             )

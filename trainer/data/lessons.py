@@ -14,7 +14,7 @@ from itertools import groupby
 import numpy as np
 
 from penstock.adapters.chat import Conversation
-from penstock.adapters.preferences import pairs
+from penstock.adapters.preferences import more, pairs
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config, Sft
 from penstock.trainer.data.chat_template import Tokenizer, tokenise
@@ -53,6 +53,8 @@ class Lessons:
     """Only evaluated."""
     dropped: Counter[str] = field(default_factory=Counter[str])
     """What was left out, by what it is and why, such as `rollouts_reward`."""
+    hints: list[str] = field(default_factory=list[str])
+    """What would give more pairs."""
     trouble: str | None = None
     """Why the model's template could not be used for the first such conversation."""
 
@@ -100,6 +102,8 @@ class Maker:
         wanted = self._config.dpo
         found, unpaired = pairs(given, wanted.margin, wanted.pairs)
         self.lessons.dropped.update(f"groups_{reason}" for reason in unpaired.values())
+        rollouts = {(one.group, one.rollout) for one in given}
+        self.lessons.hints = more(unpaired, Counter(group for group, _ in rollouts), wanted.margin)
         sides = {id(one): one for pair in found for one in (pair.chosen, pair.rejected)}
         encoded = {key: self._encoded(one) for key, one in sides.items()}
         made: list[Lesson] = []
@@ -124,8 +128,8 @@ class Maker:
         lessons.dropped = +lessons.dropped
         if not made:
             why = ", ".join(f"{name} {count}" for name, count in lessons.dropped.most_common()) or "nothing was read"
-            more = f"; {lessons.trouble}" if lessons.trouble else ""
-            raise ConfigError(f"data: there is nothing to learn from ({why}){more}")
+            trouble = [lessons.trouble] if lessons.trouble else []
+            raise ConfigError("; ".join([f"data: there is nothing to learn from ({why})", *trouble, *lessons.hints]))
         out = held_out([one.group for one in made], data.held_out, self._config.run.seed)
         lessons.taught = [one for one in made if one.group not in out]
         lessons.held_out = [one for one in made if one.group in out]

@@ -50,6 +50,8 @@ class Loop:
         self.config = config
         self.engine = engine
         self.place = Place()
+        self.served = asyncio.Event()
+        """Set when the newest weights are served: before that no agent should begin."""
         self._collector, self._publisher, self._reporter = collector, publisher, reporter
         self._tasks, self._held_out, self._servers = tasks, held_out, servers
         self._checkpoints = Checkpoints(config.run.directory / "checkpoints")
@@ -72,6 +74,7 @@ class Loop:
         await self._served()
         await self._publisher.begin()
         await self._publish(self.place.version)
+        self.served.set()
         if self.place.step == 0:
             await self._point(0, await self._evaluate(0))
         while self.place.step < self.config.run.steps:

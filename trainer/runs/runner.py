@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,12 @@ async def with_others(work: Coroutine[Any, Any, None], others: Sequence[Coroutin
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def after(event: asyncio.Event, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Does the work once something has happened."""
+    await event.wait()
+    await work()
 
 
 async def keep_running(words: Sequence[str], gateway: str, key: str | None, log: Path) -> None:

@@ -140,6 +140,8 @@ class Run:
         counts |= {f"dropped/{name}": count for name, count in lessons.dropped.items()}
         if lessons.trouble is not None:
             await self.reporter.event(0, f"not every conversation can be used: {lessons.trouble}", "warning")
+        for hint in lessons.hints:
+            await self.reporter.event(0, hint)
         values = self.material.read | {name: float(count) for name, count in counts.items()}
         await self.reporter.point(0, values | await self._evaluated())
 

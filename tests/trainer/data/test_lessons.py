@@ -73,7 +73,7 @@ def test_pairs_are_of_whole_rollouts_and_groups_without_one_are_counted() -> Non
     ]  # fmt: skip
     made = preferences(chats)
     assert owners(made) == [["good", "bad"]]
-    assert made.dropped == {"groups_alone": 1, "groups_too_close": 1, "chats_long": 1, "pairs_incomplete": 1}
+    assert made.dropped == {"groups_alone": 1, "groups_equal": 1, "chats_long": 1, "pairs_incomplete": 1}
     assert owners(preferences(chats, dpo={"pairs": "all"})) == [["good", "middle"], ["good", "bad"], ["middle", "bad"]]
     assert owners(preferences(chats, dpo={"pairs": "all", "margin": 0.6})) == [["good", "bad"]]
 
