@@ -138,6 +138,7 @@ class SyncClient:
 
     # Releases
     resources = _waited(Client.resources)
+    resource_list = _waited(Client.resource_list)
     resource = _waited(Client.resource)
     needed_versions = _waited(Client.needed_versions)
     add_version = _waited(Client.add_version)
@@ -153,6 +154,7 @@ class SyncClient:
 
     # Upstreams
     upstreams = _waited(Client.upstreams)
+    where_calls_go = _waited(Client.where_calls_go)
     pause_upstream = _waited(Client.pause_upstream)
     open_upstream = _waited(Client.open_upstream)
 

@@ -17,6 +17,7 @@ OTHERS = {
     "gateway/calls/capture/request.py": "which of chat's events are there for token ids alone",
     "gateway/demo/demo.py": "the two agents of the demo",
     "gateway/proxy/exact/exact_call.py": "engines render chat completions only",
+    "gateway/proxy/system_messages.py": "templates that take one system message get chat completions",
     "gateway/proxy/translation/translator.py": "the formats that are translated to chat completions",
 }
 """Where names are known, and why: what converts between two formats names them."""
