@@ -16,7 +16,7 @@ from penstock.gateway.definitions.reading import fingerprint
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.definitions import ServerDefinitions
 from penstock.gateway.model.lifecycle import LIVE, WAITING, claimed
-from penstock.gateway.model.release import Assignment, Entry, Release, Seen, digest
+from penstock.gateway.model.release import Assignment, Entry, Release, Seen, content_hash
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutStatus, Worker
 from penstock.gateway.model.span import Span, SpanStatus
@@ -214,14 +214,14 @@ def _resource(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     version = Resource.model_validate_json(value)
     if keys.attempt_key(version.name, version.version) != key:
         yield "it is the record of another version"
-    if digest("", {"kind": version.kind, "content": version.read().model_dump(mode="json")}) != version.sha256:
+    if content_hash(version) != version.sha256:
         yield "its content was changed: its hash does not agree"
 
 
 def _release(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     with tape.view() as view:
         release = Release.model_validate_json(view.get("releases", key) or value)
-        stored = view.get("audit", keys.rollout_key(release.id) + keys.u32(release.revision))
+        stored = view.get("audit", keys.numbered_key(release.id, release.revision))
     if stored is None or Entry.model_validate_json(stored).hash != release.head:
         yield "the last entry of its audit chain is not the one that it names"
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from penstock.gateway.model.release import Assignment, Release, Seen
-from penstock.gateway.releases.operations import ReleaseOperations, numbered, outdated
+from penstock.gateway.releases.operations import ReleaseOperations, outdated
+from penstock.gateway.store import keys
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.transaction import Transaction
 
@@ -24,14 +25,15 @@ class CountOperations:
     def outcomes(self, release: Release, after: int) -> Iterator[tuple[Assignment, Seen]]:
         """What was counted behind this number."""
         for number in range(max(0, after) + 1, release.counted + 1):
-            assigned, seen = (self._tape.get(name, numbered(release.id, number)) for name in ("assigned", "seen"))
+            key = keys.numbered_key(release.id, number)
+            assigned, seen = self._tape.get("assigned", key), self._tape.get("seen", key)
             if assigned is not None and seen is not None:
                 yield Assignment.model_validate_json(assigned), Seen.model_validate_json(seen)
 
     def early_looks(self, release: Release, after: int) -> Iterator[Assignment]:
         """What was looked at early behind this number."""
         for number in range(max(0, after) + 1, release.early + 1):
-            assigned = self._tape.get("assigned", numbered(release.id, number))
+            assigned = self._tape.get("assigned", keys.numbered_key(release.id, number))
             if assigned is not None:
                 yield Assignment.model_validate_json(assigned)
 
@@ -39,7 +41,7 @@ class CountOperations:
         """Keeps what was seen early of the next assignments, in order; nothing is decided by it."""
         release = self._next(name, revision, "early", [one.number for one in looked])
         for one in looked:
-            self._tape.put("assigned", numbered(name, one.number), one.model_dump_json().encode())
+            self._tape.put("assigned", keys.numbered_key(name, one.number), one.model_dump_json().encode())
         release.early += len(looked)
         self._releases.put_release(release)
         return release.model_copy()
@@ -48,7 +50,7 @@ class CountOperations:
         """Keeps what was seen of the next assignments, in order; nothing is decided by it."""
         release = self._next(name, revision, "counted", [one.number for one in seen])
         for one in seen:
-            self._tape.put("seen", numbered(name, one.number), one.model_dump_json().encode())
+            self._tape.put("seen", keys.numbered_key(name, one.number), one.model_dump_json().encode())
         release.counted += len(seen)
         self._releases.put_release(release)
         return release.model_copy()

@@ -161,8 +161,8 @@ class ReleaseOperations:
                 "created_ns": now,
             }
         )
-        made.contents = {it.place: content_hash(it) for name in made.resources for it in self._versions(name)}
-        made.contents = {place: it for place, it in made.contents.items() if place in made.places}
+        versions = (it for name in made.resources for it in self._versions(name))
+        made.contents = {it.place: content_hash(it) for it in versions if it.place in made.places}
         return self._write(made, entry.model_copy(update={"before": None, "config": made.config()}), now)
 
     def _tried(self, resource: str, version: str, only: Audience) -> str:
@@ -227,7 +227,7 @@ class ReleaseOperations:
             }
         ).sealed(release.head, self._audit_key)
         release.head, release.changed_ns, release.reason = link.hash, now, link.why
-        self._tape.put("audit", numbered(release.id, link.number), link.model_dump_json().encode())
+        self._tape.put("audit", keys.numbered_key(release.id, link.number), link.model_dump_json().encode())
         if link.who != GATEWAY:
             audit_log.point(self._tape, release.id, link.number)
         self.put_release(release)
@@ -315,7 +315,7 @@ class ReleaseOperations:
             stage=live.policy.stages[live.step].name,
             assigned_ns=now,
         )
-        self._tape.put("assigned", numbered(live.id, assignment.number), assignment.model_dump_json().encode())
+        self._tape.put("assigned", keys.numbered_key(live.id, assignment.number), assignment.model_dump_json().encode())
         self.put_release(live.model_copy(update={"assigned": assignment.number}))
         return assignment
 
@@ -347,11 +347,6 @@ def outdated(release: Release, revision: int) -> Refused:
 
 def _named(name: str, version: str) -> bytes:
     return keys.attempt_key(name, version)
-
-
-def numbered(name: str, number: int) -> bytes:
-    """The key of an assignment or of a link of the chain."""
-    return keys.rollout_key(name) + keys.u32(number)
 
 
 def _free(present: Sequence[Resource]) -> str:

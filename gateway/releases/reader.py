@@ -66,7 +66,7 @@ class ReleaseReader:
 
     def assignments(self, release: str, after: int = 0, limit: int = 1000) -> tuple[list[Assignment], list[Seen]]:
         """Up to `limit` of its assignments behind this number, and what was seen of them."""
-        numbers = [keys.rollout_key(release) + keys.u32(after + 1 + at) for at in range(limit)]
+        numbers = [keys.numbered_key(release, after + 1 + at) for at in range(limit)]
         with self._tape.view() as view:
             assigned = [Assignment.model_validate_json(it) for key in numbers if (it := view.get("assigned", key))]
             seen = [Seen.model_validate_json(it) for key in numbers[: len(assigned)] if (it := view.get("seen", key))]

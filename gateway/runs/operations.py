@@ -181,7 +181,7 @@ class RunOperations:
         return None if highest < 0 else highest
 
     def _add(self, book: Book, rows: Sequence[Row]) -> None:
-        self._tape.put("run_metrics", _block(book.run.id, book.next), record(rows, packed=False))
+        self._tape.put("run_metrics", keys.numbered_key(book.run.id, book.next), record(rows, packed=False))
         book.next, book.rows = book.next + 1, book.rows + len(rows)
         book.run.step = max(rows[-1].step, -1 if book.run.step is None else book.run.step)
         if book.rows >= FOLD:
@@ -189,7 +189,7 @@ class RunOperations:
 
     def _fold(self, book: Book) -> None:
         """The small blocks become one, in the place of the last of them."""
-        wanted = [_block(book.run.id, number) for number in range(book.small, book.next)]
+        wanted = [keys.numbered_key(book.run.id, number) for number in range(book.small, book.next)]
         stored = [(key, found) for key in wanted if (found := self._tape.get("run_metrics", key)) is not None]
         rows = merged(row for _, found in stored for row in Block(found).rows())
         for key, _ in stored[:-1]:
@@ -247,10 +247,6 @@ def event_key(run: str, event: RunEvent, now: int) -> bytes:
     said = json.dumps([event.step, event.level, event.text]).encode()
     at = now if event.time_ns is None else event.time_ns
     return keys.rollout_key(run) + keys.number(at) + blake2b(said, digest_size=7).digest()
-
-
-def _block(run: str, number: int) -> bytes:
-    return keys.rollout_key(run) + keys.u32(number)
 
 
 def _rows(points: Iterable[Point], now: int) -> Iterable[Row]:

@@ -38,7 +38,7 @@ class Link(BaseModel):
     @property
     def key(self) -> bytes:
         """Where the link is."""
-        return keys.rollout_key(self.release) + keys.u32(self.number)
+        return keys.numbered_key(self.release, self.number)
 
 
 class Change(BaseModel):

@@ -59,6 +59,11 @@ def rollout_key(rollout: str) -> bytes:
     return rollout.encode("ascii") + b"\0"
 
 
+def numbered_key(name: str, number: int) -> bytes:
+    """Key of one of the numbered records of a release or a run."""
+    return rollout_key(name) + u32(number)
+
+
 def attempt_key(rollout: str, attempt: str) -> bytes:
     """Key of an attempt, and prefix of its summaries."""
     return f"{rollout}\0{attempt}\0".encode("ascii")
