@@ -14,7 +14,7 @@ from penstock.gateway.model.run import Level, Made, RunChange
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.config import Config
-from penstock.trainer.serving.publish import PRODUCTION, release_policy
+from penstock.trainer.serving.publish import PRODUCTION, release_command, release_policy
 
 
 def check_publish(config: Config) -> None:
@@ -40,7 +40,7 @@ async def show_production(
     )
     if not changed:
         return []
-    told, command = _told(changed), _command(changed)
+    told, command = _told(changed), release_command(changed)
     if config.publish.release == "none":
         return [(f"{told} better; {command} shows {_it(changed)} to production", "info")]
     try:
@@ -60,13 +60,6 @@ def _told(changed: Mapping[str, str]) -> str:
 
 def _it(changed: Mapping[str, str]) -> str:
     return "it" if len(changed) == 1 else "them"
-
-
-def _command(changed: Mapping[str, str]) -> str:
-    """What a person says to release them."""
-    (name, version), *others = changed.items()
-    together = "".join(f" --with {other}={its}" for other, its in others)
-    return f"penstock release start {name} --candidate {version}{together} --only mode=online"
 
 
 async def _start(client: Client, config: Config, changed: Mapping[str, str]) -> str:

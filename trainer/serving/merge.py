@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from penstock.trainer.engines.checkpoint import write_directory
-from penstock.trainer.engines.policy import copy_rest
+from penstock.trainer.engines.policy import copy_rest, first_line
 
 
 class MergeError(Exception):
@@ -38,7 +38,7 @@ def merge(adapter: Path, model: Path | None, target: Path) -> Path:
         adapted: Any = PeftModel.from_pretrained(loaded.float(), str(adapter), local_files_only=True)
     # Each format of weights fails in its own way: OSError, SafetensorError, RuntimeError where shapes differ.
     except Exception as error:
-        raise MergeError(f"{adapter} does not fit {base}, or one of them is damaged: {_first_line(error)}") from error
+        raise MergeError(f"{adapter} does not fit {base}, or one of them is damaged: {first_line(error)}") from error
     merged = adapted.merge_and_unload().to(kept)
     write_directory(target, lambda beside: _fill(beside, merged, base))
     return base
@@ -54,13 +54,9 @@ def _base(adapter: Path, model: Path | None) -> Path:
     try:
         named = json.loads(path.read_text()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise MergeError(f"{adapter} is no directory of an adapter: {path.name}: {_first_line(error)}") from None
+        raise MergeError(f"{adapter} is no directory of an adapter: {path.name}: {first_line(error)}") from None
     base = Path(str(named)) if model is None else model
     if not (base / "config.json").is_file():
         hint = f"{adapter} names it; give the model's directory with --model" if model is None else "correct --model"
         raise MergeError(f"{base} holds no config.json, so it is no directory of a model; {hint}")
     return base
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -69,6 +69,13 @@ def given_to_training(resource: ResourceView) -> str:
     return next((rule.version for rule in stable.rules if rule.only == TRAINING), stable.version)
 
 
+def release_command(given: Mapping[str, str]) -> str:
+    """What a person says to show versions to production, by resource: the first one's, and the others with it."""
+    (name, version), *others = given.items()
+    together = "".join(f" --with {other}={its}" for other, its in others)
+    return f"penstock release start {name} --candidate {version}{together} --only mode=online"
+
+
 class PublishError(Exception):
     """A version does not reach agents; the message says why."""
 
@@ -136,8 +143,7 @@ class Publisher:
         """Releases a version to production as `publish.release` says; returns the result for a person. An error here
         fails nothing: the weights are there, and a person can release them. `companions`: as for `release`.
         """
-        words = ["penstock release start", self._model, "--candidate", version, "--only mode=online"]
-        command = " ".join([*words, *(f"--with {name}={one}" for name, one in companions.items())])
+        command = release_command({self._model: version, **companions})
         pair = " with ".join([version, *(f"{name}@{one}" for name, one in companions.items())])
         if wanted.release == "none":
             return f"{command} shows {pair} to production", "info"
