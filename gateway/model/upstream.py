@@ -64,5 +64,5 @@ class UpstreamList(Noun):
 
     upstreams: list[UpstreamView]
     """One each, by name."""
-    routes: list[RouteView] = Field(default_factory=list[RouteView])
+    routes: list[RouteView]
     """In the order of the configuration: the first that matches a model counts."""
