@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncGenerator
 
-import aiohttp
 import pytest
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.process import Gateway
@@ -22,20 +20,6 @@ from penstock.gateway.model.resource import Audience
 
 AGENTS = ("planner", "critic")
 ANN = Said(who="ann")
-
-
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    async with Client(gateway.url) as made:
-        yield made
-
-
-@pytest.fixture
-async def traffic(gateway: Gateway, http: aiohttp.ClientSession, client: Client) -> Traffic:
-    """Traffic to a gateway that knows two versions of the agents' prompt."""
-    await client.add_version("travel", prompt(STABLE, sent=True))
-    await client.add_version("travel", prompt(CANDIDATE))
-    return Traffic(gateway.url, http, client)
 
 
 def names(prefix: str, count: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 
 import aiohttp
 import pytest
@@ -24,12 +24,6 @@ FROZEN = "You are a travel agent of Acme Air. Today is 2026-11-22. Never refund 
 """As discovery took it on one day, when all messages agreed on the date."""
 NEXT_DAY = FROZEN.replace("22", "23")
 CANDIDATE = "You are a careful travel agent of Acme Air. Ask before you book. Never refund a basic fare."
-
-
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    async with Client(gateway.url) as made:
-        yield made
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -30,20 +29,6 @@ from penstock.gateway.model.queue import Event
 from penstock.gateway.model.release import Assignment, NewRelease, Pin, Seen
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
-
-
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    async with Client(gateway.url) as made:
-        yield made
-
-
-@pytest.fixture
-async def traffic(gateway: Gateway, http: aiohttp.ClientSession, client: Client) -> Traffic:
-    """Traffic to a gateway that knows two versions of the agents' prompt."""
-    await client.add_version("travel", prompt(STABLE, sent=True))
-    await client.add_version("travel", prompt(CANDIDATE))
-    return Traffic(gateway.url, http, client)
 
 
 def names(prefix: str, count: int) -> list[str]:
