@@ -31,8 +31,8 @@
 | `run_events` | run NUL time (u64) hash (8 bytes) | something that happened in it                                  |
 | `run_trees` | run NUL                            | its candidates, as JSON                                        |
 | `definitions` | server NUL hash (32 bytes or none) | versions of what it lists; with a hash, one definition        |
-| `coverage` | resource                            | whom it reaches: calls that matched and missed                 |
 | `audit_log` | number (u64)                       | a change that was asked for: who, what, why                    |
+| `coverage` | resource                            | whom it reaches: calls that matched and missed                 |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
 are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never

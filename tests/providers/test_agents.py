@@ -214,7 +214,8 @@ async def test_refusals_are_errors_of_the_agents_api(
     engine.log = []
     search: Json = {"type": "web_search_20250305", "name": "web_search"}
     async with claude(gateway, f"refused-{stream}") as client:
-        with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]\.type: 'web_search_20250305' cannot be said"):
+        said = r"tools\[0\]\.type: 'web_search_20250305' is a search that the provider runs"
+        with pytest.raises(anthropic.BadRequestError, match=said):
             await message_of(client, stream, messages=[{"role": "user", "content": "hi"}], tools=[search])
     async with gpt(gateway, f"refused-{stream}") as client:
         with pytest.raises(openai.BadRequestError, match="the gateway keeps no responses") as refused:

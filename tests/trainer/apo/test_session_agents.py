@@ -33,7 +33,7 @@ async def test_a_command_on_the_openai_sdk_whose_prompt_was_found_in_its_traffic
     found = await bare.ended(await bare.start("prompts", "discover", "--register", "found"))
     assert found.code == 0, found.output
     (version,) = (await bare.client.resource("found")).versions
-    assert version.content["text"] == shop.PROMPT.replace("{date}", "{slot1}")
+    assert version.content["text"] == shop.PROMPT
     config = bare.config(
         of=shop.tasks()[::3], engine="fakes.telling_engine:propose",
         texts={"prompts": ["found"]}, budget={"rollouts": 40}, rollouts=RUNNER,
