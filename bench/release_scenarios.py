@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.gateway.model.policy import SRM_ALPHA, EarlyGuard, Guard, Guards, Policy, Stage
+from penstock.gateway.model.policy import SRM_ALPHA, EarlyGuard, Guard, Guards, Holdback, Policy, Stage
 
 HORIZON = 6000
 RATE = 0.7
 
 OFF = Guards(early_error=EarlyGuard(alpha=0), error=Guard(alpha=0), violation=Guard(alpha=0), missing=Guard(alpha=0))
+NO_HOLDBACK = Holdback(rollouts=0)
 PLAIN = Policy(alpha=0.05, guards=OFF, hold_split=True, horizon=HORIZON)
 HALF = PLAIN.model_copy(update={"stages": [Stage(split=0.5)]})
 ERRORS = Policy(hold_split=True, horizon=HORIZON)
-WHOLE = Policy(horizon=HORIZON)
-WORST = Policy(horizon=HORIZON, missing="worst")
+WHOLE = Policy(horizon=HORIZON, holdback=NO_HOLDBACK)
+WORST = WHOLE.model_copy(update={"missing": "worst"})
+HELD_BACK = Policy(horizon=HORIZON)
+HELD_BACK_MORE = Policy(horizon=HORIZON, holdback=Holdback(share=0.1, rollouts=2000))
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,9 @@ class Scenario:
     """Share of the failures that give no reward."""
     drift: float = 0.0
     """Share of both rates that is lost from the first to the last rollout."""
+    worse_from: int | None = None
+    """The rollout from which the candidate's rate is lower by `worse_by`, a share of it."""
+    worse_by: float = 0.3
     checks: int = 1
     """The reward is the share of so many checks that pass."""
     tasks: int = 0
@@ -84,6 +90,11 @@ def _low(rate: float, worse: bool = False) -> Scenario:
     return _whole(0, FEWER, rates=(rate, rate - WHOLE.d(rate) * worse))
 
 
+def _later(at: int, by: float = 0.3) -> Scenario:
+    """Equal until a rollout, worse from then on."""
+    return replace(_whole(0, FEWER), policy=HELD_BACK, worse_from=at, worse_by=by)
+
+
 SCENARIOS: dict[str, Scenario] = {
     "A/A": Scenario(),
     "A/A, rewards drift by -30 %": Scenario(drift=0.3),
@@ -117,6 +128,13 @@ SCENARIOS: dict[str, Scenario] = {
     "silent, worse by 10 %, left out": _whole(0.1, FEWER, silent=0.6),
     "silent, equal, worst": replace(_whole(0, FEWER, silent=0.6), policy=WORST),
     "silent, worse by 10 %, worst": replace(_whole(0.1, FEWER, silent=0.6), policy=WORST),
+    "held back, equal": replace(_whole(0, FEWER), policy=HELD_BACK),
+    "held back, good for 1,200, then -30 %": _later(1200),
+    "held back, good for 2,500, then -30 %": _later(2500),
+    "held back, good for 2,500, then -15 %": _later(2500, 0.15),
+    "held back with 10 % for 2,000, good for 2,500, then -30 %": replace(_later(2500), policy=HELD_BACK_MORE),
+    "no holdback, good for 1,200, then -30 %": replace(_later(1200), policy=WHOLE),
+    "no holdback, good for 2,500, then -30 %": replace(_later(2500), policy=WHOLE),
     "beside, equal": Scenario(peers="ramp", part=FEWER),
     "beside, rewards drift by -30 %": Scenario(drift=0.3, peers="ramp", part=FEWER),
     "beside, worse by 10 %": replace(_worse(0.1, part=FEWER), peers="ramp"),
@@ -137,6 +155,7 @@ PROMISED = {
     ("low, success rate 0.10, equal", "roll_back"): 5.0,
     ("low, success rate 0.10, worse by the margin", "promote"): 5.0,
     ("silent, equal, worst", "roll_back"): 5.0,
+    ("held back, equal", "roll_back"): 5.0,
     ("silent, worse by 10 %, worst", "promote"): 5.0,
 }
 """Percent at most, by scenario and ending."""

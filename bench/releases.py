@@ -32,7 +32,7 @@ from bench.release_scenarios import CAUGHT, DROPS, HORIZON, PROMISED, RATE, SCEN
 from bench.store import Figure, report
 from penstock.gateway.canary.decision import Canary
 from penstock.gateway.canary.evidence import Observation
-from penstock.gateway.model.policy import EARLY, Stage
+from penstock.gateway.model.policy import EARLY, Step
 
 OUT = Path(__file__).parent / "out" / "releases.json"
 CHUNK = 25
@@ -64,7 +64,7 @@ class World:
         self._skill = [rng.betavariate(RATE, 1 - RATE) / RATE for _ in range(scenario.tasks)]
         self._tables = [_binomial(rate, scenario.checks) for rate in scenario.rates]
 
-    def rollout(self, number: int, stage: Stage) -> Observation:
+    def rollout(self, number: int, stage: Step) -> Observation:
         """The next one, assigned in `stage`."""
         scenario, chance = self._scenario, self._rng.random
         arm = 1 if chance() < stage.split else 0
@@ -77,6 +77,8 @@ class World:
             reward = bisect(self._tables[arm], chance()) / scenario.checks
         else:
             rate = scenario.rates[arm] * (1 - scenario.drift * number / HORIZON)
+            if arm and scenario.worse_from is not None and number >= scenario.worse_from:
+                rate *= 1 - scenario.worse_by
             reward = 1.0 if chance() < rate else 0.0
         if scenario.silent and reward == 0.0 and chance() < scenario.silent:
             return Observation(number, stage.name, arm, stage.split, None, guards)
@@ -102,7 +104,7 @@ def play(scenario: Scenario, rng: Random) -> Ending:
         return _ending(canary, {})
     if scenario.peers:
         return _beside_peers(canary, world, scenario)
-    stages, number, early = scenario.policy.stages, 0, EARLY in canary.evidence.guards
+    stages, number, early = scenario.policy.ramp, 0, EARLY in canary.evidence.guards
     while not canary.ended:
         one = world.rollout(number, stages[canary.stage])
         number += 1
@@ -113,12 +115,14 @@ def play(scenario: Scenario, rng: Random) -> Ending:
 
 
 def _ending(canary: Canary, alarms: dict[str, int]) -> Ending:
-    return Ending(canary.verdict.action, canary.evidence.seen, canary.evidence.assigned[1], alarms)
+    books = [canary.evidence] if canary.evidence.watch is None else [canary.evidence, canary.evidence.watch]
+    seen, exposed = sum(one.seen for one in books), sum(one.assigned[1] for one in books)
+    return Ending(canary.verdict.action, seen, exposed, alarms)
 
 
 def _beside_peers(canary: Canary, world: World, scenario: Scenario) -> Ending:
     """The ramp goes on for the peers when the canary has ended: by its rule, which is checked while it has not."""
-    stages = scenario.policy.stages
+    stages = scenario.policy.ramp
     peers: dict[str, Peer] = (
         release_peers.on_a_ramp(scenario.rates[0]) if scenario.peers == "ramp" else release_peers.at_half()
     )
@@ -143,7 +147,7 @@ def _beside_peers(canary: Canary, world: World, scenario: Scenario) -> Ending:
 
 def _overlapping(canary: Canary, world: World, scenario: Scenario) -> None:
     """A rollout starts at every tick; what is not there after eight mean durations is missing."""
-    deadline, tick, stages = 8 * scenario.running, 0, scenario.policy.stages
+    deadline, tick, stages = 8 * scenario.running, 0, scenario.policy.ramp
     ready: list[tuple[float, int, Observation]] = []
     while not canary.ended:
         one = world.rollout(tick, stages[canary.stage])

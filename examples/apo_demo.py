@@ -45,6 +45,9 @@ margin = 0.1
 [[stages]]
 split = 0.5
 rollouts = 20
+
+[holdback]
+rollouts = 0
 """
 APO: Final = """\
 engine = "ours"

@@ -1,10 +1,12 @@
 """Decides what to do after each rollout, in assignment order. Pure.
 
 The first rule that applies counts. Hard violations and harm (reward, then guards) roll back. A split or outcomes that
-cannot be trusted hold. A complete stage is left, the last one by promotion once a loss of the margin or more is
-excluded, of the reward and in every guard. The
-horizon holds. The live driver, `penstock release verify` and the simulations all step the same `Canary`, so the same
-observations give the same verdict at the same rollout with the same figures, bit for bit.
+cannot be trusted hold. A complete stage is left, the last one once a loss of the margin or more is excluded, of the
+reward and in every guard. The horizon holds. Then comes the holdback: nearly all new rollouts get the candidate, harm
+is tested anew with what is left of the error probability, and after a number of rollouts without harm the candidate is
+promoted; without a holdback it is promoted at once. The live driver, `penstock release verify` and the simulations all
+step the same `Canary`, so the same observations give the same verdict at the same rollout with the same figures, bit
+for bit.
 
 Early errors are seen by `step_early`, which runs ahead of `step`: a candidate that fails all its calls is rolled back
 while its rewards are still awaited.
@@ -16,12 +18,12 @@ allow any looking, stopping and going on). Both take effect at the rollout that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.gateway.canary.evidence import Evidence, Observation, StageCount
-from penstock.gateway.model.policy import EARLY, MISSING, SRM_ALPHA, Policy, Stage
+from penstock.gateway.model.policy import EARLY, HOLDBACK, MISSING, SRM_ALPHA, Policy, Stage
 from penstock.gateway.model.release import Release
 
 Action = Literal["continue", "advance", "promote", "roll_back", "hold"]
@@ -36,7 +38,7 @@ class Verdict:
     action: Action
     cause: str = ""
     """The rule that decided: `violations`, `harm`, `guard:NAME`, `srm:STAGE`, `missing`, `stage`, `approval`,
-    `non-inferiority`, `horizon`; empty while nothing is decided.
+    `non-inferiority`, `horizon`, `holdback`; empty while nothing is decided.
     """
     reason: str = "the evidence does not decide yet"
     """One sentence with figures."""
@@ -58,15 +60,19 @@ def decide(
     waived: Collection[str] = (),
     srm_alpha: float = SRM_ALPHA,
 ) -> Verdict:
-    """The verdict on all that has been seen. `stage`: index of the stage that new rollouts are assigned in.
+    """The verdict on all that has been seen. `stage`: index in `Policy.ramp` of what new rollouts are assigned in.
 
     `approved`: whether a person lets this stage be left. `waived`: causes of holding that a person has set aside.
     """
-    if violated := hard_stop(evidence.violations[1]):
+    books = [evidence] if evidence.watch is None else [evidence, evidence.watch]
+    if violated := hard_stop(sum(book.violations[1] for book in books)):
         return _verdict("roll_back", "violations", violated, evidence)
-    found = _harm(policy, evidence) or _mistrust(policy, evidence, waived, srm_alpha)
-    if found is not None:
-        return found
+    for found in (_harm(policy, evidence, books), _mistrust(policy, evidence, books, waived, srm_alpha)):
+        if found is not None:
+            return found
+    if stage == len(policy.stages):
+        return _watched(policy, evidence) or GO_ON
+    found = None
     if _complete(policy.stages[stage], evidence):
         found = _move(policy, stage, evidence, approved)
     if found is None and evidence.seen >= policy.horizon and "horizon" not in waived:
@@ -92,7 +98,8 @@ class Canary:
         self.policy = policy
         self._srm_alpha = srm_alpha
         every = policy.guard_margins({}) if margins is None else margins
-        self.evidence = Evidence(d, tuple(policy.guard_alphas), every, policy.missing == "worst")
+        last = policy.ramp[-1].split if policy.held_back else None
+        self.evidence = Evidence(d, tuple(policy.guard_alphas), every, policy.missing == "worst", last)
         self.stage = 0
         self.verdict = GO_ON
         self._approved = False
@@ -123,7 +130,9 @@ class Canary:
         verdict if it rolls back; None while it changes nothing. Raises `ValueError` when ended or out of order."""
         self._refuse_more(number)
         self.evidence.add_early(number, arm, probability, good)
-        found = _guard_harm(self.policy, self.evidence, EARLY)
+        watch = self.evidence.watch
+        book = watch if watch is not None and watch.early == number else self.evidence
+        found = _guard_harm(self.policy, self.evidence, book, EARLY)
         if found is not None:
             self.verdict = found
         return found
@@ -162,8 +171,19 @@ def margins_of(release: Release) -> dict[str, float]:
     return release.policy.guard_margins({}) | release.guard_margins
 
 
+def in_stage(release: Release, evidence: Evidence) -> int:
+    """Rollouts that count for leaving the stage that it is in: with a reward and on the candidate, or, in the holdback,
+    all."""
+    stage = release.policy.ramp[release.step]
+    if stage.name == HOLDBACK:
+        return 0 if evidence.watch is None else evidence.watch.seen
+    count = evidence.stages.get(stage.name)
+    return 0 if count is None else count.outcomes[1]
+
+
 def figures(evidence: Evidence) -> dict[str, float]:
-    """All figures of the evidence, by name; means of arms without rewards are left out."""
+    """All figures of the evidence, by name; means of arms without rewards are left out. Those of the holdback are named
+    `holdback.NAME`."""
     found: dict[str, float] = {
         "number": evidence.number,
         "seen": evidence.seen,
@@ -190,34 +210,57 @@ def figures(evidence: Evidence) -> dict[str, float]:
             for key, one in evidence.guards.items()
             if key != MISSING and (mean := one.arms[arm].mean) is not None
         }
+    if evidence.watch is not None and max(evidence.watch.number, evidence.watch.early) >= 0:
+        found |= {f"{HOLDBACK}.{name}": value for name, value in figures(evidence.watch).items()}
     return found
 
 
-def _harm(policy: Policy, evidence: Evidence) -> Verdict | None:
-    limit = 1 / policy.alpha
-    if (harm := evidence.harm) >= limit:
-        return _verdict("roll_back", "harm", f"harm: e = {harm:.4g} >= {limit:.4g} {_after(evidence)}", evidence)
-    return next((found for name in evidence.guards if (found := _guard_harm(policy, evidence, name))), None)
+def harm_limit(policy: Policy, alpha: float, *, held_back: bool) -> float:
+    """The e-value at which a test with this error probability rolls back: in the ramp, or in the holdback."""
+    return 1 / (alpha * policy.holdback_scale if held_back else alpha)
 
 
-def _guard_harm(policy: Policy, evidence: Evidence, name: str) -> Verdict | None:
-    harm, limit = evidence.guards[name].harm, 1 / policy.guard_alphas[name]
+def _harm(policy: Policy, evidence: Evidence, books: Sequence[Evidence]) -> Verdict | None:
+    for book in books:
+        limit = harm_limit(policy, policy.alpha, held_back=book is not evidence)
+        if (harm := book.harm) >= limit:
+            reason = f"harm: e = {harm:.4g} >= {limit:.4g} {_after(evidence, book)}"
+            return _verdict("roll_back", "harm", reason, evidence)
+        for name in book.guards:
+            if found := _guard_harm(policy, evidence, book, name):
+                return found
+    return None
+
+
+def _guard_harm(policy: Policy, evidence: Evidence, book: Evidence, name: str) -> Verdict | None:
+    harm, limit = book.guards[name].harm, harm_limit(policy, policy.guard_alphas[name], held_back=book is not evidence)
     if harm < limit:
         return None
-    after = _after_early(evidence) if name == EARLY else _after(evidence)
+    after = _after_early(evidence, book) if name == EARLY else _after(evidence, book)
     return _verdict("roll_back", f"guard:{name}", f"guard {name}: e = {harm:.4g} >= {limit:.4g} {after}", evidence)
 
 
-def _mistrust(policy: Policy, evidence: Evidence, waived: Collection[str], srm_alpha: float) -> Verdict | None:
+def _mistrust(
+    policy: Policy, evidence: Evidence, books: Sequence[Evidence], waived: Collection[str], srm_alpha: float
+) -> Verdict | None:
     limit = 1 / srm_alpha
-    for name, count in evidence.stages.items():
-        if count.bayes >= limit and f"srm:{name}" not in waived:
-            return _verdict("hold", f"srm:{name}", _lopsided(name, count, limit), evidence)
-    missing = evidence.seen - evidence.rewarded
-    if evidence.seen >= FEW and missing > policy.missing_limit * evidence.seen and "missing" not in waived:
-        reason = f"missing: {missing} of {evidence.seen} rollouts have no reward, more than {policy.missing_limit:.0%}"
-        return _verdict("hold", "missing", reason, evidence)
+    for book in books:
+        for name, count in book.stages.items():
+            if count.bayes >= limit and f"srm:{name}" not in waived:
+                return _verdict("hold", f"srm:{name}", _lopsided(name, count, limit), evidence)
+        missing = book.seen - book.rewarded
+        if book.seen >= FEW and missing > policy.missing_limit * book.seen and "missing" not in waived:
+            reason = f"missing: {missing} of {book.seen} rollouts have no reward, more than {policy.missing_limit:.0%}"
+            return _verdict("hold", "missing", reason, evidence)
     return None
+
+
+def _watched(policy: Policy, evidence: Evidence) -> Verdict | None:
+    """The end of the holdback; None while it goes on."""
+    watch = evidence.watch
+    if watch is None or watch.seen < policy.holdback.rollouts:
+        return None
+    return _verdict("promote", HOLDBACK, f"{HOLDBACK}: no harm {_after(evidence, watch)}", evidence)
 
 
 def _complete(stage: Stage, evidence: Evidence) -> bool:
@@ -239,7 +282,8 @@ def _move(policy: Policy, index: int, evidence: Evidence, approved: bool) -> Ver
     if stage.approval and not approved:
         return _verdict("continue", "approval", f"{reason}; a person must approve {_after(evidence)}", evidence)
     cause = "non-inferiority" if last else "stage"
-    return _verdict("promote" if last else "advance", cause, f"{reason} {_after(evidence)}", evidence)
+    promoted = last and not policy.held_back
+    return _verdict("promote" if promoted else "advance", cause, f"{reason} {_after(evidence)}", evidence)
 
 
 def _no_worse(policy: Policy, evidence: Evidence) -> bool:
@@ -264,13 +308,18 @@ def _verdict(action: Action, cause: str, reason: str, evidence: Evidence) -> Ver
     return Verdict(action, cause, reason, evidence.number, figures(evidence))
 
 
-def _after(evidence: Evidence) -> str:
-    return f"after {evidence.seen} rollouts ({evidence.assigned[1]} on the candidate)"
+def _after(evidence: Evidence, book: Evidence | None = None) -> str:
+    of = evidence if book is None else book
+    return f"after {of.seen} rollouts ({of.assigned[1]} on the candidate){_in(evidence, of)}"
 
 
-def _after_early(evidence: Evidence) -> str:
-    stable, candidate = (arm.count for arm in evidence.guards[EARLY].arms)
-    return f"after an early look at {stable + candidate} rollouts ({candidate} on the candidate)"
+def _after_early(evidence: Evidence, book: Evidence) -> str:
+    stable, candidate = (arm.count for arm in book.guards[EARLY].arms)
+    return f"after an early look at {stable + candidate} rollouts ({candidate} on the candidate){_in(evidence, book)}"
+
+
+def _in(evidence: Evidence, book: Evidence) -> str:
+    return "" if book is evidence else f" in the {HOLDBACK}"
 
 
 def _lopsided(name: str, count: StageCount, limit: float) -> str:

@@ -30,6 +30,9 @@ needs the order of assignment: in the order of completion an arm whose failures 
 rollouts in their order, but runs ahead of the rest: it has a number of its own. Errors up to the outcome are the guard
 `error`.
 
+*Holdback.* Its rollouts are tested for harm anew, from wealth 1 (`watch`). A candidate that was good until then and is
+worse from then on is seen sooner so, because bets that were lost while it was good do not count.
+
 *Sample ratio.* Per stage, over rollouts whose reward counts: the Bayes factor of "the split is drawn from Beta(100 pi,
 100 (1 - pi))" against "it is pi". Each candidate multiplies it by (100 pi + n1) / (100 + n) / pi, each stable by
 (100 (1 - pi) + n0) / (100 + n) / (1 - pi). It too ever reaches 1/alpha with probability alpha at most (Lindon & Malek,
@@ -191,16 +194,25 @@ class Evidence:
     """All that has been seen of a release, in assignment order."""
 
     __slots__ = (
-        "_worst", "assigned", "assigned_ns", "early", "guards", "missing", "number", "reward", "rewarded", "seen",
-        "stages", "violations",
+        "_holdback", "_worst", "assigned", "assigned_ns", "early", "guards", "missing", "number", "reward", "rewarded",
+        "seen", "stages", "violations", "watch",
     )  # fmt: skip
 
     def __init__(
-        self, d: float, guards: Sequence[str] = (), margins: Mapping[str, float] = NO_MARGINS, worst: bool = False
+        self,
+        d: float,
+        guards: Sequence[str] = (),
+        margins: Mapping[str, float] = NO_MARGINS,
+        worst: bool = False,
+        holdback: float | None = None,
     ) -> None:
         """`d`: the margin, absolute, 0 <= d < 1. `guards`: names to test; `missing` is worked out here. `margins`:
-        those of guards that are tested for non-inferiority too. `worst`: a missing reward counts as 0."""
+        those of guards that are tested for non-inferiority too. `worst`: a missing reward counts as 0. `holdback`:
+        probability of the candidate in the holdback; None where there is none."""
         self._worst = worst
+        self._holdback = holdback
+        self.watch = None if holdback is None else Evidence(d, guards, worst=worst)
+        """What was seen in the holdback; nothing else here counts its rollouts, but for `number` and `early`."""
         self.reward = Reward(_margin(d))
         self.guards = {name: Guard(_margin(margins[name]) if name in margins else None) for name in guards}
         self.stages: dict[str, StageCount] = {}
@@ -211,6 +223,11 @@ class Evidence:
         self.seen = self.rewarded = self.assigned_ns = 0
         self.number = self.early = -1
         """Places of the rollouts that were counted last: with their outcome, and early."""
+
+    @property
+    def latest(self) -> Evidence:
+        """What was seen in the holdback, once it has begun; else all of it."""
+        return self.watch if self.watch is not None and self.watch.seen else self
 
     @property
     def harm(self) -> float:
@@ -227,6 +244,9 @@ class Evidence:
         _refuse(one, self.number)
         arm, pi, group = one.arm, one.probability, one.group
         self.number = one.number
+        if self.watch is not None and pi == self._holdback:
+            self.watch.add(one)
+            return
         self.seen += 1
         self.assigned[arm] += 1
         self.violations[arm] += one.violations
@@ -248,7 +268,10 @@ class Evidence:
         """Takes what is known early of the next rollout. Raises `ValueError` for one out of order or bounds."""
         _refuse_place(number, self.early, arm, probability)
         self.early = number
-        self.guards[EARLY].add(arm, probability, good, None)
+        if self.watch is not None and probability == self._holdback:
+            self.watch.add_early(number, arm, probability, good)
+        else:
+            self.guards[EARLY].add(arm, probability, good, None)
 
     def _count(self, one: Observation, judged: bool) -> None:
         count = self.stages.get(one.stage)

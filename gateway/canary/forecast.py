@@ -43,8 +43,10 @@ def forecast(release: Release, past: Past) -> Forecast:
 
 def played_policy(policy: Policy, past: Past) -> Policy:
     """The policy without what takes time and changes nothing: people approve at once, stages last as long as their
-    rollouts, and guards that were never anything but good are taken to pass before the reward does."""
+    rollouts, there is no holdback, and guards that were never anything but good are taken to pass before the reward
+    does."""
     made, spreads = policy.model_dump(mode="json"), past.spreads()
+    made["holdback"]["rollouts"] = 0
     for stage in made["stages"]:
         stage |= {"approval": False, "seconds": 0.0}
     for name in policy.guard_alphas:

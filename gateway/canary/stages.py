@@ -22,7 +22,11 @@ MOVES: Final[Mapping[Stage, Mapping[Stage, str]]] = {
     "checked": {"replayed": "recorded calls were asked again", **_STOPPED},
     "replayed": {"shadowed": "live calls were mirrored", **_STOPPED},
     "shadowed": {"canary": "new rollouts are assigned", **_STOPPED},
-    "canary": {"canary": "the next split", "promoted": "no loss beyond the margin, or a person", **_STOPPED},
+    "canary": {
+        "canary": "the next split, and then the holdback",
+        "promoted": "no loss beyond the margin and no harm in the holdback, or a person",
+        **_STOPPED,
+    },
     "held": {
         "draft": "resumed",
         "checked": "resumed",

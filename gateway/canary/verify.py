@@ -208,7 +208,7 @@ def _chain(release: Release, audit: Sequence[Entry]) -> Iterator[str]:
 
 
 def _assignments(release: Release, assigned: Sequence[Assignment]) -> Iterator[str]:
-    splits = {stage.name: stage.split for stage in release.policy.stages}
+    splits = {stage.name: stage.split for stage in release.policy.ramp}
     looked = [one.early is not None for one in assigned]
     if looked != [number <= release.early for number in range(1, len(assigned) + 1)]:
         yield f"{sum(looked)} of {release.early} early looks are there, or they are not in order"

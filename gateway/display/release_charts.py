@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.gateway.display.release_series import History, Point
-from penstock.gateway.display.release_summary import ARMS, difference, measures, share
+from penstock.gateway.display.release_summary import ARMS, Measure, deciding, difference, latest, measures, share
 from penstock.gateway.display.svg import Chart, Line
 from penstock.gateway.display.text import moment
 from penstock.gateway.model.release import ReleaseView
@@ -62,12 +62,10 @@ def _difference(view: ReleaseView, points: Sequence[Point]) -> Chart:
 
 
 def _e_values(view: ReleaseView, points: Sequence[Point]) -> Chart:
-    harm, better = measures(view.release, view.figures)[:2]
-    lines = [Line(harm.name, _values(points, "harm"), 2), Line(better.name, _values(points, "non_inferiority"), 1)]
-    limits = [
-        (f"{one.name} {one.follows} at {one.limit:g}", one.limit) for one in (harm, better) if one.follows != "nothing"
-    ]
-    said = ", ".join(f"{one.name} {one.value:.3g} of {one.limit:g}" for one in (harm, better))
+    found = [*measures(view.release, view.figures)[:2], *_later_harm(view)]
+    lines = [Line(one.name, _values(points, one.figure), style) for one, style in zip(found, (2, 1, 3), strict=False)]
+    limits = [(f"{one.name} {one.follows} at {one.limit:g}", one.limit) for one in found if one.follows != "nothing"]
+    said = ", ".join(f"{one.name} {one.value:.3g} of {one.limit:g}" for one in found)
     return Chart(
         "Evidence",
         f"e-values of the reward. Now: {said}.",
@@ -79,11 +77,19 @@ def _e_values(view: ReleaseView, points: Sequence[Point]) -> Chart:
     )
 
 
+def _later_harm(view: ReleaseView) -> Iterator[Measure]:
+    """Harm in the holdback, once it has begun."""
+    where = latest(view.figures)[1]
+    if where:
+        harm = deciding(view.release, view.figures)[0]
+        yield harm._replace(name=harm.name + where)
+
+
 def _guards(view: ReleaseView, points: Sequence[Point]) -> Chart:
     """One line for the splits of all stages, that of the worst: no more lines than can be told apart."""
-    found = measures(view.release, view.figures)[2:]
-    guards = list(view.release.policy.guard_alphas)
-    lines = [Line(f"guard {name}", _values(points, f"guard.{name}"), style) for style, name in enumerate(guards)]
+    found = [one for one in deciding(view.release, view.figures) if one.name.startswith(("guard ", "split "))]
+    guards = [one for one in found if one.name.startswith("guard ")]
+    lines = [Line(one.name, _values(points, one.figure), style) for style, one in enumerate(guards)]
     lines.append(Line("split, the stage that strays most", list(_strays(points)), len(guards)))
     limits = {one.limit: sorted({it.follows for it in found if it.limit == one.limit}) for one in found}
     said = ", ".join(f"{one.name} {one.value:.3g} of {one.limit:g}" for one in found)
@@ -95,7 +101,7 @@ def _guards(view: ReleaseView, points: Sequence[Point]) -> Chart:
 
 def _strays(points: Iterable[Point]) -> Iterator[tuple[float, float]]:
     for point in points:
-        splits = [value for name, value in point.figures.items() if name.startswith("srm.")]
+        splits = [value for name, value in point.figures.items() if "srm." in name]
         if splits:
             yield float(point.counted), max(splits)
 

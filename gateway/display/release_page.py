@@ -18,11 +18,10 @@ from penstock.gateway.display.release_summary import (
     Step,
     arms,
     audience,
+    deciding,
     difference,
     left_out,
-    measures,
     moves,
-    passes,
     path,
     stage_name,
     versions,
@@ -142,7 +141,7 @@ def _evidence(view: ReleaseView, points: Sequence[Point]) -> Iterator[str]:
     if points:
         rows = [
             (one.name, f"{one.value:.4g}", f"{one.limit:g}", "reached" if one.crossed else "", one.follows)
-            for one in (*measures(view.release, view.figures), *passes(view.release, view.figures))
+            for one in deciding(view.release, view.figures)
         ]
         yield "<h2>Limits</h2>" + table("e-values against their limits", ("", "e-value", "limit", "", "then"), rows)
 

@@ -63,5 +63,5 @@ def series(release: Release, history: History, most: int = MOST) -> list[Point]:
         ended = (number, early) == (len(history.seen), looks)
         if not person and (ended or (number > last and number % every == 0)):
             evidence, last = canary.evidence, number
-            points.append(Point(number, figures(evidence), interval(evidence.reward)))
+            points.append(Point(number, figures(evidence), interval(evidence.latest.reward)))
     return points

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from penstock.gateway.canary.decision import margins_of
+from penstock.gateway.canary.decision import harm_limit, margins_of
 from penstock.gateway.canary.stages import NEXT
 from penstock.gateway.display.text import duration, moment
-from penstock.gateway.model.policy import EARLY, SRM_ALPHA, Policy
+from penstock.gateway.model.policy import EARLY, HOLDBACK, SRM_ALPHA, Policy
 from penstock.gateway.model.release import ENDED, Arm, Entry, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import Audience, audience_terms
 
@@ -54,6 +54,8 @@ class Measure(NamedTuple):
     limit: float
     follows: str
     """What it does at its limit: `rolls back`, `promotes`, `holds`, or `nothing`."""
+    figure: str
+    """Name of the value among the release's figures."""
 
     @property
     def crossed(self) -> bool:
@@ -78,7 +80,7 @@ def path(release: Release, audit: Sequence[Entry]) -> list[Step]:
     passed: dict[Stage, Entry] = {entry.after: entry for entry in audit if entry.after in PREPARATION}
     current = NEXT.get(stage)
     steps = [Step(name, _preparation(name, passed, name == current and release.live)) for name in PREPARATION]
-    steps += [Step(one.name, _canary(at, stage, step, release)) for at, one in enumerate(release.policy.stages)]
+    steps += [Step(one.name, _canary(at, stage, step, release)) for at, one in enumerate(release.policy.ramp)]
     return [*steps, Step("promoted", "done" if release.stage == "promoted" else "ahead")]
 
 
@@ -99,14 +101,16 @@ def _canary(at: int, stage: Stage, step: int, release: Release) -> Mark:
 
 
 def arms(release: Release, figures: Figures, awaited: tuple[int, int] | None = None) -> Iterator[ArmRow]:
-    """Figures side by side. `awaited`: assigned rollouts of each arm that are not counted yet; None if not known."""
+    """Figures side by side, of the holdback once it has begun. `awaited`: assigned rollouts of each arm that are not
+    counted yet; None if not known."""
+    figures, where = latest(figures)
     counted = [int(figures.get(f"{arm}.assigned", 0)) for arm in ARMS]
     missing = [int(figures.get(f"{arm}.missing", 0)) for arm in ARMS]
     if awaited is not None:
         yield _row("assigned", [f"{sum(pair):,}" for pair in zip(counted, awaited, strict=True)])
     if EARLY in release.policy.guard_alphas:
         yield _row("looked at early", [f"{int(figures.get(f'{arm}.early', 0)):,}" for arm in ARMS])
-    yield _row("counted", [f"{count:,}" for count in counted])
+    yield _row(f"counted{where}", [f"{count:,}" for count in counted])
     yield _row("missing", [f"{count:,}" for count in missing])
     lost = [0, 0] if release.policy.missing == "worst" else missing
     rewarded = [count - without for count, without in zip(counted, lost, strict=True)]
@@ -116,6 +120,13 @@ def arms(release: Release, figures: Figures, awaited: tuple[int, int] | None = N
     for name in filter(GOOD.__contains__, release.policy.guard_alphas):
         yield _row(GOOD[name], [_mean(figures.get(f"{arm}.{name}")) for arm in ARMS])
     yield _row("hard violations", [f"{int(figures.get(f'{arm}.violations', 0)):,}" for arm in ARMS])
+
+
+def latest(figures: Figures) -> tuple[Figures, str]:
+    """(the figures of the holdback if there are any, else all; where that is, in words)."""
+    begun = f"{HOLDBACK}."
+    found = {name.removeprefix(begun): value for name, value in figures.items() if name.startswith(begun)}
+    return (found, f" in the {HOLDBACK}") if found else (figures, "")
 
 
 def _row(name: str, values: Sequence[str]) -> ArmRow:
@@ -134,31 +145,50 @@ def reward_name(policy: Policy) -> str:
 
 
 def measures(release: Release, figures: Figures) -> list[Measure]:
-    """All e-values against their limits, the reward's first."""
+    """The e-values of the ramp against their limits, the reward's first."""
     policy = release.policy
-    better = "better than stable" if policy.hold_split else f"no loss of {release.margin:.3g}"
+    better, then = (
+        ("better than stable", "nothing") if policy.hold_split else (f"no loss of {release.margin:.3g}", "promotes")
+    )
     found = [
-        Measure("harm", figures.get("harm", 1.0), 1 / policy.alpha, "rolls back"),
-        Measure(
-            better,
-            figures.get("non_inferiority", 1.0),
-            1 / policy.alpha_promote,
-            "nothing" if policy.hold_split else "promotes",
-        ),
+        _measure("harm", "harm", figures, 1 / policy.alpha, "rolls back"),
+        _measure(better, "non_inferiority", figures, 1 / policy.alpha_promote, then),
     ]
     for name, alpha in policy.guard_alphas.items():
-        found.append(Measure(f"guard {name}", figures.get(f"guard.{name}", 1.0), 1 / alpha, "rolls back"))
-    for name, value in figures.items():
-        if name.startswith("srm."):
-            found.append(Measure(f"split in {name.removeprefix('srm.')}", value, 1 / SRM_ALPHA, "holds"))
-    return found
+        found.append(_measure(f"guard {name}", f"guard.{name}", figures, 1 / alpha, "rolls back"))
+    return [*found, *_splits(figures, "srm.")]
+
+
+def deciding(release: Release, figures: Figures) -> list[Measure]:
+    """The e-values that a decision follows from now: those of the ramp, or of the holdback once it has begun."""
+    if latest(figures)[1]:
+        return list(_held_back(release.policy, figures))
+    return [*measures(release, figures), *passes(release, figures)]
+
+
+def _measure(name: str, figure: str, figures: Figures, limit: float, follows: str) -> Measure:
+    return Measure(name, figures.get(figure, 1.0), limit, follows, figure)
+
+
+def _splits(figures: Figures, prefix: str) -> Iterator[Measure]:
+    for name in figures:
+        if name.startswith(prefix):
+            yield _measure(f"split in {name.removeprefix(prefix)}", name, figures, 1 / SRM_ALPHA, "holds")
+
+
+def _held_back(policy: Policy, figures: Figures) -> Iterator[Measure]:
+    alphas = {"harm": policy.alpha} | {f"guard.{name}": alpha for name, alpha in policy.guard_alphas.items()}
+    for name, alpha in alphas.items():
+        limit = harm_limit(policy, alpha, held_back=True)
+        yield _measure(name.replace(".", " "), f"{HOLDBACK}.{name}", figures, limit, "rolls back")
+    yield from _splits(figures, f"{HOLDBACK}.srm.")
 
 
 def passes(release: Release, figures: Figures) -> list[Measure]:
     """The e-values of guards that must reach their limit before a promotion."""
     limit = 1 / release.policy.alpha_promote
     return [
-        Measure(f"{name} by {d:.2g}", figures.get(f"guard.{name}.non_inferiority", 1.0), limit, "passes")
+        _measure(f"{name} by {d:.2g}", f"guard.{name}.non_inferiority", figures, limit, "passes")
         for name, d in margins_of(release).items()
     ]
 
@@ -203,7 +233,7 @@ def waits(view: ReleaseView) -> Iterator[str]:
 
 def _outcomes(view: ReleaseView) -> Iterator[str]:
     release = view.release
-    policy, stage = release.policy, release.policy.stages[release.step]
+    policy, stage = release.policy, release.policy.ramp[release.step]
     if view.waiting:
         outcomes = "outcome" if view.waiting == 1 else "outcomes"
         oldest = (
@@ -215,9 +245,11 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         looks = "early look" if view.waiting_early == 1 else "early looks"
         longest = duration(int(policy.guards.early_error.deadline_s * 1e9))
         yield f"{view.waiting_early:,} {looks} for errors, each for {longest} at most"
-    if release.waits is None:
-        last = release.step == len(policy.stages) - 1
-        long = f" and {duration(int(stage.seconds * 1e9))}" if stage.seconds else ""
+    if release.waits is None and stage.name == HOLDBACK:
+        yield f"{view.rewarded:,} of {stage.rollouts:,} rollouts in the {HOLDBACK}; without harm it is promoted then"
+    elif release.waits is None:
+        last, seconds = release.step == len(policy.stages) - 1, policy.stages[release.step].seconds
+        long = f" and {duration(int(seconds * 1e9))}" if seconds else ""
         then = (
             ""
             if not last
@@ -233,7 +265,7 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
 
 def difference(view: ReleaseView) -> str | None:
     """Candidate less stable with its confidence sequence; None while there is no reward of both."""
-    stable, candidate = (view.figures.get(f"{arm}.reward") for arm in ARMS)
+    stable, candidate = (latest(view.figures)[0].get(f"{arm}.reward") for arm in ARMS)
     if view.interval is None or stable is None or candidate is None:
         return None
     low, high = view.interval
@@ -242,7 +274,7 @@ def difference(view: ReleaseView) -> str | None:
 
 def left_out(release: Release, figures: Figures) -> int:
     """Rollouts whose turn has come and that no statistic counts: they have seen both versions, or were cancelled."""
-    return release.counted - int(figures.get("seen", 0))
+    return release.counted - int(figures.get("seen", 0)) - int(figures.get(f"{HOLDBACK}.seen", 0))
 
 
 def stage_name(stage: Stage | None) -> str:

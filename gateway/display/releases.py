@@ -15,11 +15,10 @@ from penstock.gateway.display.release_summary import (
     Step,
     arms,
     audience,
+    deciding,
     difference,
     left_out,
-    measures,
     moves,
-    passes,
     path,
     share,
     stage_name,
@@ -79,7 +78,7 @@ def status(
     release = view.release
     pieces: list[RenderableType] = [_head(release, now_ns), _way(path(release, audit)), plain(release.reason)]
     if release.assigned:
-        found = [*measures(release, view.figures), *passes(release, view.figures)]
+        found = deciding(release, view.figures)
         pieces += [Text(), _arms(view, awaited), *_notes(view), Text(), _evidence(found)]
     reach = [line for name, one in view.coverage.items() for line in lines(name, one, now_ns)]
     pieces += [Text(), *(joined("coverage", line) for line in reach)]

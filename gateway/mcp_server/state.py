@@ -263,7 +263,7 @@ def _release(view: ReleaseView, audit: list[Entry]) -> ReleaseTold:
         difference=summary.difference(view),
         evidence=[
             Evidence(name=one.name, value=one.value, limit=one.limit, then=one.follows, reached=one.crossed)
-            for one in (summary.measures(release, view.figures) if release.assigned else ())
+            for one in (summary.deciding(release, view.figures) if release.assigned else ())
         ],
         decisions=[
             DecisionTold(at=moment(one.at_ns), action=one.action, stage=one.after, who=one.who, why=cut(one.why, WHY))

@@ -1,7 +1,7 @@
 """What a release may do by itself: a strict TOML file, everything with a default, frozen with the release.
 
-The error probabilities of the reward and of all guards that are on add up to 0.05 at most (Bonferroni). So a candidate
-that is no worse in anything is rolled back with at most that probability.
+The error probabilities of the reward, of all guards that are on and of the holdback add up to 0.05 at most
+(Bonferroni). So a candidate that is no worse in anything is rolled back with at most that probability.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -26,6 +26,10 @@ EARLY = "early_error"
 
 MOST_ALPHA = 0.05
 """What the error probabilities of reward and guards may add up to."""
+HOLDBACK_ALPHA = 0.005
+"""Probability of a false rollback in the holdback; reward and guards have the shares of it that they have before."""
+HOLDBACK = "holdback"
+"""Name of the last stage."""
 QUARTER = 0.0025
 """Error probability of the guards of latency and costs: with both on, and the rest as it is, all are used up."""
 ODDS_BELOW = 0.6
@@ -53,6 +57,14 @@ FIXED: dict[str, Any] = {
 Gate = Literal["required", "report", "skip"]
 
 
+class Step(NamedTuple):
+    """One split of a release: a stage of the ramp, or the holdback."""
+
+    name: str
+    split: float
+    rollouts: int
+
+
 class Stage(Section):
     """`[[stages]]`: one step of the canary."""
 
@@ -71,10 +83,20 @@ class Stage(Section):
         return f"{self.split * 100:g}%"
 
 
+class Holdback(Section):
+    """`[holdback]`: the last stage, after a loss is excluded: nearly all new rollouts get the candidate, and harm still
+    takes it back."""
+
+    share: float = Field(default=0.05, gt=0, lt=1)
+    """Share of new rollouts that still get the stable version, above 0 and below 1."""
+    rollouts: int = Field(default=4000, ge=0, le=10_000_000)
+    """Rollouts that are assigned in it and counted before the promotion is final, 0 to 10,000,000; 0 is no holdback."""
+
+
 class Guard(Section):
     """`[guards.error]`, `[guards.violation]`, `[guards.missing]`: something that may not become more frequent."""
 
-    alpha: float = Field(default=0.01, ge=0, le=MOST_ALPHA)
+    alpha: float = Field(default=0.005, ge=0, le=MOST_ALPHA)
     """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
 
 
@@ -122,11 +144,11 @@ class Guards(Section):
     deviation that the stable version had."""
     early_error: EarlyGuard = EarlyGuard()
     """Rollouts that failed or had a failed call soon after they were assigned; it does not wait for rewards."""
-    error: Guard = Guard(alpha=0.005)
+    error: Guard = Guard()
     """Rollouts that failed or had a failed call, up to their outcome."""
     violation: Guard = Guard()
     """Rollouts with a policy violation."""
-    missing: Guard = Guard(alpha=0.005)
+    missing: Guard = Guard()
     """Rollouts without a reward at their deadline."""
     latency: LatencyGuard | None = None
     """Slow rollouts."""
@@ -194,6 +216,8 @@ class Policy(Section):
     """Probability of promoting a candidate that is worse by the margin, above 0 to 0.2."""
     guards: Guards = Guards()
     """What is watched besides the reward."""
+    holdback: Holdback = Holdback()
+    """How long the stable version is kept beside the candidate after no loss was found."""
     missing: Literal["leave_out", "worst"] = "leave_out"
     """What a rollout without a reward at its deadline counts as: `leave_out`, nothing is concluded about the reward;
     `worst`, as if the worst reward had come. Take `worst` where failures are what gives no reward."""
@@ -216,6 +240,11 @@ class Policy(Section):
     @model_validator(mode="after")
     def _ramp_rises(self) -> Self:
         splits = [stage.split for stage in self.stages]
+        if self.held_back and splits[-1] >= self.ramp[-1].split:
+            raise ValueError(
+                f"holdback.share: {self.holdback.share:g} must be below {1 - splits[-1]:g}, what the last stage leaves "
+                "to the stable version; lower it, or turn the holdback off with holdback.rollouts = 0"
+            )
         if any(later <= earlier for earlier, later in pairwise(splits)):
             raise ValueError(f"stages: splits must rise, since no rollout may change its arm; found {_listed(splits)}")
         needed = int(sum(stage.rollouts / stage.split for stage in self.stages))
@@ -229,12 +258,13 @@ class Policy(Section):
     @model_validator(mode="after")
     def _errors_add_up(self) -> Self:
         alphas = {"alpha": self.alpha} | {f"guards.{name}.alpha": alpha for name, alpha in self.guard_alphas.items()}
+        alphas |= {"holdback": HOLDBACK_ALPHA} if self.held_back else {}
         total = sum(alphas.values())
         if total > MOST_ALPHA + 1e-9:
             found = " + ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
             raise ValueError(
                 f"alpha: {found} = {total:g} is more than {MOST_ALPHA:g}, the most that a good candidate may be rolled "
-                "back with; lower one, or turn a guard off with alpha = 0"
+                "back with; lower one, or turn a guard off with alpha = 0 or the holdback with holdback.rollouts = 0"
             )
         return self
 
@@ -272,6 +302,28 @@ class Policy(Section):
             (name, getattr(self.guards, name)) for name in (EARLY, "error", "violation", "latency", "cost", MISSING)
         )
         return {name: guard.alpha for name, guard in found if guard is not None and guard.alpha > 0}
+
+    @property
+    def held_back(self) -> bool:
+        """Whether a holdback comes before the promotion is final."""
+        return self.holdback.rollouts > 0 and not self.hold_split
+
+    @property
+    def holdback_scale(self) -> float:
+        """What every error probability is multiplied with in the holdback."""
+        total = self.alpha
+        for alpha in self.guard_alphas.values():
+            # Not `sum`, which rounds otherwise from Python 3.12 on.
+            total += alpha
+        return HOLDBACK_ALPHA / total
+
+    @property
+    def ramp(self) -> tuple[Step, ...]:
+        """All splits in their order: those of the stages, then that of the holdback. They rise, so a probability says
+        in which of them a rollout was assigned."""
+        stages = tuple(Step(one.name, one.split, one.rollouts) for one in self.stages)
+        last = Step(HOLDBACK, 1.0 - self.holdback.share, self.holdback.rollouts)
+        return (*stages, last) if self.held_back else stages
 
     def guard_margins(self, spreads: Mapping[str, float]) -> dict[str, float]:
         """What each guard may lose and the candidate still be promoted, fixed when a release starts and stored with it.

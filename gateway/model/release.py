@@ -192,7 +192,7 @@ class Release(Noun):
     stage: Stage = "draft"
     """How far it has come."""
     step: int = 0
-    """Which stage of the canary it is in, from 0."""
+    """Which stage of the canary it is in, from 0; after the last one comes the holdback."""
     split: float = 0.0
     """Share of new rollouts that get the candidate."""
     held_in: Stage | None = None
@@ -322,7 +322,8 @@ class ReleaseView(Noun):
     warnings: list[str] = Field(default_factory=list[str])
     """What a person should know before trusting the figures, a sentence each."""
     rewarded: int = 0
-    """Counted rollouts with a reward on the candidate, of the stage of the canary that it is in."""
+    """Counted rollouts with a reward on the candidate, of the stage of the canary that it is in; in the holdback, all
+    counted rollouts."""
     doing: str | None = None
     """What is under way before the canary: `check`, `replay`, `rehearsal` or `shadow`."""
     done: int = 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from penstock.gateway.canary.decision import Canary, figures, hard_stop
+from penstock.gateway.canary.decision import Canary, figures, hard_stop, in_stage
 from penstock.gateway.canary.early import looked_early
 from penstock.gateway.canary.forecast import forecast
 from penstock.gateway.canary.interval import interval
@@ -264,15 +264,14 @@ class Driver:
         view.waiting_early = release.assigned - release.early if looked_early(release) else 0
         stepped = None if driven is None else driven.canary
         canary = stepped or self._counting.walked(release)[0]
-        view.figures, view.interval = figures(canary.evidence), interval(canary.evidence.reward)
-        view.warnings = list(warnings(release.policy, canary.evidence))
+        view.figures, view.interval = figures(canary.evidence), interval(canary.evidence.latest.reward)
+        view.warnings = list(warnings(release.policy, canary.evidence.latest))
         if driven is not None and driven.progress is not None:
             view.doing, view.done, view.total = driven.progress.doing, driven.progress.done, driven.progress.total
         view.coverage = self.reader.coverage(release.resources)
         if oldest := self.reader.assignments(release.id, release.counted, 1)[0]:
             view.oldest, view.oldest_ns = oldest[0].rollout, oldest[0].assigned_ns
-        if (stage := canary.evidence.stages.get(release.policy.stages[release.step].name)) is not None:
-            view.rewarded = stage.outcomes[1]
+        view.rewarded = in_stage(release, canary.evidence)
         return view
 
     def needs(self, resource: str) -> list[Need]:

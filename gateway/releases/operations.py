@@ -312,7 +312,7 @@ class ReleaseOperations:
             rollout=rollout,
             arm="candidate" if share(live.salt, rollout) < live.split else "stable",
             probability=live.split,
-            stage=live.policy.stages[live.step].name,
+            stage=live.policy.ramp[live.step].name,
             assigned_ns=now,
         )
         self._tape.put("assigned", keys.numbered_key(live.id, assignment.number), assignment.model_dump_json().encode())

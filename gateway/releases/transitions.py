@@ -25,7 +25,7 @@ ROLLED_BACK: Final[Mapping[str, Any]] = {"stage": "rolled_back", "split": 0.0, "
 
 def _advance(release: Release) -> Mapping[str, Any]:
     step = release.step + 1
-    return {"stage": "canary", "step": step, "split": release.policy.stages[step].split, "waits": None}
+    return {"stage": "canary", "step": step, "split": release.policy.ramp[step].split, "waits": None}
 
 
 def _hold(release: Release) -> Mapping[str, Any]:

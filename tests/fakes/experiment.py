@@ -29,10 +29,11 @@ def prompt(text: str, sent: bool = False, version: str | None = None) -> NewVers
 
 
 def policy(*splits: float, rollouts: int = 3, **more: object) -> Policy:
-    """A short ramp without preparation."""
+    """A short ramp without preparation and, unless given, without a holdback."""
     stages = [Stage(split=split, rollouts=rollouts) for split in splits or (0.5,)]
     return Policy.model_validate(
         {"stages": stages, "margin_absolute": 0.1, "outcome_deadline_s": 600.0, "horizon": 2000, "guards": GUARDS}
+        | {"holdback": {"rollouts": 0}}
         | SKIP
         | more
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.gateway.canary.assignment import share
-from penstock.gateway.canary.decision import Canary, figures
+from penstock.gateway.canary.decision import Canary, figures, in_stage
 from penstock.gateway.canary.early import looked_early
 from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.outcomes import observation
@@ -102,7 +102,7 @@ class Trial:
         self.now += EVERY
         number, split = self.release.assigned + 1, self.release.split
         arm = "candidate" if share(self.release.salt, f"r{number}") < split else "stable"
-        stage = self.release.policy.stages[self.release.step].name
+        stage = self.release.policy.ramp[self.release.step].name
         self.assigned.append(
             Assignment(
                 number=number, rollout=f"r{number}", arm=arm, probability=split, stage=stage, assigned_ns=self.now
@@ -138,7 +138,7 @@ class Trial:
         if action == "wait" and self.release.waits:
             return
         step = self.release.step + 1
-        stages = self.release.policy.stages
+        stages = self.release.policy.ramp
         updates: dict[str, tuple[Stage, dict[str, Any]]] = {
             "advance": ("canary", {"step": step, "split": stages[min(step, len(stages) - 1)].split, "waits": None}),
             "promote": ("promoted", {"split": 0.0, "waits": None}),
@@ -154,17 +154,16 @@ class Trial:
     def view(self) -> ReleaseView:
         """As the API answers it."""
         waiting = self.assigned[len(self.seen) :]
-        count = self.canary.evidence.stages.get(self.release.policy.stages[self.release.step].name)
         return ReleaseView(
             release=self.release,
             figures=figures(self.canary.evidence),
-            interval=interval(self.canary.evidence.reward),
-            warnings=list(warnings(self.release.policy, self.canary.evidence)),
+            interval=interval(self.canary.evidence.latest.reward),
+            warnings=list(warnings(self.release.policy, self.canary.evidence.latest)),
             waiting=len(waiting),
             waiting_early=self.release.assigned - self.release.early if looked_early(self.release) else 0,
             oldest=waiting[0].rollout if waiting else None,
             oldest_ns=waiting[0].assigned_ns if waiting else None,
-            rewarded=count.outcomes[1] if count else 0,
+            rewarded=in_stage(self.release, self.canary.evidence),
         )
 
     @property

@@ -61,7 +61,7 @@ def grown(*logs: float) -> list[Point]:
 
 
 def test_what_is_left_follows_from_the_pace_and_is_a_range() -> None:
-    harm = Measure("harm", math.exp(1.0), math.exp(2.0), "rolls back")
+    harm = Measure("harm", math.exp(1.0), math.exp(2.0), "rolls back", "harm")
     assert left(harm, grown(*(at / 10 for at in range(1, 11)))) == (10, 10)
     fast_lately = left(harm, grown(0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0))
     assert fast_lately is not None
@@ -72,11 +72,11 @@ def test_what_is_left_follows_from_the_pace_and_is_a_range() -> None:
     "logs", [[1.0] * (FEWEST - 1), [-0.1 * at for at in range(20)]], ids=["too few", "against the claim"]
 )
 def test_nothing_is_foretold_from_too_little_or_against_the_claim(logs: list[float]) -> None:
-    assert left(Measure("harm", math.exp(logs[-1]), 50.0, "rolls back"), grown(*logs)) is None
+    assert left(Measure("harm", math.exp(logs[-1]), 50.0, "rolls back", "harm"), grown(*logs)) is None
 
 
 def test_what_has_crossed_its_bound_has_nothing_left() -> None:
-    assert left(Measure("harm", 60.0, 50.0, "rolls back"), grown(*(at / 2 for at in range(10)))) is None
+    assert left(Measure("harm", 60.0, 50.0, "rolls back", "harm"), grown(*(at / 2 for at in range(10)))) is None
 
 
 # -- attempts side by side ---------------------------------------------------------------------------------------------

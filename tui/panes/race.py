@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.gateway.display.release_series import Point
-from penstock.gateway.display.release_summary import Measure, measures, waits
+from penstock.gateway.display.release_summary import Measure, deciding, waits
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import clean, joined, plain
 from penstock.gateway.model.release import ReleaseView
@@ -40,23 +40,9 @@ class Left(NamedTuple):
     """None: at one of the two paces it is never reached."""
 
 
-def name_of(measure: Measure) -> str:
-    """The figure of a measure, as points have it."""
-    kind, _, rest = measure.name.partition(" ")
-    match kind:
-        case "guard":
-            return f"guard.{rest}"
-        case "split":
-            return f"srm.{rest.removeprefix('in ')}"
-        case "harm":
-            return "harm"
-        case _:
-            return "non_inferiority"
-
-
 def left(measure: Measure, points: Sequence[Point]) -> Left | None:
     """How many rollouts are likely left; None when it is not known, or when it does not move towards its bound."""
-    grown = [(point.counted, _log(point.figures.get(name_of(measure), 1.0))) for point in points]
+    grown = [(point.counted, _log(point.figures.get(measure.figure, 1.0))) for point in points]
     if not grown or grown[-1][0] < FEWEST or measure.crossed:
         return None
     last, now = grown[-1]
@@ -78,7 +64,7 @@ def race(view: ReleaseView, points: Sequence[Point], width: int) -> RenderableTy
     release = view.release
     if not release.assigned:
         return Text("No rollout has been assigned yet: the race begins with the canary.")
-    found = measures(release, view.figures)
+    found = deciding(release, view.figures)
     leads = max(found, key=_share)
     made = Listing(*LANES)
     lane = max(LEAST_LANE, min(40, width - 74))
@@ -139,4 +125,4 @@ def _curves(found: Sequence[Measure], points: Sequence[Point], width: int) -> It
 
 def _way(one: Measure, points: Sequence[Point]) -> list[tuple[float, float]]:
     bound = math.log(one.limit)
-    return [(float(point.counted), _log(point.figures.get(name_of(one), 1.0)) / bound) for point in points]
+    return [(float(point.counted), _log(point.figures.get(one.figure, 1.0)) / bound) for point in points]

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from penstock.gateway.client.parallel import each
 from penstock.gateway.display import queue, rollouts
-from penstock.gateway.display.release_summary import measures, stage_name
+from penstock.gateway.display.release_summary import deciding, stage_name
 from penstock.gateway.display.releases import bar
 from penstock.gateway.display.runs import sparkline
 from penstock.gateway.display.text import age, clean, compact, duration, joined, number, plain, size
@@ -211,7 +211,7 @@ def _releases(found: Sequence[ReleaseView]) -> Iterator[Text]:
         if not release.assigned:
             yield Text(head)
             continue
-        lead = max(measures(release, view.figures), key=lambda one: one.value / one.limit)
+        lead = max(deciding(release, view.figures), key=lambda one: one.value / one.limit)
         yield joined(
             head, clean(lead.name), bar(lead.value, lead.limit, 12), f"{lead.value:.3g} of {lead.limit:g}", lead.follows
         )

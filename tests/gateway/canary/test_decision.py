@@ -10,9 +10,11 @@ import pytest
 
 from penstock.gateway.canary.decision import Canary, Verdict, decide, figures, hard_stop
 from penstock.gateway.canary.evidence import Evidence, Observation
-from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.policy import Holdback, Policy, Stage
 
-PLAIN = Policy.load("guards = {early_error.alpha = 0, error.alpha = 0, violation.alpha = 0, missing.alpha = 0}")
+NO_HOLDBACK = Holdback(rollouts=0)
+WATCHED = Policy.load("guards = {early_error.alpha = 0, error.alpha = 0, violation.alpha = 0, missing.alpha = 0}")
+PLAIN = WATCHED.model_copy(update={"holdback": NO_HOLDBACK})
 HALF = PLAIN.model_copy(update={"stages": [Stage(split=0.5, rollouts=10)]})
 
 
@@ -23,7 +25,7 @@ def rollouts(
     rng = random.Random(seed)
     number = 0
     while True:
-        stage = canary.policy.stages[canary.stage]
+        stage = canary.policy.ramp[canary.stage]
         arm = int(rng.random() < stage.split)
         reward = None if arm and rng.random() < lost else float(rng.random() < rates[arm])
         yield Observation(number, stage.name, arm, stage.split, reward, {}, assigned_ns=number * second_ns)
@@ -101,7 +103,7 @@ def test_it_stops_at_the_first_rollout_that_decides() -> None:
 
 def test_a_guard_rolls_back_though_the_reward_is_fine() -> None:
     rng = random.Random(3)
-    policy = Policy(stages=[Stage(split=0.5)])
+    policy = Policy(stages=[Stage(split=0.5)], holdback=NO_HOLDBACK)
     observations = (
         Observation(n, "50%", arm, 0.5, 1.0, {"error": float(rng.random() > 0.3 * arm), "violation": 1.0})
         for n in range(2000)
@@ -134,7 +136,7 @@ def test_a_candidate_whose_calls_all_fail_is_rolled_back_by_a_handful_of_early_l
 def test_early_errors_that_both_arms_have_roll_nothing_back() -> None:
     rolled_back = 0
     for seed in range(100):
-        canary, rng = Canary(Policy(stages=[Stage(split=0.5)]), 0.07), random.Random(seed)
+        canary, rng = Canary(Policy(stages=[Stage(split=0.5)], holdback=NO_HOLDBACK), 0.07), random.Random(seed)
         looks = ((n, rng.randrange(2), 0.5, float(rng.random() > 0.3)) for n in range(500))
         rolled_back += any(canary.step_early(*look) for look in looks)
     assert rolled_back <= 3
@@ -162,7 +164,7 @@ def promotable(canary: Canary, errors: tuple[float, float], seed: int) -> str:
 
 def test_a_candidate_with_more_errors_is_not_promoted_though_its_reward_is_equal() -> None:
     """From 1 to 3 %, which is the margin of the guard, and to 5 %; the promise is at most 5 % of promotions."""
-    policy = Policy(stages=[Stage(split=0.5)], horizon=3000)
+    policy = Policy(stages=[Stage(split=0.5)], holdback=NO_HOLDBACK, horizon=3000)
     for rate in (0.03, 0.05):
         ends = [promotable(Canary(policy, 0.1), (0.01, rate), seed) for seed in range(30)]
         assert ends.count("promote") <= 3
@@ -171,7 +173,7 @@ def test_a_candidate_with_more_errors_is_not_promoted_though_its_reward_is_equal
 
 
 def test_a_promotion_waits_for_every_guard_and_says_so() -> None:
-    policy = Policy(stages=[Stage(split=0.5)], horizon=400)
+    policy = Policy(stages=[Stage(split=0.5)], holdback=NO_HOLDBACK, horizon=400)
     canary, rng = Canary(policy, 0.3), random.Random(3)
     for number in range(400):
         guards = {"error": 1.0, "violation": None if number < 399 else 1.0}
@@ -244,6 +246,7 @@ def test_failures_that_are_silent_in_both_arms_are_seen_where_missing_is_the_wor
     """Whoever gets a reward has succeeded: left out, the arms look equal however much one fails."""
     guards = {"missing": {"alpha": 0}, "margin": 0.3}
     policy = {"stages": [{"split": 0.5, "rollouts": 10}], "missing_limit": 1.0, "guards": guards, "horizon": 3000}
+    policy["holdback"] = {"rollouts": 0}
     ends: dict[str, list[str]] = {"leave_out": [], "worst": []}
     for missing, found in ends.items():
         for seed in range(10):
@@ -261,7 +264,7 @@ def test_where_missing_is_the_worst_it_is_still_known_what_is_missing() -> None:
 
 
 def test_outcomes_that_only_the_candidate_loses_roll_it_back() -> None:
-    policy = Policy(stages=[Stage(split=0.5)])
+    policy = Policy(stages=[Stage(split=0.5)], holdback=NO_HOLDBACK)
     canary = Canary(policy, 0.07, srm_alpha=1e-9)
     end = played(canary, rollouts(canary, (0.7, 0.7), lost=0.3))[-1]
     assert (end.action, end.cause) == ("roll_back", "guard:missing")

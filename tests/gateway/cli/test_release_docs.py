@@ -19,6 +19,7 @@ from penstock.gateway.model.policy import (
     EarlyGuard,
     Guard,
     Guards,
+    Holdback,
     LatencyGuard,
     Policy,
     Replay,
@@ -36,6 +37,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "`[guards.early_error]`": EarlyGuard,
     "`[guards.latency]`": LatencyGuard,
     "`[guards.cost]`": CostGuard,
+    "`[holdback]`": Holdback,
     "`[replay]`": Replay,
     "`[shadow]`": Shadow,
 }
@@ -43,6 +45,7 @@ KINDS = {int: "integer", float: "number", bool: "true or false", str: "text"}
 TABLES = {
     "stages": "see `[[stages]]`",
     "guards": "see `[guards]`",
+    "holdback": "see `[holdback]`",
     "replay": "see `[replay]`",
     "shadow": "see `[shadow]`",
 }

@@ -41,7 +41,7 @@ from penstock.gateway.display import releases, resources
 from penstock.gateway.display.releases import bar
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.coverage import Coverage, Difference, LastMiss
-from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.policy import Guards, Policy, Stage
 from penstock.gateway.model.release import Assignment, Entry, NewRelease, Release, ReleaseView, Seen
 from penstock.gateway.model.resource import Audience, Resource, ResourceList, ResourceView, Rule, Stable
 from penstock.gateway.model.span import Span
@@ -52,7 +52,7 @@ from penstock.gateway.store.environment import DATABASES
 
 SHORT = (
     "\n".join(f'{stage} = "skip"' for stage in SKIP)
-    + "\nmargin_absolute = 0.1\nguards.margin = 0.3\n[[stages]]\nsplit = 0.5\nrollouts = 3\n"
+    + "\nmargin_absolute = 0.1\nguards.margin = 0.3\nholdback.rollouts = 0\n[[stages]]\nsplit = 0.5\nrollouts = 3\n"
 )
 
 
@@ -666,6 +666,14 @@ def ramped() -> Trial:
     return trial
 
 
+def held_back() -> Trial:
+    """One in its holdback."""
+    trial = Trial.of(Policy(guards=Guards(margin=0.3)), margin=0.1).prepare()
+    while trial.release.split < 0.95:
+        trial.run(1, steady(0.7, 0.75, trial.release.assigned))
+    return trial.run(812, steady(0.7, 0.65))
+
+
 def test_a_release_looks_as_it_did() -> None:
     trial = ramped()
     pieces = [releases.status(trial.view, trial.audit, (21, 19), NOW)]
@@ -678,6 +686,8 @@ def test_a_release_looks_as_it_did() -> None:
     early = Trial.of(Policy(hold_split=True), margin=0.0)
     checking = early.view.model_copy(update={"doing": "check", "done": 1, "total": 3})
     pieces.append(releases.status(checking, early.audit, (0, 0), NOW))
+    back = held_back()
+    pieces.append(releases.status(back.view, back.audit, (3, 70), NOW, 1))
     check_widths("release-status", Group(*(one for it in pieces for one in (it, Text()))))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.config import ConfigError
-from penstock.gateway.model.policy import CostGuard, Guards, LatencyGuard, Policy, Stage, frozen, thawed
+from penstock.gateway.model.policy import HOLDBACK_ALPHA, CostGuard, Guards, LatencyGuard, Policy, Stage, frozen, thawed
 
 
 def test_an_empty_policy_is_the_default_ramp() -> None:
@@ -15,8 +15,9 @@ def test_an_empty_policy_is_the_default_ramp() -> None:
         ("20%", 0.2, 80),
         ("50%", 0.5, 20),
     ]
-    assert policy.guard_alphas == {"early_error": 0.005, "error": 0.005, "violation": 0.01, "missing": 0.005}
-    assert policy.alpha + sum(policy.guard_alphas.values()) <= 0.05
+    assert policy.guard_alphas == {"early_error": 0.005, "error": 0.005, "violation": 0.005, "missing": 0.005}
+    assert [(step.name, round(step.split, 9), step.rollouts) for step in policy.ramp[3:]] == [("holdback", 0.95, 4000)]
+    assert policy.alpha + sum(policy.guard_alphas.values()) + HOLDBACK_ALPHA <= 0.05
 
 
 def test_all_guards_may_be_on_with_their_defaults() -> None:
@@ -75,9 +76,14 @@ def test_the_tape_has_what_nobody_can_set_too() -> None:
         ("horizon = 500", "horizon: 500 rollouts, but the stages take about 840"),
         (
             "alpha = 0.03",
-            "alpha 0.03 + guards.early_error.alpha 0.005 + guards.error.alpha 0.005 + guards.violation.alpha 0.01 + "
-            "guards.missing.alpha 0.005 = 0.055",
+            "alpha 0.03 + guards.early_error.alpha 0.005 + guards.error.alpha 0.005 + guards.violation.alpha 0.005 + "
+            "guards.missing.alpha 0.005 + holdback 0.005 = 0.055",
         ),
+        (
+            "[[stages]]\nsplit = 0.96",
+            "holdback.share: 0.05 must be below 0.04, what the last stage leaves to the stable",
+        ),
+        ("holdback = {share = 0}", "holdback.share: 0 is not more than 0"),
         ("reward_range = [1, 1]", "reward_range: the worst, 1, must be below the best, 1"),
         (
             "reward_range = [-1, 1]",

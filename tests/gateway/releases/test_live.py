@@ -107,6 +107,43 @@ async def test_a_worse_candidate_is_rolled_back_and_its_rollouts_fall_back(
     assert await checked(client, release.id) == []
 
 
+async def test_a_candidate_that_turns_bad_in_the_holdback_is_taken_back(
+    traffic: Traffic, provider: Provider, client: Client, gateway: Gateway
+) -> None:
+    """It was good on the ramp; then nearly everybody gets it, and it fails."""
+    release = await traffic.start("travel", "v2", policy(0.5, holdback={"share": 0.3, "rollouts": 300}))
+    good, number = (lambda arm: 0.95 if arm == "candidate" else 0.05), 0
+    while (view := await client.release(release.id)).release.split == 0.5:
+        _ = await traffic.run(names(f"good{number}", 16), good)
+        number += 1
+    assert (view.release.stage, view.release.step, view.release.split) == ("canary", 1, 0.7)
+    assert (await client.resource("travel")).stable.version == "v1"
+    await gateway.kill()
+    await gateway.start(gateway.port)
+    while (view := await client.release(release.id)).release.live:
+        _ = await traffic.run(names(f"bad{number}", 16), lambda arm: 0.0 if arm == "candidate" else 1.0)
+        number += 1
+    assert view.release.stage == "rolled_back"
+    assert view.release.reason.endswith("in the holdback")
+    await traffic.call("later")
+    assert sent(provider)[-1] == traffic.text
+    assert traffic.failures == []
+    assert await checked(client, release.id) == []
+
+
+async def test_a_candidate_that_stays_good_in_the_holdback_is_promoted(traffic: Traffic, client: Client) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5, holdback={"share": 0.3, "rollouts": 20}))
+    number, split = 0, set[float]()
+    while (view := await client.release(release.id)).release.live:
+        split.add(view.release.split)
+        _ = await traffic.run(names(f"r{number}", 8), lambda arm: 0.95 if arm == "candidate" else 0.05)
+        number += 1
+    assert (view.release.stage, 0.7 in split) == ("promoted", True)
+    assert view.release.reason.startswith("holdback: no harm after 20 rollouts")
+    assert (await client.resource("travel")).stable.version == "v2"
+    assert await checked(client, release.id) == []
+
+
 async def test_no_rollout_is_on_two_arms_whatever_happens(
     traffic: Traffic, gateway: Gateway, client: Client, http: aiohttp.ClientSession
 ) -> None:
