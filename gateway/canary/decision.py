@@ -93,6 +93,7 @@ class Canary:
         self._srm_alpha = srm_alpha
         every = policy.guard_margins({}) if margins is None else margins
         self.evidence = Evidence(d, tuple(policy.guard_alphas), every, policy.missing == "worst")
+        self.evidence.counts = policy.counts
         self.stage = 0
         self.verdict = GO_ON
         self._approved = False
@@ -212,10 +213,11 @@ def _mistrust(policy: Policy, evidence: Evidence, waived: Collection[str], srm_a
     limit = 1 / srm_alpha
     for name, count in evidence.stages.items():
         if count.bayes >= limit and f"srm:{name}" not in waived:
-            return _verdict("hold", f"srm:{name}", _lopsided(name, count, limit), evidence)
+            return _verdict("hold", f"srm:{name}", _lopsided(name, count, limit, evidence.counts), evidence)
     missing = evidence.seen - evidence.rewarded
     if evidence.seen >= FEW and missing > policy.missing_limit * evidence.seen and "missing" not in waived:
-        reason = f"missing: {missing} of {evidence.seen} rollouts have no reward, more than {policy.missing_limit:.0%}"
+        of = f"{evidence.seen} {evidence.counts}"
+        reason = f"missing: {missing} of {of} have no reward, more than {policy.missing_limit:.0%}"
         return _verdict("hold", "missing", reason, evidence)
     return None
 
@@ -265,19 +267,19 @@ def _verdict(action: Action, cause: str, reason: str, evidence: Evidence) -> Ver
 
 
 def _after(evidence: Evidence) -> str:
-    return f"after {evidence.seen} rollouts ({evidence.assigned[1]} on the candidate)"
+    return f"after {evidence.seen} {evidence.counts} ({evidence.assigned[1]} on the candidate)"
 
 
 def _after_early(evidence: Evidence) -> str:
     stable, candidate = (arm.count for arm in evidence.guards[EARLY].arms)
-    return f"after an early look at {stable + candidate} rollouts ({candidate} on the candidate)"
+    return f"after an early look at {stable + candidate} {evidence.counts} ({candidate} on the candidate)"
 
 
-def _lopsided(name: str, count: StageCount, limit: float) -> str:
+def _lopsided(name: str, count: StageCount, limit: float, counts: str) -> str:
     stable, candidate = count.outcomes
     return (
         f"sample ratio: Bayes factor {count.bayes:.4g} >= {limit:.4g} in stage {name}: {candidate} of "
-        f"{stable + candidate} rollouts with a reward are on the candidate"
+        f"{stable + candidate} {counts} with a reward are on the candidate"
     )
 
 
@@ -286,6 +288,6 @@ def _undecided(policy: Policy, evidence: Evidence) -> str:
     lagging = [f"guard {name} e = {evidence.guards[name].non_inferiority:.4g}" for name in _lagging(evidence, limit)]
     found = ", ".join([f"non-inferiority e = {evidence.non_inferiority:.4g}", *lagging])
     return (
-        f"horizon: undecided after {evidence.seen} rollouts: harm e = {evidence.harm:.4g} of {1 / policy.alpha:.4g}, "
-        f"{found} of {limit:.4g}"
+        f"horizon: undecided after {evidence.seen} {evidence.counts}: "
+        f"harm e = {evidence.harm:.4g} of {1 / policy.alpha:.4g}, {found} of {limit:.4g}"
     )

@@ -191,8 +191,8 @@ class Evidence:
     """All that has been seen of a release, in assignment order."""
 
     __slots__ = (
-        "_worst", "assigned", "assigned_ns", "early", "guards", "missing", "number", "reward", "rewarded", "seen",
-        "stages", "violations",
+        "_worst", "assigned", "assigned_ns", "counts", "early", "guards", "missing", "number", "reward", "rewarded",
+        "seen", "stages", "violations",
     )  # fmt: skip
 
     def __init__(
@@ -201,6 +201,8 @@ class Evidence:
         """`d`: the margin, absolute, 0 <= d < 1. `guards`: names to test; `missing` is worked out here. `margins`:
         those of guards that are tested for non-inferiority too. `worst`: a missing reward counts as 0."""
         self._worst = worst
+        self.counts = "rollouts"
+        """What an observation is called."""
         self.reward = Reward(_margin(d))
         self.guards = {name: Guard(_margin(margins[name]) if name in margins else None) for name in guards}
         self.stages: dict[str, StageCount] = {}
@@ -240,7 +242,9 @@ class Evidence:
         if reward is not None:
             self.reward.add(arm, pi, reward, group)
         for name, guard in self.guards.items():
-            value = one.guards.get(name) if name != MISSING else 0.0 if one.reward is None else 1.0
+            value = one.guards.get(name)
+            if name == MISSING and value is None:
+                value = 0.0 if one.reward is None else 1.0
             if value is not None:
                 guard.add(arm, pi, value, group)
 
