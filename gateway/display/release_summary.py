@@ -15,6 +15,7 @@ from penstock.gateway.display.text import duration, moment
 from penstock.gateway.model.policy import EARLY, SRM_ALPHA, Policy
 from penstock.gateway.model.release import ENDED, Arm, Entry, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import Audience, audience_terms
+from penstock.gateway.model.wording import counted
 
 Mark = Literal["done", "skipped", "failed", "now", "ahead"]
 Figures = Mapping[str, float]
@@ -100,16 +101,16 @@ def _canary(at: int, stage: Stage, step: int, release: Release) -> Mark:
 
 def arms(release: Release, figures: Figures, awaited: tuple[int, int] | None = None) -> Iterator[ArmRow]:
     """Figures side by side. `awaited`: assigned rollouts of each arm that are not counted yet; None if not known."""
-    counted = [int(figures.get(f"{arm}.assigned", 0)) for arm in ARMS]
+    seen = [int(figures.get(f"{arm}.assigned", 0)) for arm in ARMS]
     missing = [int(figures.get(f"{arm}.missing", 0)) for arm in ARMS]
     if awaited is not None:
-        yield _row("assigned", [f"{sum(pair):,}" for pair in zip(counted, awaited, strict=True)])
+        yield _row("assigned", [f"{sum(pair):,}" for pair in zip(seen, awaited, strict=True)])
     if EARLY in release.policy.guard_alphas:
         yield _row("looked at early", [f"{int(figures.get(f'{arm}.early', 0)):,}" for arm in ARMS])
-    yield _row("counted", [f"{count:,}" for count in counted])
+    yield _row("counted", [f"{count:,}" for count in seen])
     yield _row("missing", [f"{count:,}" for count in missing])
     lost = [0, 0] if release.policy.missing == "worst" else missing
-    rewarded = [count - without for count, without in zip(counted, lost, strict=True)]
+    rewarded = [count - without for count, without in zip(seen, lost, strict=True)]
     means = [figures.get(f"{arm}.reward") for arm in ARMS]
     shown = [f"{_mean(mean)} ({n:,})" for mean, n in zip(means, rewarded, strict=True)]
     yield _row(reward_name(release.policy), shown)
@@ -209,7 +210,8 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         oldest = (
             "" if view.oldest is None else f": the oldest is {view.oldest}, since {moment(view.oldest_ns or 0)[:19]}"
         )
-        longest = duration(int(policy.outcome_deadline_s * 1e9))
+        # A unit waits for its window, and then for the rollouts that began in it.
+        longest = duration(int(policy.outcome_deadline_s * (1 + policy.by_unit) * 1e9))
         yield f"{view.waiting:,} {outcomes}, each for {longest} at most{oldest}"
     if view.waiting_early:
         looks = "early look" if view.waiting_early == 1 else "early looks"
@@ -228,7 +230,16 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
             else "; then no loss beyond the margin"
         )
         there = f"{view.rewarded:,} of {stage.rollouts:,}"
-        yield f"{there} rewarded rollouts on the candidate in {stage.name}{long}{then}"
+        yield f"{there} rewarded {policy.counts} on the candidate in {stage.name}{long}{then}"
+
+
+def units(release: Release) -> str | None:
+    """What is assigned, in a sentence; None where it is each rollout by itself."""
+    if not release.policy.by_unit:
+        return None
+    unnamed = counted(release.unnamed, "rollout")
+    each = f"; {unnamed} without it, each a unit of its own" if release.unnamed else ""
+    return f"by {release.policy.unit}: {release.assigned:,}, of {release.assigned + release.joined:,} rollouts{each}"
 
 
 def difference(view: ReleaseView) -> str | None:

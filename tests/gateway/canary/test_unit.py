@@ -15,7 +15,7 @@ from penstock.gateway.canary.unit import Known, due, look_at, unit_of
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.model.policy import Policy, Stage
 from penstock.gateway.model.release import Assignment, Release, Seen
-from penstock.gateway.model.rollout import Attempt, Rollout, Totals
+from penstock.gateway.model.rollout import Attempt, Rollout, RolloutStatus, Totals
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.model.unit import Member
 
@@ -136,12 +136,12 @@ def test_a_unit_without_any_reward_is_missing_and_one_that_was_cancelled_is_left
     one = look(tape, 3 * WINDOW, 0, 1)
     assert one is not None
     assert (one.reward, one.guards["missing"], one.left_out) == (None, 0.0, None)
-    tape.rollouts["r2"].status = "cancelled"
+    tape.rollouts["r2"].status = RolloutStatus.CANCELLED
     tape.reward(0.25, "r1")
     one = look(tape, 3 * WINDOW, 0, 1)
     assert one is not None
     assert (one.reward, one.guards["missing"], one.left_out) == (0.25, 1.0, None), "the other one counts"
-    tape.rollouts["r1"].status = "cancelled"
+    tape.rollouts["r1"].status = RolloutStatus.CANCELLED
     one = look(tape, 3 * WINDOW, 0, 1)
     assert one is not None
     assert one.left_out == "it was cancelled"
