@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.release_users import Way
 from penstock.gateway.model.policy import SRM_ALPHA, EarlyGuard, Guard, Guards, Holdback, Policy, Stage
 
 HORIZON = 6000
@@ -50,6 +51,8 @@ class Scenario:
     """Whether they are looked at in the order in which they end: the mistake that assignment order avoids."""
     peers: str = ""
     """Rules that see the same rollouts: `ramp` or `half`."""
+    users: Way | None = None
+    """Whether rollouts come from users (`bench.release_users`), and how these are assigned and counted."""
     part: float = 1.0
     """Share of `--canaries` that are tried."""
 
@@ -93,6 +96,10 @@ def _low(rate: float, worse: bool = False) -> Scenario:
 def _later(at: int, by: float = 0.3) -> Scenario:
     """Equal until a rollout, worse from then on."""
     return replace(_whole(0, FEWER), policy=HELD_BACK, worse_from=at, worse_by=by)
+
+
+def _users(way: Way, share: float = 0) -> Scenario:
+    return replace(_drop(share, part=FEWER), users=way)
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -140,9 +147,20 @@ SCENARIOS: dict[str, Scenario] = {
     "beside, worse by 10 %": replace(_worse(0.1, part=FEWER), peers="ramp"),
     "beside, graded, equal, 50/50": Scenario(HALF, checks=5, peers="half", part=FEWER),
     "beside, graded, worse by 5 %, 50/50": replace(_worse(0.05, HALF, FEWER), checks=5, peers="half"),
+    "users, A/A, by rollout": _users("rollout"),
+    "users, A/A, assigned by user, counted by rollout": _users("mistake"),
+    "users, A/A, by user": _users("unit"),
+    "users, drop of 10 %, by rollout": _users("rollout", 0.1),
+    "users, drop of 10 %, by user": _users("unit", 0.1),
+    "users, drop of 20 %, by rollout": _users("rollout", 0.2),
+    "users, drop of 20 %, by user": _users("unit", 0.2),
+    "users, whole, equal, by user": _whole(0, FEWER, users="unit"),
+    "users, whole, worse by the margin, by user": _whole(0.1, FEWER, users="unit"),
 }
 
 PROMISED = {
+    ("users, whole, equal, by user", "roll_back"): 5.0,
+    ("users, whole, worse by the margin, by user", "promote"): 5.0,
     ("whole, equal", "roll_back"): 5.0,
     ("whole, worse by the margin, 10 %", "promote"): 5.0,
     ("guarded, errors 1 % -> 3 %", "promote"): 5.0,

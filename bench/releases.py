@@ -26,7 +26,7 @@ from math import comb
 from pathlib import Path
 from random import Random
 
-from bench import release_peers, release_plots
+from bench import release_peers, release_plots, release_users
 from bench.release_peers import Peer
 from bench.release_scenarios import CAUGHT, DROPS, HORIZON, PROMISED, RATE, SCENARIOS, Scenario
 from bench.store import Figure, report
@@ -98,6 +98,9 @@ def play(scenario: Scenario, rng: Random) -> Ending:
     """One release from start to end."""
     policy = scenario.policy
     canary = Canary(policy, policy.d(scenario.mean), scenario.srm_alpha, policy.guard_margins(scenario.spreads))
+    if scenario.users is not None:
+        spent = release_users.play(canary, policy, scenario.users, scenario.rates, scenario.errors or (0.0, 0.0), rng)
+        return Ending(canary.verdict.action, spent.rollouts, spent.exposed)
     world = World(scenario, rng)
     if scenario.running:
         _overlapping(canary, world, scenario)
@@ -219,12 +222,13 @@ def figures(
 
 def told(name: str, one: Tried) -> Iterator[Figure]:
     """The figures of a scenario, with the targets of those that have one."""
-    if name.startswith(("whole", "guarded", "low", "silent")):
+    if name.startswith(("whole", "guarded", "low", "silent", "users, whole")):
         yield from _outcomes(name, one)
     elif name.startswith("beside"):
         yield from _compared(name, one)
-    elif name.startswith("A/A"):
-        bound = None if SCENARIOS[name].by_completion else 5.0
+    elif "A/A" in name:
+        mistaken = SCENARIOS[name].by_completion or SCENARIOS[name].users == "mistake"
+        bound = None if mistaken else 5.0
         yield Figure(f"{name}: false rollback", one.share("roll_back"), "%", at_most=bound)
     else:
         share, median, exposed = CAUGHT.get(name, (None, None, None))

@@ -30,6 +30,7 @@ from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.client.client import Client
 from penstock.gateway.dialects import by_name
+from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Policy, Stage
@@ -73,7 +74,7 @@ def resource(name: str, kind: Any, content: dict[str, Any]) -> Resource:
 
 def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], object]:
     """What `Call` does to find out that a call uses none of these."""
-    pins = Pins(Registered(resources), cast(Recorder, None), Metrics(), asyncio.Future)
+    pins = Pins(Registered(resources), cast(Recorder, None), Metrics(), Redactor(), asyncio.Future)
     asyncio.run(pins.reload())
     call = Admitted(Address("r1"), by_name("chat"), "/v1/chat/completions", request(OTHER, size, "today"))
 

@@ -181,7 +181,8 @@ class Gateway:
         """What decides which version a call gets, and what tries versions."""
         upstreams = {upstream.name: upstream for upstream in self.config.upstreams()}
         self.adapter_keeper = AdapterKeeper(self.store, upstreams, self._ask_upstreams, self._now_ns)
-        self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self.adapter_keeper.repaired)
+        repaired = self.adapter_keeper.repaired
+        self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self._redactor, repaired)
         checking = Checking(ReleaseReader(self.store).resource, upstreams, self._ask_upstreams)
         self._routes = Routes(self.config.route, self.pools, {upstream.name for upstream in self.config.upstream})
         context = Context(

@@ -21,6 +21,7 @@ from typing import cast, get_args
 from urllib.parse import unquote
 
 from penstock.gateway.http.redact import looks_secret
+from penstock.gateway.model.baggage import members
 from penstock.gateway.model.base import ID_PATTERN, Mode, Origin
 
 FIRST_ATTEMPT = "a1"
@@ -149,14 +150,9 @@ def _named(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def _baggage(header: str) -> dict[str, str]:
-    """The members that are ours (W3C Baggage §3.3: comma-separated, properties after a semicolon)."""
-    found: dict[str, str] = {}
-    for member in header.split(","):
-        key, _, value = member.partition(";")[0].partition("=")
-        key = key.strip()
-        if key.startswith("penstock.") and key.endswith("_id"):
-            found[key[9:-3]] = unquote(value.strip())
-    return found
+    """The members that are ours."""
+    ours = ((name, value) for name, value in members(header) if name.startswith("penstock.") and name.endswith("_id"))
+    return {name[9:-3]: unquote(value) for name, value in ours}
 
 
 def path_of(address: Address) -> str:

@@ -58,6 +58,8 @@ class Admitted:
     """The host that its agent has called, behind a sidecar."""
     token: bool = False
     """Whether it came with the agent token of its rollout."""
+    baggage: str = ""
+    """Its `baggage` header."""
     packed: bytes | None = None
     """The request's as it came, where that had a content encoding."""
     waits: bool = field(default=False, init=False)
@@ -122,6 +124,7 @@ class Admission:
         if admitted.dialect is not OPAQUE and any(low == b"content-encoding" for low, _, _ in request.headers):
             _unpack(admitted, request)
         headers = {low: value for low, _, value in request.headers}
+        admitted.baggage = _baggage(request)
         token = self._shown(headers)
         address = _agreed(tunnel.address, token)
         if address is None:
@@ -133,6 +136,7 @@ class Admission:
     def admit_message(self, opening: Admitted, dialect: Dialect, body: bytes, hints: Hints) -> Admitted:
         """A request that came as a message on a WebSocket, whose opening was admitted."""
         call = Admitted(opening.address, dialect, opening.path, body, opening.wanted, opening.token)
+        call.baggage = opening.baggage
         if opening.address.origin == "implicit":
             call.address = self._implicit(call, hints)
         return call
@@ -159,7 +163,7 @@ class Admission:
             address = self._implicit(admitted, hints)
         elif address.origin == "implicit":
             hints.last = address.rollout
-        admitted.address, admitted.token = address, token is not None
+        admitted.address, admitted.token, admitted.baggage = address, token is not None, _baggage(request)
         return admitted
 
     def _authorize(self, headers: Mapping[bytes, bytes]) -> str | None:
@@ -288,6 +292,11 @@ def _agreed(address: Address | None, token: str | None) -> Address | None:
         message = f"the agent token is for another rollout than {address.rollout!r}"
         raise ClientFault(403, "token", message, "authorization")
     return address
+
+
+def _baggage(request: Request) -> str:
+    """May be in several headers."""
+    return b",".join([value for low, _, value in request.headers if low == b"baggage"]).decode("latin-1")
 
 
 def _unpack(call: Admitted, request: Request) -> None:

@@ -1,8 +1,9 @@
 """Which arm a rollout gets, and which calls a release speaks to. Pure.
 
-A rollout's *share* is a number in [0, 1) that follows from the release's salt and the rollout's name alone. The rollout
-is on the candidate's arm when the number is below the split. So no state is needed, two releases are independent of
-each other, and a rising split takes no rollout from the candidate.
+A rollout's *share* is a number in [0, 1) that follows from the release's salt and the rollout's name alone; that of a
+unit of rollouts (`gateway.canary.unit`) from the salt and the unit's hash. The rollout is on the candidate's arm when
+the number is below the split. So no state is needed, two releases are independent of each other, and a rising split
+takes no rollout from the candidate.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ class Asker(NamedTuple):
     """Mode of its rollout."""
     metadata: Mapping[str, Any]
     """The rollout's own."""
+    baggage: str = ""
+    """The call's `baggage` header."""
 
 
-def share(salt: str, rollout: str) -> float:
-    """First 8 bytes of SHA-256 of salt and rollout, of 2**64; the 53 highest bits of it, so that it is below 1."""
-    return (int.from_bytes(hashlib.sha256(f"{salt}\0{rollout}".encode()).digest()[:8]) >> 11) / (1 << 53)
+def share(salt: str, name: str) -> float:
+    """First 8 bytes of SHA-256 of salt and name (a rollout, or a unit's hash), of 2**64; the 53 highest bits of it, so
+    that it is below 1."""
+    return (int.from_bytes(hashlib.sha256(f"{salt}\0{name}".encode()).digest()[:8]) >> 11) / (1 << 53)
 
 
 def speaks_to(only: Audience, asker: Asker) -> bool:
@@ -42,11 +46,11 @@ def speaks_to(only: Audience, asker: Asker) -> bool:
         _among(asker.agent, only.agents)
         and _among(asker.model, only.models)
         and (not only.modes or asker.mode in only.modes)
-        and all(key in asker.metadata and _text(asker.metadata[key]) == value for key, value in only.metadata.items())
+        and all(key in asker.metadata and as_text(asker.metadata[key]) == value for key, value in only.metadata.items())
     )
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A value of the metadata as `--only` gives it: text, or JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -98,6 +102,7 @@ def pins_on(release: Release, assignment: Assignment, agent: str) -> list[Pin]:
             arm=assignment.arm,
             probability=assignment.probability,
             number=assignment.number,
+            unit=assignment.unit,
         )
         for name, version in release.given(assignment.arm).items()
     ]

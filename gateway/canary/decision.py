@@ -99,7 +99,7 @@ class Canary:
         self._srm_alpha = srm_alpha
         every = policy.guard_margins({}) if margins is None else margins
         last = policy.ramp[-1].split if policy.held_back else None
-        self.evidence = Evidence(d, tuple(policy.guard_alphas), every, policy.missing == "worst", last)
+        self.evidence = Evidence(d, tuple(policy.guard_alphas), every, policy.missing == "worst", last, policy.counts)
         self.stage = 0
         self.verdict = GO_ON
         self._approved = False
@@ -247,10 +247,11 @@ def _mistrust(
     for book in books:
         for name, count in book.stages.items():
             if count.bayes >= limit and f"srm:{name}" not in waived:
-                return _verdict("hold", f"srm:{name}", _lopsided(name, count, limit), evidence)
+                return _verdict("hold", f"srm:{name}", _lopsided(name, count, limit, book.counts), evidence)
         missing = book.seen - book.rewarded
         if book.seen >= FEW and missing > policy.missing_limit * book.seen and "missing" not in waived:
-            reason = f"missing: {missing} of {book.seen} rollouts have no reward, more than {policy.missing_limit:.0%}"
+            of = f"{book.seen} {book.counts}"
+            reason = f"missing: {missing} of {of} have no reward, more than {policy.missing_limit:.0%}"
             return _verdict("hold", "missing", reason, evidence)
     return None
 
@@ -310,23 +311,24 @@ def _verdict(action: Action, cause: str, reason: str, evidence: Evidence) -> Ver
 
 def _after(evidence: Evidence, book: Evidence | None = None) -> str:
     of = evidence if book is None else book
-    return f"after {of.seen} rollouts ({of.assigned[1]} on the candidate){_in(evidence, of)}"
+    return f"after {of.seen} {of.counts} ({of.assigned[1]} on the candidate){_in(evidence, of)}"
 
 
 def _after_early(evidence: Evidence, book: Evidence) -> str:
     stable, candidate = (arm.count for arm in book.guards[EARLY].arms)
-    return f"after an early look at {stable + candidate} rollouts ({candidate} on the candidate){_in(evidence, book)}"
+    looks = f"{stable + candidate} {book.counts} ({candidate} on the candidate)"
+    return f"after an early look at {looks}{_in(evidence, book)}"
 
 
 def _in(evidence: Evidence, book: Evidence) -> str:
     return "" if book is evidence else f" in the {HOLDBACK}"
 
 
-def _lopsided(name: str, count: StageCount, limit: float) -> str:
+def _lopsided(name: str, count: StageCount, limit: float, counts: str) -> str:
     stable, candidate = count.outcomes
     return (
         f"sample ratio: Bayes factor {count.bayes:.4g} >= {limit:.4g} in stage {name}: {candidate} of "
-        f"{stable + candidate} rollouts with a reward are on the candidate"
+        f"{stable + candidate} {counts} with a reward are on the candidate"
     )
 
 
@@ -335,6 +337,6 @@ def _undecided(policy: Policy, evidence: Evidence) -> str:
     lagging = [f"guard {name} e = {evidence.guards[name].non_inferiority:.4g}" for name in _lagging(evidence, limit)]
     found = ", ".join([f"non-inferiority e = {evidence.non_inferiority:.4g}", *lagging])
     return (
-        f"horizon: undecided after {evidence.seen} rollouts: harm e = {evidence.harm:.4g} of {1 / policy.alpha:.4g}, "
-        f"{found} of {limit:.4g}"
+        f"horizon: undecided after {evidence.seen} {evidence.counts}: "
+        f"harm e = {evidence.harm:.4g} of {1 / policy.alpha:.4g}, {found} of {limit:.4g}"
     )

@@ -194,8 +194,8 @@ class Evidence:
     """All that has been seen of a release, in assignment order."""
 
     __slots__ = (
-        "_holdback", "_worst", "assigned", "assigned_ns", "early", "guards", "missing", "number", "reward", "rewarded",
-        "seen", "stages", "violations", "watch",
+        "_holdback", "_worst", "assigned", "assigned_ns", "counts", "early", "guards", "missing", "number", "reward",
+        "rewarded", "seen", "stages", "violations", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -205,13 +205,16 @@ class Evidence:
         margins: Mapping[str, float] = NO_MARGINS,
         worst: bool = False,
         holdback: float | None = None,
+        counts: str = "rollouts",
     ) -> None:
         """`d`: the margin, absolute, 0 <= d < 1. `guards`: names to test; `missing` is worked out here. `margins`:
         those of guards that are tested for non-inferiority too. `worst`: a missing reward counts as 0. `holdback`:
-        probability of the candidate in the holdback; None where there is none."""
+        probability of the candidate in the holdback; None where there is none. `counts`: what an observation is
+        called."""
         self._worst = worst
         self._holdback = holdback
-        self.watch = None if holdback is None else Evidence(d, guards, worst=worst)
+        self.counts = counts
+        self.watch = None if holdback is None else Evidence(d, guards, worst=worst, counts=counts)
         """What was seen in the holdback; nothing else here counts its rollouts, but for `number` and `early`."""
         self.reward = Reward(_margin(d))
         self.guards = {name: Guard(_margin(margins[name]) if name in margins else None) for name in guards}
@@ -260,7 +263,9 @@ class Evidence:
         if reward is not None:
             self.reward.add(arm, pi, reward, group)
         for name, guard in self.guards.items():
-            value = one.guards.get(name) if name != MISSING else 0.0 if one.reward is None else 1.0
+            value = one.guards.get(name)
+            if name == MISSING and value is None:
+                value = 0.0 if one.reward is None else 1.0
             if value is not None:
                 guard.add(arm, pi, value, group)
 

@@ -28,6 +28,8 @@ def served(
     mine = {(pin.resource, pin.agent): pin for pin in pins if pin.release == release.id}
     if any(pin.arm != assignment.arm for pin in mine.values()):
         yield f"assignment {assignment.number}: rollout {assignment.rollout} is pinned to another arm"
+    if any(pin.unit != assignment.unit for pin in mine.values()) or (assignment.unit is not None and not mine):
+        yield f"assignment {assignment.number}: rollout {assignment.rollout} was not pinned as one of its unit"
     back = next((entry.at_ns for entry in audit if entry.after == "rolled_back"), None)
     for span in spans:
         arms = dict(one.split(":", 1) for one in (span.arm or "").split(",") if ":" in one)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from penstock.gateway.canary import unit
 from penstock.gateway.canary.assignment import share
 from penstock.gateway.canary.coverage import MOST, UNLIKELY, WINDOW, likelihood, usual
 from penstock.gateway.canary.decision import Canary, Verdict, figures
@@ -180,6 +181,7 @@ def verify(
     for assignment, one in zip(assigned, seen, strict=False):
         if assignment.rollout != one.rollout:
             yield f"assignment {one.number} is {assignment.rollout}, what was seen is of {one.rollout}"
+    yield from unit.problems(release, assigned, seen)
     yield from _decisions(release, assigned, seen, audit)
     yield from _people(release, assigned, seen, audit)
 
@@ -218,8 +220,9 @@ def _assignments(release: Release, assigned: Sequence[Assignment]) -> Iterator[s
             return
         if one.probability != (split := splits.get(one.stage)):
             yield f"assignment {number} had the probability {one.probability:g}, stage {one.stage!r} has {split}"
-        if (share(release.salt, one.rollout) < one.probability) != (one.arm == "candidate"):
-            yield f"assignment {number}: rollout {one.rollout} is on the arm {one.arm}, its share says otherwise"
+        if (share(release.salt, one.unit or one.rollout) < one.probability) != (one.arm == "candidate"):
+            what = f"rollout {one.rollout}" if one.unit is None else f"unit {one.unit}"
+            yield f"assignment {number}: {what} is on the arm {one.arm}, its share says otherwise"
 
 
 def _decisions(

@@ -27,9 +27,9 @@ def warnings(policy: Policy, evidence: Evidence) -> Iterator[str]:
     missing = evidence.seen - evidence.rewarded
     if policy.missing != "worst" and missing > MANY * evidence.seen:
         yield (
-            f"{missing:,} of {evidence.seen:,} counted rollouts ({missing / evidence.seen:.0%}) have no reward, and it "
-            'is not known how they went: if they are failures, start it with missing = "worst"; if their rewards come '
-            "later, with a longer outcome_deadline_s"
+            f"{missing:,} of {evidence.seen:,} counted {policy.counts} ({missing / evidence.seen:.0%}) have no reward, "
+            'and it is not known how they went: if they are failures, start it with missing = "worst"; if their '
+            "rewards come later, with a longer outcome_deadline_s"
         )
     if apart(evidence) > APART:
         stable, candidate = (lost / max(1, n) for lost, n in zip(evidence.missing, evidence.assigned, strict=True))

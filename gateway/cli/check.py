@@ -20,6 +20,7 @@ from penstock.gateway.model.release import Assignment, Entry, Release, Seen, con
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutStatus, Worker
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.unit import Unit
 from penstock.gateway.queue.results import queue_key
 from penstock.gateway.releases.operations import pins_of
 from penstock.gateway.releases.reader import ReleaseReader
@@ -259,6 +260,24 @@ def _seen(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
         yield "it was not assigned"
 
 
+def _unit(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    unit, (release, name, _) = Unit.model_validate_json(value), key.decode("ascii").split("\0")
+    with tape.view() as view:
+        assigned = view.get("assigned", keys.numbered_key(release, unit.number))
+        seen = view.get("seen", keys.numbered_key(release, unit.number))
+    if assigned is None or Assignment.model_validate_json(assigned).unit != name:
+        yield f"assignment {unit.number} is not of it"
+    members = [one.rollout for one in unit.members]
+    parts = [] if seen is None else [one.rollout for one in Seen.model_validate_json(seen).parts]
+    # One whose pin came to the tape while the unit was counted is not among them.
+    if parts != members[: len(parts)]:
+        yield "other rollouts of it were counted"
+    for member in members:
+        pins = [pin for pin in ReleaseReader(tape).pins(member) if pin.release == release]
+        if not pins or any((pin.number, pin.unit) != (unit.number, name) for pin in pins):
+            yield f"rollout {member} is not pinned to it"
+
+
 def _pins(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     for pin in pins_of(value):
         with tape.view() as view:
@@ -326,6 +345,7 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("seen", _seen),
     ("pins", _pins),
     ("coverage", _coverage),
+    ("units", _unit),
     ("runs", run),
     ("run_order", run_order),
     ("run_configs", run_json),

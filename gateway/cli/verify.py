@@ -8,19 +8,20 @@ through them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from penstock.gateway.canary.served import served, texts
 from penstock.gateway.canary.signing import Anchor, anchored, signed
+from penstock.gateway.canary.unit import apart
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.client.parallel import each
 from penstock.gateway.client.release_history import read_history
 from penstock.gateway.display.release_series import History
-from penstock.gateway.model.release import Assignment, Entry, Release, Seen
+from penstock.gateway.model.release import Assignment, Entry, Outcome, Release
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.wording import counted
@@ -78,17 +79,24 @@ async def checked(
         if not problems or (await client.release(name)).release.revision == release.revision:
             break
     problems += texts(release, [one for it in release.resources for one in (await client.resource(it)).versions])
-    looked = await each(lambda one: _served(client, release, one, found.audit), found.assigned)
+    looked = await each(lambda one: _served(client, release, one, found.audit), list(_alone(found)))
     problems += [problem for some, _ in looked for problem in some]
-    judged = [one for one in found.seen if one.left_out is None]
-    problems += filter(None, await each(lambda one: _reward(client, release, one), judged))
+    judged = [(one.number, part) for one in found.seen for part in apart(one) if part.left_out is None]
+    problems += filter(None, await each(lambda one: _reward(client, release, *one), judged))
     made = sum(entry.who == GATEWAY and entry.assignment is not None for entry in found.audit)
-    compared = sum(one.span is not None for one in judged)
+    compared = sum(part.span is not None for _, part in judged)
     return Checked(
         release=name, decisions=made, observations=len(found.seen), rewards=compared,
         calls=sum(count for _, count in looked), signed=key is not None, anchored=anchors is not None,
         problems=problems,
     )  # fmt: skip
+
+
+def _alone(found: History) -> Iterator[Assignment]:
+    """Every rollout with its assignment: of a unit all that were counted, or the first one while none was."""
+    for at, one in enumerate(found.assigned):
+        rollouts = [part.rollout for part in apart(found.seen[at])] if at < len(found.seen) else [one.rollout]
+        yield from (one.model_copy(update={"rollout": rollout}) for rollout in rollouts)
 
 
 async def _served(
@@ -107,9 +115,9 @@ async def _served(
     return list(served(release, assignment, pins, spans, audit)), mine
 
 
-async def _reward(client: Client, release: Release, seen: Seen) -> str | None:
-    """What is wrong with the reward of an observation."""
-    who = f"observation {seen.number} of rollout {seen.rollout}"
+async def _reward(client: Client, release: Release, number: int, seen: Outcome) -> str | None:
+    """What is wrong with the reward of a rollout of an observation."""
+    who = f"observation {number} of rollout {seen.rollout}"
     if seen.span is None:
         failed = seen.reward is None or seen.reward == 0
         return None if failed else f"{who} has the goodness {seen.reward:g} and names no reward"
@@ -125,7 +133,7 @@ async def _reward(client: Client, release: Release, seen: Seen) -> str | None:
     return _compared(who, release, seen, Reward.of(span))
 
 
-def _compared(who: str, release: Release, seen: Seen, reward: Reward) -> str | None:
+def _compared(who: str, release: Release, seen: Outcome, reward: Reward) -> str | None:
     policy = release.policy
     value = reward.value if policy.reward is None else reward.dimensions.get(policy.reward)
     if value != seen.raw_reward or value is None:

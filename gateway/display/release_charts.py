@@ -15,7 +15,7 @@ def charts(view: ReleaseView, history: History, points: Sequence[Point], now_ns:
     """All charts that can be drawn so far."""
     yield _traffic(view, history, now_ns)
     if points:
-        yield _rewards(points)
+        yield _rewards(view, points)
         yield _difference(view, points)
         yield _e_values(view, points)
         yield _guards(view, points)
@@ -26,24 +26,25 @@ def _traffic(view: ReleaseView, history: History, now_ns: int) -> Chart:
     end = now_ns if view.release.live else view.release.changed_ns
     if splits and end > splits[-1][0]:
         splits.append((float(end), splits[-1][1]))
-    now = f"{share(view.release.stage, view.release.split) * 100:g} % of new rollouts get {view.release.candidate} now"
+    counts = view.release.policy.counts
+    now = f"{share(view.release.stage, view.release.split) * 100:g} % of new {counts} get {view.release.candidate} now"
     line = Line(f"candidate {view.release.candidate}", splits, 1, stepped=True)
     within_a_day = not splits or splits[-1][0] - splits[0][0] < 86_400e9
     cut = slice(11, 19) if within_a_day else slice(5, 16)
     return Chart(
-        "Traffic", f"Share of new rollouts on the candidate over time. {now}.", [line], "UTC", "new rollouts on it",
+        "Traffic", f"Share of new {counts} on the candidate over time. {now}.", [line], "UTC", f"new {counts} on it",
         bounds=(0, 100), tick_x=lambda x: moment(int(x))[cut], tick_y="{:g} %".format,
     )  # fmt: skip
 
 
-def _rewards(points: Sequence[Point]) -> Chart:
+def _rewards(view: ReleaseView, points: Sequence[Point]) -> Chart:
     lines = [Line(arm, _values(points, f"{arm}.reward"), style) for style, arm in enumerate(ARMS)]
     means = ", ".join(f"{line.name} {line.points[-1][1]:.3f}" for line in lines if line.points)
     return Chart(
         "Reward",
         f"Mean reward of each arm, from 0 to 1. Now: {means or 'none'}.",
         lines,
-        "counted rollouts",
+        f"counted {view.release.policy.counts}",
         "mean reward",
     )
 
@@ -57,7 +58,7 @@ def _difference(view: ReleaseView, points: Sequence[Point]) -> Chart:
     said = difference(view) or "not known yet"
     return Chart(
         "Difference", f"Candidate less stable with its 95 % confidence sequence. Now: {said}.", [line],
-        "counted rollouts", "difference of mean reward", band=band, limits=limits,
+        f"counted {view.release.policy.counts}", "difference of mean reward", band=band, limits=limits,
     )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def _e_values(view: ReleaseView, points: Sequence[Point]) -> Chart:
         "Evidence",
         f"e-values of the reward. Now: {said}.",
         lines,
-        "counted rollouts",
+        f"counted {view.release.policy.counts}",
         "e-value",
         limits=limits,
         log=True,
@@ -93,8 +94,9 @@ def _guards(view: ReleaseView, points: Sequence[Point]) -> Chart:
     lines.append(Line("split, the stage that strays most", list(_strays(points)), len(guards)))
     limits = {one.limit: sorted({it.follows for it in found if it.limit == one.limit}) for one in found}
     said = ", ".join(f"{one.name} {one.value:.3g} of {one.limit:g}" for one in found)
+    counts = view.release.policy.counts
     return Chart(
-        "Guardrails", f"e-values of the guards and of the split. Now: {said}.", lines, "counted rollouts", "e-value",
+        "Guardrails", f"e-values of the guards and of the split. Now: {said}.", lines, f"counted {counts}", "e-value",
         limits=[(f"{' or '.join(follows)} at {limit:g}", limit) for limit, follows in limits.items()], log=True,
     )  # fmt: skip
 

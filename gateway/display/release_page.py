@@ -24,6 +24,7 @@ from penstock.gateway.display.release_summary import (
     moves,
     path,
     stage_name,
+    units,
     versions,
     waits,
 )
@@ -121,7 +122,10 @@ def _arms(view: ReleaseView, history: History) -> Iterator[str]:
     for warning in view.warnings:
         yield f"<p><strong>Warning:</strong> {text(warning)}.</p>"
     if left := left_out(release, view.figures):
-        yield f"<p>{left:,} rollouts are left out of all figures: they have seen both versions, or were cancelled.</p>"
+        why = "they have seen both versions, or were cancelled"
+        yield f"<p>{left:,} {release.policy.counts} are left out of all figures: {why}.</p>"
+    if (shown := units(release)) is not None:
+        yield f"<p>Units {text(shown)}.</p>"
 
 
 def figure(chart: Chart, name: str) -> str:

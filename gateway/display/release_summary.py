@@ -15,6 +15,7 @@ from penstock.gateway.display.text import duration, moment
 from penstock.gateway.model.policy import EARLY, HOLDBACK, SRM_ALPHA, Policy
 from penstock.gateway.model.release import ENDED, Arm, Entry, Release, ReleaseView, Stage
 from penstock.gateway.model.resource import Audience, audience_terms
+from penstock.gateway.model.wording import counted
 
 Mark = Literal["done", "skipped", "failed", "now", "ahead"]
 Figures = Mapping[str, float]
@@ -104,16 +105,16 @@ def arms(release: Release, figures: Figures, awaited: tuple[int, int] | None = N
     """Figures side by side, of the holdback once it has begun. `awaited`: assigned rollouts of each arm that are not
     counted yet; None if not known."""
     figures, where = latest(figures)
-    counted = [int(figures.get(f"{arm}.assigned", 0)) for arm in ARMS]
+    seen = [int(figures.get(f"{arm}.assigned", 0)) for arm in ARMS]
     missing = [int(figures.get(f"{arm}.missing", 0)) for arm in ARMS]
     if awaited is not None:
-        yield _row("assigned", [f"{sum(pair):,}" for pair in zip(counted, awaited, strict=True)])
+        yield _row("assigned", [f"{sum(pair):,}" for pair in zip(seen, awaited, strict=True)])
     if EARLY in release.policy.guard_alphas:
         yield _row("looked at early", [f"{int(figures.get(f'{arm}.early', 0)):,}" for arm in ARMS])
-    yield _row(f"counted{where}", [f"{count:,}" for count in counted])
+    yield _row(f"counted{where}", [f"{count:,}" for count in seen])
     yield _row("missing", [f"{count:,}" for count in missing])
     lost = [0, 0] if release.policy.missing == "worst" else missing
-    rewarded = [count - without for count, without in zip(counted, lost, strict=True)]
+    rewarded = [count - without for count, without in zip(seen, lost, strict=True)]
     means = [figures.get(f"{arm}.reward") for arm in ARMS]
     shown = [f"{_mean(mean)} ({n:,})" for mean, n in zip(means, rewarded, strict=True)]
     yield _row(reward_name(release.policy), shown)
@@ -239,14 +240,15 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         oldest = (
             "" if view.oldest is None else f": the oldest is {view.oldest}, since {moment(view.oldest_ns or 0)[:19]}"
         )
-        longest = duration(int(policy.outcome_deadline_s * 1e9))
+        # A unit waits for its window, and then for the rollouts that began in it.
+        longest = duration(int(policy.outcome_deadline_s * (1 + policy.by_unit) * 1e9))
         yield f"{view.waiting:,} {outcomes}, each for {longest} at most{oldest}"
     if view.waiting_early:
         looks = "early look" if view.waiting_early == 1 else "early looks"
         longest = duration(int(policy.guards.early_error.deadline_s * 1e9))
         yield f"{view.waiting_early:,} {looks} for errors, each for {longest} at most"
     if release.waits is None and stage.name == HOLDBACK:
-        yield f"{view.rewarded:,} of {stage.rollouts:,} rollouts in the {HOLDBACK}; without harm it is promoted then"
+        yield f"{view.rewarded:,} of {stage.rollouts:,} {policy.counts} in the {HOLDBACK}; without harm it is promoted then"
     elif release.waits is None:
         last, seconds = release.step == len(policy.stages) - 1, policy.stages[release.step].seconds
         long = f" and {duration(int(seconds * 1e9))}" if seconds else ""
@@ -260,7 +262,16 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
             else "; then no loss beyond the margin"
         )
         there = f"{view.rewarded:,} of {stage.rollouts:,}"
-        yield f"{there} rewarded rollouts on the candidate in {stage.name}{long}{then}"
+        yield f"{there} rewarded {policy.counts} on the candidate in {stage.name}{long}{then}"
+
+
+def units(release: Release) -> str | None:
+    """What is assigned, in a sentence; None where it is each rollout by itself."""
+    if not release.policy.by_unit:
+        return None
+    unnamed = counted(release.unnamed, "rollout")
+    each = f"; {unnamed} without it, each a unit of its own" if release.unnamed else ""
+    return f"by {release.policy.unit}: {release.assigned:,}, of {release.assigned + release.joined:,} rollouts{each}"
 
 
 def difference(view: ReleaseView) -> str | None:

@@ -22,6 +22,7 @@ from penstock.gateway.display.release_summary import (
     path,
     share,
     stage_name,
+    units,
     versions,
     waits,
 )
@@ -88,7 +89,7 @@ def status(
 
 def _head(release: Release, now_ns: int) -> Text:
     only = audience(release.only)
-    split = f"{release.split:.0%} of new rollouts" if release.stage == "canary" else ""
+    split = f"{release.split:.0%} of new {release.policy.counts}" if release.stage == "canary" else ""
     change = f"{moves(release)}{f' for {only}' if only else ''}"
     since = f"for {age(release.changed_ns, now_ns)}"
     return joined(Text(clean(release.id), style="bold"), _stage(release), split, change, since)
@@ -121,7 +122,9 @@ def _notes(view: ReleaseView) -> Iterator[Text]:
     if (shown := difference(view)) is not None:
         yield joined("difference", shown)
     if left := left_out(view.release, view.figures):
-        yield Text(f"{counted(left, 'rollout')} left out: cancelled, or on both versions")
+        yield Text(f"{counted(left, view.release.policy.counts[:-1])} left out: cancelled, or on both versions")
+    if (shown := units(view.release)) is not None:
+        yield joined("units", clean(shown))
 
 
 def _evidence(found: Iterable[Measure]) -> Listing:
@@ -178,10 +181,11 @@ def foretold(release: Release, expected: Forecast) -> str:
     if expected.rollouts is None or expected.held is None or expected.mean is None:
         return "No forecast: too few rollouts of the stable version have a reward."
     days = "" if expected.days is None else f", {long(expected.days)} at {expected.per_day or 0:,.0f} a day"
+    taken = f"{expected.rollouts:,} rollouts{', each of another unit' if release.policy.by_unit else ''}"
     margin = "" if release.policy.hold_split else f" and a margin of {release.margin:.3g}"
     return (
         f"Forecast for an equal candidate, at a mean reward of {expected.mean:.2f}{margin}: decided after about "
-        f"{expected.rollouts:,} rollouts{days}; {round(expected.held * expected.played)} of {expected.played} played "
+        f"{taken}{days}; {round(expected.held * expected.played)} of {expected.played} played "
         "releases were held."
     )
 

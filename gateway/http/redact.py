@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
+from penstock.gateway.model import baggage
 from penstock.gateway.model.known_secrets import NONE, Secrets, fingerprint, is_telling, presented
 
 MASK: Final = b"***"
@@ -97,13 +98,20 @@ _REMEMBERED: Final = 8192
 class Redactor:
     """Composes header blocks without secrets."""
 
-    __slots__ = ("_known", "_lines", "own")
+    __slots__ = ("_known", "_lines", "_personal", "own")
 
     def __init__(self, own: Secrets = NONE) -> None:
         """`own`: the gateway's own keys."""
         self.own = own
         self._known: dict[bytes, bool] = {}
         self._lines: dict[tuple[bytes, bytes], bytes] = {}
+        self._personal: frozenset[str] = frozenset()
+
+    def hide_baggage(self, names: frozenset[str]) -> None:
+        """From now on values of these members of `baggage` are masked: they name people."""
+        if names != self._personal:
+            # In this order: another thread that still composes a line by the former names keeps it in the former dict.
+            self._personal, self._lines = names, {}
 
     def secret(self, name: bytes) -> bool:
         """True when values of this header must not be kept."""
@@ -120,14 +128,16 @@ class Redactor:
         return b"".join([lines.get(header) or self._line(header) for header in headers])
 
     def _line(self, header: tuple[bytes, bytes]) -> bytes:
-        name, value = header
+        lines, (name, value) = self._lines, header
         if self.secret(name):
             return b"%b: %b\r\n" % (name, MASK)
+        if self._personal and name.lower() == b"baggage":
+            value = baggage.masked(value.decode("latin-1"), self._personal, _MASK).encode("latin-1")
         line = b"%b: %b\r\n" % (name, _masked(name, value))
         if len(line) <= _LONGEST:
-            if len(self._lines) >= _REMEMBERED:
-                self._lines.clear()
-            self._lines[header] = line
+            if len(lines) >= _REMEMBERED:
+                lines.clear()
+            lines[header] = line
         return line
 
     def secrets(self, headers: Iterable[tuple[bytes, bytes, bytes]], path: str) -> Secrets:

@@ -6,15 +6,15 @@ The error probabilities of the reward, of all guards that are on and of the hold
 
 from __future__ import annotations
 
-import copy
 import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from penstock.gateway.model.baggage import BAGGAGE_NAME
 from penstock.gateway.model.base import LONGEST_S
 from penstock.gateway.model.toml import ConfigError, Section, unknown_key
 from penstock.gateway.model.wording import sentence
@@ -23,6 +23,8 @@ MISSING = "missing"
 """The guard on outcomes that did not come."""
 EARLY = "early_error"
 """The guard that is looked at long before a reward is due."""
+ROLLOUT = "rollout"
+"""The unit of a release that assigns each rollout by itself."""
 
 MOST_ALPHA = 0.05
 """What the error probabilities of reward and guards may add up to."""
@@ -44,16 +46,6 @@ SRM_ALPHA = 0.01
 """Probability per stage of a false alarm about the split of outcomes: a person looks, and nothing is lost by it."""
 REPLAY_ALPHA = 0.05
 """Probability of passing in replay a candidate that is worse by the margin. The canary has the last word."""
-FIXED: dict[str, Any] = {
-    "failed": 0.0,
-    "hard_violations": 0,
-    "srm_alpha": SRM_ALPHA,
-    "adaptive": False,
-    "replay": {"alpha": REPLAY_ALPHA},
-    "guards": {"latency": {"alpha": QUARTER}, "cost": {"alpha": QUARTER}},
-}
-"""What a policy says on the tape and nobody can set: decisions are recomputed from all that they followed from."""
-
 Gate = Literal["required", "report", "skip"]
 
 
@@ -205,6 +197,9 @@ class Policy(Section):
     """Dimension of the reward that decides; the rollout's reward itself unless given."""
     reward_range: tuple[float, float] = Field(default=(0.0, 1.0), strict=False)
     """Rewards that count as worst and as best; what is beyond counts as these."""
+    unit: str = Field(default=ROLLOUT, pattern=BAGGAGE_NAME)
+    """What is assigned to an arm and is one observation: `rollout`, or the entry of the calls' `baggage` header (or of
+    the rollout's metadata) that names it, such as `user.id`. The rollouts of stages, holdback and horizon are units then."""
     margin: float = Field(default=0.1, ge=0, lt=1)
     """How much worse a candidate may be and still be promoted, as a share of the stable's mean reward before the start,
     0 to below 1. Where that mean is below 0.6, the loss with the same odds ratio as this share of 0.6."""
@@ -340,6 +335,16 @@ class Policy(Section):
         }
 
     @property
+    def by_unit(self) -> bool:
+        """Whether rollouts of one unit share an arm and are one observation."""
+        return self.unit != ROLLOUT
+
+    @property
+    def counts(self) -> str:
+        """What it counts: `rollouts` or `units`."""
+        return "units" if self.by_unit else "rollouts"
+
+    @property
     def needs_the_past(self) -> bool:
         """Whether a margin of it follows from what the stable version did before the start."""
         by_guards = self.guards.margin is None and any(name != EARLY for name in self.guard_alphas)
@@ -377,52 +382,6 @@ def _same_odds(margin: float, mean: float) -> float:
     kept = (less / (1 - less)) / (ODDS_BELOW / (1 - ODDS_BELOW))
     odds = kept * mean / (1 - mean)
     return mean - odds / (1 + odds)
-
-
-def frozen(policy: Policy) -> dict[str, Any]:
-    """A policy as the tape has it, with what is fixed."""
-    made = policy.model_dump(mode="json")
-    _add(made, FIXED)
-    made["replay"]["judge"] = made["shadow"]["judge"] = made.pop("judge")
-    made["reward_low"], made["reward_high"] = made.pop("reward_range")
-    for stage, own in zip(made["stages"], policy.stages, strict=True):
-        stage["name"] = own.name
-    return made
-
-
-def thawed(value: Any) -> Any:
-    """What a policy on the tape says that can be set; anything else as it is."""
-    if not isinstance(value, dict):
-        return value
-    made = copy.deepcopy(cast(dict[str, Any], value))
-    _take(made, FIXED)
-    replay, shadow = made.get("replay", {}), made.get("shadow", {})
-    if "judge" in replay and replay["judge"] == shadow.get("judge"):
-        made["judge"] = replay.pop("judge")
-        del shadow["judge"]
-    if "reward_low" in made and "reward_high" in made:
-        made["reward_range"] = [made.pop("reward_low"), made.pop("reward_high")]
-    for stage in made.get("stages", ()):
-        if stage.get("name") == f"{stage['split'] * 100:g}%":
-            del stage["name"]
-    return made
-
-
-def _add(made: dict[str, Any], fixed: dict[str, Any]) -> None:
-    for name, value in fixed.items():
-        if not isinstance(value, dict):
-            made[name] = value
-        elif made.get(name) is not None:
-            _add(made[name], cast(dict[str, Any], value))
-
-
-def _take(made: dict[str, Any], fixed: dict[str, Any]) -> None:
-    """Takes out what is as it is fixed; what is not stays, and is refused."""
-    for name, value in fixed.items():
-        if isinstance(value, dict) and made.get(name) is not None:
-            _take(made[name], cast(dict[str, Any], value))
-        elif made.get(name) == value:
-            made.pop(name, None)
 
 
 def _listed(values: list[Any]) -> str:

@@ -18,7 +18,8 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from penstock.gateway.model.audit import Asked
 from penstock.gateway.model.base import Id, Noun
 from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.policy import Policy, frozen, thawed
+from penstock.gateway.model.frozen_policy import frozen, thawed
+from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.resource import Audience, Person, ResourceKind, Version
 
 Stage = Literal["draft", "checked", "replayed", "shadowed", "canary", "promoted", "rolled_back", "aborted", "held"]
@@ -45,6 +46,8 @@ class Pin(Noun):
     """Of the candidate, as it was at the assignment."""
     number: int | None = None
     """Its place in the release's order of assignment, from 1."""
+    unit: str | None = None
+    """Hash of the unit that it belongs to; None where its rollout was assigned by itself."""
     mixed: bool = False
     """True once it fell back to the stable version in the middle, because its release was rolled back. Its rollout has
     seen both versions and is left out of every statistic and of training."""
@@ -70,12 +73,14 @@ class Early(Noun):
 
 
 class Assignment(Noun):
-    """A rollout that takes part in a release."""
+    """A rollout, or a unit of rollouts, that takes part in a release."""
 
     number: int
     """Its place in the order of assignment, from 1."""
     rollout: Id
-    """The rollout."""
+    """The rollout; the first one of a unit."""
+    unit: str | None = None
+    """Hash of the release's salt and the unit's name, hex; None for a rollout that is assigned by itself."""
     arm: Arm
     """Its arm."""
     probability: float
@@ -88,29 +93,37 @@ class Assignment(Noun):
     """What was seen of it early; None while that is awaited, and where the policy has no early guard."""
 
 
-class Seen(Noun):
-    """What was seen of an assignment when it was counted; decisions are made from this and nothing else."""
+class Outcome(Noun):
+    """What was seen of a rollout when it was counted."""
 
-    number: int
-    """Its place in the order of assignment."""
     rollout: Id
-    """The rollout."""
-    seen_ns: int
-    """When it was counted."""
+    """The rollout; the first one of a unit."""
     left_out: str | None = None
     """Why it is not counted; None where it is."""
     reward: float | None = None
-    """Goodness in [0, 1]; None when no reward had come by the deadline."""
+    """Goodness in [0, 1]; None when no reward had come by the deadline. Of a unit the mean of its rollouts' that have
+    one, and so with the guards."""
     raw_reward: float | None = None
-    """The reward itself."""
+    """The reward itself; None for a unit."""
     guards: dict[str, float | None] = Field(default_factory=dict[str, float | None])
     """Goodness by guard, in [0, 1]; None where it is not known."""
     violations: int = 0
     """Hard violations."""
     group: str | None = None
-    """The task that its rollout repeats."""
+    """The task that its rollout repeats; None for a unit."""
     span: str | None = None
-    """ATTEMPT#SEQUENCE of the reward's span."""
+    """ATTEMPT#SEQUENCE of the reward's span; None for a unit."""
+
+
+class Seen(Outcome):
+    """What was seen of an assignment when it was counted; decisions are made from this and nothing else."""
+
+    number: int
+    """Its place in the order of assignment."""
+    seen_ns: int
+    """When it was counted."""
+    parts: list[Outcome] = Field(default_factory=list[Outcome])
+    """What was seen of each rollout of a unit, in their order; empty for a rollout that is assigned by itself."""
 
 
 class Entry(Noun):
@@ -220,7 +233,11 @@ class Release(Noun):
     head: str = ""
     """Hash of its last audit entry."""
     assigned: int = 0
-    """How many rollouts were assigned."""
+    """How many rollouts, or units of them, were assigned."""
+    joined: int = 0
+    """Rollouts that were given the arm of a unit that was assigned before."""
+    unnamed: int = 0
+    """Assigned rollouts that name no unit, though the policy wants one: each is a unit of its own."""
     counted: int = 0
     """The last assignment that was counted."""
     early: int = 0

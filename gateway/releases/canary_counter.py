@@ -11,7 +11,7 @@ and makes a decision that follows and was not made yet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 from penstock.gateway.canary.decision import Canary
 from penstock.gateway.canary.early import as_of, early_deadline, look_early, looked_early
 from penstock.gateway.canary.evidence import Evidence
-from penstock.gateway.canary.outcomes import deadline, look, observation
+from penstock.gateway.canary.outcomes import observation
+from penstock.gateway.canary.unit import Known, due, look_at
 from penstock.gateway.canary.verify import Decided, decided, glanced, no_evidence, walk, weigh, weigh_early
 from penstock.gateway.model.release import Assignment, Release, Seen
 from penstock.gateway.model.resource import GATEWAY
@@ -146,15 +147,21 @@ class Counting:
         for assignment in self._reader.assignments(release.id, release.counted, BATCH)[0]:
             if assignment.number > ahead:
                 break
-            one = look(self._tape, self._reader.pins(assignment.rollout), release, assignment, self._now_ns())
+            now = self._now_ns()
+            one = look_at(self._tape, self._members(release, assignment), release, assignment, now)
             if one is None:
-                return Round(seen=seen, due=deadline(release, assignment))
+                return Round(seen=seen, due=due(release, assignment, now))
             seen.append(one)
             if one.left_out is None:
                 found = decided(canary.step(observation(assignment, one)), one.number)
                 if found is not None and not (found.action == "wait" and release.waits):
                     return Round(seen=seen, found=found)
         return Round(seen=seen)
+
+    def _members(self, release: Release, assignment: Assignment) -> Iterator[Known]:
+        """The rollouts of an assignment; read when it is their turn."""
+        for member in self._reader.members(release.id, assignment):
+            yield Known(member, self._reader.pins(member.rollout))
 
     async def _act(self, release: Release, done: Round) -> Release:
         """Writes down what was seen and the decision that follows, in one transaction."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
+from penstock.gateway.canary.unit import unit_of
+from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.release import Pin, Release
 from penstock.gateway.model.resource import Audience, Resource, Stable, ToolText
@@ -32,6 +34,7 @@ from penstock.gateway.store.recorder import Recorder
 
 REMEMBERED: Final = 16_384
 """Rollouts whose pins are remembered."""
+K = TypeVar("K")
 _log = logging.getLogger("penstock.releases")
 
 
@@ -78,6 +81,8 @@ class Catalog:
         self.recogniser = Recogniser(known)
         found = list(releases)
         self.releases = {one.id: one for one in found}
+        self.units = frozenset(one.policy.unit for one in found if one.policy.by_unit)
+        """Entries of the baggage that name who is assigned."""
         self.rehearses = any(one.policy.replay.closed_loop for one in found)
         """Whether there can be an agent in rehearsal."""
 
@@ -137,16 +142,24 @@ class Pins:
     """Holds the catalog and recent pins."""
 
     def __init__(
-        self, tape: Tape, recorder: Recorder, metrics: Metrics, repaired: Callable[[], asyncio.Future[None]]
+        self,
+        tape: Tape,
+        recorder: Recorder,
+        metrics: Metrics,
+        redactor: Redactor,
+        repaired: Callable[[], asyncio.Future[None]],
     ) -> None:
-        """`repaired` is called when a server does not know the version that it was sent; done when servers were looked
-        after.
+        """`redactor`: of what is recorded; who is assigned by a release is hidden there. `repaired` is called when a
+        server does not know the version that it was sent; done when servers were looked after.
         """
         self._tape = tape
         self._recorder = recorder
         self._metrics = metrics
+        self._redactor = redactor
         self.repaired = repaired
         self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
+        self._units: OrderedDict[tuple[str, str], list[Pin]] = OrderedDict()
+        """What units of rollouts were given, by release and unit."""
         self._reloading = asyncio.Lock()
         self.notes = Notes()
         """What calls had of registered prompts."""
@@ -156,6 +169,7 @@ class Pins:
         """A resource or a release has changed. A thread reads them: a thousand long prompts would hold up calls."""
         async with self._reloading:
             self.catalog = await asyncio.to_thread(self._read)
+            self._redactor.hide_baggage(self.catalog.units)
 
     def _read(self) -> Catalog:
         return Catalog(self._tape.resources(), self._tape.releases())
@@ -228,17 +242,14 @@ class Pins:
     def _remember(self, wanted: Wanted, done: asyncio.Future[list[Pin]]) -> None:
         if done.cancelled() or done.exception() is not None:
             return
-        self._keep(wanted.rollout, done.result())
-
-    def _keep(self, rollout: str, pins: list[Pin]) -> None:
-        self._pins[rollout] = pins
-        self._pins.move_to_end(rollout)
-        if len(self._pins) > REMEMBERED:
-            self._pins.popitem(last=False)
+        _keep(self._pins, wanted.rollout, done.result())
+        for pin in done.result():
+            if pin.release is not None and pin.unit is not None:
+                _keep(self._units, (pin.release, pin.unit), done.result())
 
     def unpinned(self, call: Admitted, found: Uses, error: BaseException) -> dict[str, Pin]:
-        """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout is on an arm
-        already. They are kept in memory.
+        """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout or its unit
+        is on an arm already. They are kept in memory.
         """
         if not isinstance(error, TapeError):
             _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
@@ -248,11 +259,19 @@ class Pins:
             mine = [pin for pin in pins if pin.resource == resource]
             if all(pin.agent != asker.agent for pin in mine):
                 version = stable_version(self.catalog.stable[resource], asker)
-                other = next((pin for pin in mine if self._covers(pin, asker)), None)
+                known = [*mine, *self._pins_of_unit(resource, asker)]
+                other = next((pin for pin in known if self._covers(pin, asker)), None)
                 made = Pin(resource=resource, version=version) if other is None else other
                 pins.append(made.model_copy(update={"agent": asker.agent}))
-        self._keep(call.address.rollout, pins)
+        _keep(self._pins, call.address.rollout, pins)
         return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
+
+    def _pins_of_unit(self, resource: str, asker: Asker) -> Iterator[Pin]:
+        """What a call's unit was given of a resource in releases that are live; as far as is remembered."""
+        for release in self.catalog.releases.values():
+            if release.live and resource in release.resources and (unit := unit_of(release, asker)) is not None:
+                pins = self._units.get((release.id, unit), ())
+                yield from (pin for pin in pins if pin.resource == resource and pin.release == release.id)
 
     def adapted(self, versions: Mapping[str, str]) -> bool:
         """Whether one of these is an adapter, which a server can lose."""
@@ -292,6 +311,14 @@ class Pins:
         )
 
 
+def _keep(kept: OrderedDict[K, list[Pin]], key: K, pins: list[Pin]) -> None:
+    """Remembers pins, in place of those that nobody has asked for since long."""
+    kept[key] = pins
+    kept.move_to_end(key)
+    if len(kept) > REMEMBERED:
+        kept.popitem(last=False)
+
+
 def _sent(versions: Iterable[Resource]) -> bool:
     """Whether agents send a version of a tool text. Then they send each of them: whichever a server of tools was made
     to list, perhaps for another rollout of the same process."""
@@ -301,4 +328,4 @@ def _sent(versions: Iterable[Resource]) -> bool:
 def _asker(call: Admitted, found: Uses) -> Asker:
     """Who asks; facts of its rollout that only the tape has are filled in here."""
     model = found.model or call.model or ""
-    return Asker(call.address.agent or "", model, call.address.mode, {})
+    return Asker(call.address.agent or "", model, call.address.mode, {}, call.baggage)

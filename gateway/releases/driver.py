@@ -213,7 +213,7 @@ class Driver:
                 await self._stop_hard(release, rollout)
 
     async def _stop_hard(self, release: Release, rollout: str) -> None:
-        number = await asyncio.to_thread(self._violations, release)
+        number = await asyncio.to_thread(self._violations, release, rollout)
         why = hard_stop(number)
         if why is not None:
             link, now = entry("roll_back", GATEWAY, why), self._now_ns()
@@ -242,14 +242,12 @@ class Driver:
             # Its task, or a person, may have been quicker.
             await self._do(operation)
 
-    def _violations(self, release: Release) -> int:
-        """Hard ones on the candidate, of all that were assigned."""
-        found = 0
-        for assignment in self._assigned(release.id):
-            if assignment.arm == "candidate":
-                spans = self.tape.spans(assignment.rollout)
-                found += sum(is_hard(span.kind, span.name, span.attributes) for span in spans)
-        return found
+    def _violations(self, release: Release, rollout: str) -> int:
+        """Hard ones on the candidate, of this rollout and of all that are counted."""
+        arm = (one for one in self._assigned(release.id) if one.arm == "candidate")
+        rollouts = {member.rollout for one in arm for member in self.reader.members(release.id, one)}
+        spans = (span for name in rollouts | {rollout} for span in self.tape.spans(name))
+        return sum(is_hard(span.kind, span.name, span.attributes) for span in spans)
 
     def _assigned(self, name: str) -> list[Assignment]:
         found: list[Assignment] = []

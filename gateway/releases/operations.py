@@ -15,11 +15,13 @@ from pydantic import BaseModel
 
 from penstock.gateway.canary.assignment import Asker, apart, began_before, pins_on, share, speaks_to, stable_version
 from penstock.gateway.canary.stages import MoveError, check_move
+from penstock.gateway.canary.unit import unit_of
 from penstock.gateway.model.release import Assignment, Entry, Pin, Release, content_hash
 from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, Rule, Stable
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.coverage.operations import forget
+from penstock.gateway.releases.unit_operations import UnitOperations
 from penstock.gateway.store import audit_log, keys
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.transaction import Transaction
@@ -301,22 +303,34 @@ class ReleaseOperations:
             # Another agent of the rollout is on an arm of a release that also speaks to this one: it gets the same arm.
             if other.resource == resource and self._covers(other, asker):
                 return [self._fall_back(other.model_copy(update={"agent": asker.agent}))]
-        if live is None or live.stage != "canary" or began_before(live, asker, pins, fixed):
+        if live is None or began_before(live, asker, pins, fixed):
             return [made]
-        return pins_on(live, self._assigned(live, wanted.rollout, now), asker.agent)
+        assignment = self._assigned(live, wanted, now)
+        return [made] if assignment is None else pins_on(live, assignment, asker.agent)
 
-    def _assigned(self, live: Release, rollout: str, now: int) -> Assignment:
-        """Assigns a rollout to an arm of a release."""
+    def _assigned(self, live: Release, wanted: Wanted, now: int) -> Assignment | None:
+        """Assigns a rollout to an arm of a release; None where that takes no more. A unit that has an arm keeps it in
+        new rollouts, also while the release is held."""
+        unit, units = unit_of(live, wanted.asker), UnitOperations(self._tape)
+        if unit is not None and (known := units.join(live, unit, wanted.rollout, now)) is not None:
+            self.put_release(live.model_copy(update={"joined": live.joined + 1}))
+            return known
+        return self._assign(live, wanted.rollout, unit, now) if live.stage == "canary" else None
+
+    def _assign(self, live: Release, rollout: str, unit: str | None, now: int) -> Assignment:
         assignment = Assignment(
             number=live.assigned + 1,
             rollout=rollout,
-            arm="candidate" if share(live.salt, rollout) < live.split else "stable",
+            unit=unit,
+            arm="candidate" if share(live.salt, unit or rollout) < live.split else "stable",
             probability=live.split,
             stage=live.policy.ramp[live.step].name,
             assigned_ns=now,
         )
         self._tape.put("assigned", keys.numbered_key(live.id, assignment.number), assignment.model_dump_json().encode())
-        self.put_release(live.model_copy(update={"assigned": assignment.number}))
+        UnitOperations(self._tape).begin(live, assignment)
+        unnamed = live.unnamed + (live.policy.by_unit and unit is None)
+        self.put_release(live.model_copy(update={"assigned": assignment.number, "unnamed": unnamed}))
         return assignment
 
     def _covers(self, pin: Pin, asker: Asker) -> bool:

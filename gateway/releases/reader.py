@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen
 from penstock.gateway.model.resource import Resource, Stable
+from penstock.gateway.model.unit import Member, Unit
 from penstock.gateway.releases.coverage.operations import DATABASE
 from penstock.gateway.releases.operations import pins_of
+from penstock.gateway.releases.unit_operations import DATABASE as UNITS
+from penstock.gateway.releases.unit_operations import unit_key
 from penstock.gateway.store import keys
 from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.view import View
@@ -71,6 +74,14 @@ class ReleaseReader:
             assigned = [Assignment.model_validate_json(it) for key in numbers if (it := view.get("assigned", key))]
             seen = [Seen.model_validate_json(it) for key in numbers[: len(assigned)] if (it := view.get("seen", key))]
         return assigned, seen
+
+    def members(self, release: str, assignment: Assignment) -> list[Member]:
+        """The rollouts that are counted of an assignment, in their order."""
+        if assignment.unit is None:
+            return [Member(rollout=assignment.rollout, assigned_ns=assignment.assigned_ns)]
+        with self._tape.view() as view:
+            stored = view.get(UNITS, unit_key(release, assignment.unit))
+        return [] if stored is None else Unit.model_validate_json(stored).members
 
     def all_pins(self) -> Iterator[tuple[str, list[Pin]]]:
         """Every rollout that was given something, with its pins."""

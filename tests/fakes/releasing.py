@@ -23,6 +23,7 @@ from penstock.gateway.app import open_store
 from penstock.gateway.config import Config, Tape
 from penstock.gateway.demo.model import Answer, Call, Json
 from penstock.gateway.dialects import find
+from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.policy import Policy
@@ -226,7 +227,7 @@ async def bench(home: Path, provider: Counting, config: Mapping[str, Any] | None
     pools = {one.name: Pool(one) for one in found.upstreams()}
     store = open_store(home / "data")
     recorder = Recorder(store, Tape(), Metrics(), lambda cursor: None)
-    pins = Pins(ReleaseReader(store), recorder, Metrics(), asyncio.Future)
+    pins = Pins(ReleaseReader(store), recorder, Metrics(), Redactor(), asyncio.Future)
     recorder.start()
     async with aiohttp.ClientSession() as session:
         routes = Routes(found.route, pools, {one.name for one in found.upstream})

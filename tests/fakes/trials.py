@@ -13,11 +13,12 @@ from penstock.gateway.canary.early import looked_early
 from penstock.gateway.canary.interval import interval
 from penstock.gateway.canary.outcomes import observation
 from penstock.gateway.canary.stages import NEXT
+from penstock.gateway.canary.unit import hashed, together
 from penstock.gateway.canary.verify import acted, decided, glanced
 from penstock.gateway.canary.warnings import warnings
 from penstock.gateway.display.release_series import History
 from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import Assignment, Early, Entry, Release, ReleaseView, Seen, Stage
+from penstock.gateway.model.release import Assignment, Early, Entry, Outcome, Release, ReleaseView, Seen, Stage
 from penstock.gateway.model.resource import GATEWAY
 
 START = 1_790_000_000 * 10**9
@@ -31,6 +32,11 @@ def steady(stable: float, candidate: float, seed: int = 7) -> Draw:
     """Successes with these probabilities."""
     chance = random.Random(seed)
     return lambda _, arm: float(chance.random() < (candidate if arm == "candidate" else stable))
+
+
+def seen_alone(seen: Seen, **change: Any) -> Outcome:
+    """What was seen, as that of a rollout of a unit."""
+    return Outcome.model_validate(seen.model_dump(include=set(Outcome.model_fields)) | change)
 
 
 @dataclass
@@ -101,11 +107,18 @@ class Trial:
         """The next rollout."""
         self.now += EVERY
         number, split = self.release.assigned + 1, self.release.split
-        arm = "candidate" if share(self.release.salt, f"r{number}") < split else "stable"
+        unit = hashed(self.release.salt, f"user {number}") if self.release.policy.by_unit else None
+        arm = "candidate" if share(self.release.salt, unit or f"r{number}") < split else "stable"
         stage = self.release.policy.ramp[self.release.step].name
         self.assigned.append(
             Assignment(
-                number=number, rollout=f"r{number}", arm=arm, probability=split, stage=stage, assigned_ns=self.now
+                number=number,
+                rollout=f"r{number}",
+                unit=unit,
+                arm=arm,
+                probability=split,
+                stage=stage,
+                assigned_ns=self.now,
             )
         )
         self.release.assigned = number
@@ -129,6 +142,9 @@ class Trial:
             number=one.number, rollout=one.rollout, seen_ns=self.now, reward=reward, raw_reward=reward, guards=guards,
             left_out=left_out,
         )  # fmt: skip
+        if one.unit is not None:
+            parts = [seen_alone(seen), seen_alone(seen, rollout=f"{one.rollout}-2")]
+            seen = together(self.release.policy, one, parts, self.now)
         self.seen.append(seen)
         self.release.counted = one.number
         if left_out is None and (found := decided(self.canary.step(observation(one, seen)), one.number)) is not None:

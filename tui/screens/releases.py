@@ -13,7 +13,7 @@ from rich.text import Text
 from penstock.gateway.client.release_history import read_history
 from penstock.gateway.display import releases as shown
 from penstock.gateway.display.release_series import History, Point, series
-from penstock.gateway.display.release_summary import audience, moves, share, stage_name, waits
+from penstock.gateway.display.release_summary import audience, moves, share, stage_name, units, waits
 from penstock.gateway.display.table import Column, Listing
 from penstock.gateway.display.text import ago, clean, compact, joined, plain
 from penstock.gateway.model.audit import Said
@@ -61,10 +61,10 @@ def _act(
         one = data.releases[row or ""]
         only = audience(one.only)
         whom = f"calls of {only}" if only else "all calls"
-        now = share(one.stage, one.split)
+        now = f"{share(one.stage, one.split):.0%} of new {one.policy.counts}"
         return (
             f"{one.id}: {one.resource} {moves(one)}, for {whom}. It is {stage_name(one.stage)}; "
-            f"{now:.0%} of new rollouts get {one.candidate}, {one.assigned:,} were assigned so far. {does(one)}"
+            f"{now} get {one.candidate}, {one.assigned:,} were assigned so far. {does(one)}"
         )
 
     async def act(client: Client, data: Found, row: str | None, said: Said) -> str:
@@ -178,7 +178,7 @@ def _coverage(closer: Closer, now_ns: int) -> RenderableType:
     missing = sum(int(figures.get(f"{arm}.missing", 0)) for arm in ("stable", "candidate"))
     lines = {
         "reaches": f"calls of {only}; all others keep their stable version" if only else "every call",
-        "assigned": f"{release.assigned:,} rollouts",
+        "assigned": units(release) or f"{release.assigned:,} rollouts",
         "counted": f"{counted:,}, of which {missing:,} had no outcome by the deadline" if counted else "none yet",
         "left out": f"{release.counted - counted:,}: cancelled, or on both versions",
         "awaited": f"{view.waiting:,}",

@@ -15,6 +15,7 @@ from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.canary.assignment import Asker, apart, share, speaks_to
 from penstock.gateway.dialects import find
+from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.release import Entry, Pin, Release
@@ -98,7 +99,7 @@ class Rig:
         self.store = store
         self.full = False
         self.metrics = Metrics()
-        self.pins = Pins(ReleaseReader(store), cast(Recorder, self), self.metrics, asyncio.Future)
+        self.pins = Pins(ReleaseReader(store), cast(Recorder, self), self.metrics, Redactor(), asyncio.Future)
 
     def submit(self, do: Callable[[Transaction], Any]) -> Any:
         """As the recorder does it, at once."""

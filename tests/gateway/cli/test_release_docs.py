@@ -109,7 +109,7 @@ def test_the_documented_ramp_is_the_default() -> None:
 
 
 def test_the_documented_policy_is_valid() -> None:
-    shown = re.search(r"```toml\n(.*?)```", DOCS, re.DOTALL)
+    shown = re.search(r"\n## The policy file.*?```toml\n(.*?)```", DOCS, re.DOTALL)
     assert shown is not None
     policy = Policy.load(shown[1])
     assert [stage.approval for stage in policy.stages] == [False, True]

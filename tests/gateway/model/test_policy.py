@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.config import ConfigError
-from penstock.gateway.model.policy import HOLDBACK_ALPHA, CostGuard, Guards, LatencyGuard, Policy, Stage, frozen, thawed
+from penstock.gateway.model.frozen_policy import frozen, thawed
+from penstock.gateway.model.policy import HOLDBACK_ALPHA, CostGuard, Guards, LatencyGuard, Policy, Stage
 
 
 def test_an_empty_policy_is_the_default_ramp() -> None:

@@ -112,7 +112,11 @@ async def test_a_candidate_that_turns_bad_in_the_holdback_is_taken_back(
 ) -> None:
     """It was good on the ramp; then nearly everybody gets it, and it fails."""
     release = await traffic.start("travel", "v2", policy(0.5, holdback={"share": 0.3, "rollouts": 300}))
-    good, number = (lambda arm: 0.95 if arm == "candidate" else 0.05), 0
+
+    def good(arm: str | None) -> float:
+        return 0.95 if arm == "candidate" else 0.05
+
+    number = 0
     while (view := await client.release(release.id)).release.split == 0.5:
         _ = await traffic.run(names(f"good{number}", 16), good)
         number += 1

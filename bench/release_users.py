@@ -1,0 +1,120 @@
+"""Releases whose rollouts come from users: some have many, and those of one user are alike.
+
+Each user succeeds with a probability of its own, drawn from a beta distribution: `ALIKE` of the variance lies between
+users. How many rollouts a user has is Pareto-distributed. `ACTIVE` users take turns; one who has had all of them is
+replaced by another. Rollouts are looked at as they come; a user at the end of its window, in the order in which users
+came, with the rollouts that it has had by then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Literal, NamedTuple
+
+from penstock.gateway.canary.decision import Canary
+from penstock.gateway.canary.evidence import Observation
+from penstock.gateway.canary.unit import MOST
+from penstock.gateway.model.policy import EARLY, Policy, Step
+
+ALIKE: Final = 0.3
+ACTIVE: Final = 50
+WINDOW: Final = 500
+"""Rollouts of all users that a window lasts."""
+TAIL: Final = 1.1
+"""Exponent of the Pareto distribution: the mean is about 5 rollouts, half of the users have one."""
+
+Way = Literal["rollout", "mistake", "unit"]
+"""Assigned and counted by rollout; assigned by user and counted by rollout; assigned and counted by user."""
+
+
+class Spent(NamedTuple):
+    """Rollouts that a release has taken, and those of them on the candidate."""
+
+    rollouts: int
+    exposed: int
+
+
+@dataclass(slots=True)
+class User:
+    """One who has an arm, and so many rollouts to come."""
+
+    number: int
+    skill: float
+    left: int
+    arm: int
+    stage: Step
+    began: int
+    rewards: list[float] = field(default_factory=list[float])
+    errors: list[float] = field(default_factory=list[float])
+
+
+class Users:
+    """Draws rollouts of users, for one release."""
+
+    def __init__(self, rates: tuple[float, float], errors: tuple[float, float], rng: Random) -> None:
+        self._rates, self._errors, self._rng = rates, errors, rng
+        self._active: list[User] = []
+        self._known = 0
+
+    def next(self, stage: Step, now: int) -> User:
+        """Who has the next rollout; a new one is assigned in this stage. `now`: rollouts before it."""
+        if len(self._active) < ACTIVE:
+            self._known += 1
+            a = self._rates[0] * (1 / ALIKE - 1)
+            skill = self._rng.betavariate(a, 1 / ALIKE - 1 - a) / self._rates[0]
+            count = min(MOST, int(self._rng.paretovariate(TAIL)))
+            self._active.append(User(self._known, skill, count, int(self._rng.random() < stage.split), stage, now))
+            return self._active[-1]
+        return self._active[int(self._rng.random() * ACTIVE)]
+
+    def rollout(self, user: User, arm: int) -> None:
+        """Has one."""
+        chance = self._rng.random
+        user.rewards.append(1.0 if chance() < self._rates[arm] * user.skill else 0.0)
+        user.errors.append(0.0 if chance() < self._errors[arm] else 1.0)
+        user.left -= 1
+        if not user.left:
+            self._active.remove(user)
+
+
+def play(
+    canary: Canary, policy: Policy, way: Way, rates: tuple[float, float], errors: tuple[float, float], rng: Random
+) -> Spent:
+    """One release to its end."""
+    users, rollouts, exposed = Users(rates, errors, rng), 0, 0
+    waiting: deque[User] = deque()
+    early = EARLY in canary.evidence.guards
+    while not canary.ended:
+        stage = policy.ramp[canary.stage]
+        user = users.next(stage, rollouts)
+        # By rollout, each is assigned anew.
+        arm, at = (int(rng.random() < stage.split), stage) if way == "rollout" else (user.arm, user.stage)
+        new = not user.rewards
+        users.rollout(user, arm)
+        rollouts, exposed = rollouts + 1, exposed + arm
+        if way == "unit":
+            if new:
+                waiting.append(user)
+                if early and canary.step_early(user.number, user.arm, user.stage.split, user.errors[0]):
+                    break
+            for one in _over(waiting, rollouts):
+                canary.step(one)
+                if canary.ended:
+                    break
+        else:
+            guards = {"error": user.errors[-1], "violation": 1.0}
+            canary.step(Observation(rollouts, at.name, arm, at.split, user.rewards[-1], guards))
+    return Spent(rollouts, exposed)
+
+
+def _over(waiting: deque[User], now: int) -> Iterator[Observation]:
+    """The users at the head whose window is over, each as one observation."""
+    while waiting and now >= waiting[0].began + WINDOW:
+        one = waiting.popleft()
+        reward, error = (sum(values) / len(values) for values in (one.rewards, one.errors))
+        yield Observation(
+            one.number, one.stage.name, one.arm, one.stage.split, reward, {"error": error, "violation": 1.0}
+        )

@@ -1,0 +1,47 @@
+"""The `baggage` header: names and values that agents pass along (W3C Baggage). Pure.
+
+    baggage: user.id=ada%20l,penstock.rollout_id=r1;properties
+
+Members stand between commas, properties of a member behind a semicolon, values are percent-encoded. It is other
+people's header: what cannot be read is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Final
+from urllib.parse import unquote
+
+BAGGAGE_NAME: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$"
+"""What a name may be: a token of HTTP."""
+LONGEST: Final = 256
+"""Characters of a value that names somebody."""
+
+
+def members(header: str) -> Iterator[tuple[str, str]]:
+    """(name, value as it was sent) of each member, without properties."""
+    for member in header.split(","):
+        name, equals, value = member.partition(";")[0].partition("=")
+        if equals:
+            yield name.strip(), value.strip()
+
+
+def entry(header: str, name: str) -> str | None:
+    """The value of the first member of this name; None where there is none, or one that is empty, longer than
+    `LONGEST`, or not UTF-8."""
+    sent = next((value for found, value in members(header) if found == name), "")
+    try:
+        value = unquote(sent, errors="strict").strip()
+    except UnicodeDecodeError:
+        return None
+    return value if 0 < len(value) <= LONGEST else None
+
+
+def masked(header: str, names: Collection[str], mask: str) -> str:
+    """The header with a mask in place of the values and properties of these names."""
+    found = header.split(",")
+    for at, member in enumerate(found):
+        name, equals, _ = member.partition("=")
+        if equals and name.strip() in names:
+            found[at] = f"{name}={mask}"
+    return ",".join(found)

@@ -1,0 +1,50 @@
+"""Units of rollouts that a release assigns together, as operations inside a write transaction.
+
+A unit is decided once, with its first rollout; every later one finds it here, whatever the split is by then. The
+record has the rollouts that are counted, so it is bounded.
+"""
+
+from __future__ import annotations
+
+from penstock.gateway.canary.unit import counts
+from penstock.gateway.model.release import Assignment, Release
+from penstock.gateway.model.unit import Member, Unit
+from penstock.gateway.store import keys
+from penstock.gateway.store.transaction import Transaction
+
+DATABASE = "units"
+
+
+class UnitOperations:
+    """The units of releases in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._tape = transaction
+
+    def join(self, release: Release, unit: str, rollout: str, now: int) -> Assignment | None:
+        """The assignment of a unit that is there, which a rollout now belongs to as well; None if it is new."""
+        stored = self._tape.get(DATABASE, unit_key(release.id, unit))
+        if stored is None:
+            return None
+        found = Unit.model_validate_json(stored)
+        assigned = self._tape.get("assigned", keys.numbered_key(release.id, found.number))
+        assert assigned is not None
+        assignment = Assignment.model_validate_json(assigned)
+        if counts(release, assignment, len(found.members), now):
+            found.members.append(Member(rollout=rollout, assigned_ns=now))
+            self._put(release.id, unit, found)
+        return assignment
+
+    def begin(self, release: Release, assignment: Assignment) -> None:
+        """Keeps the unit of an assignment, with its first rollout."""
+        if assignment.unit is not None:
+            first = Member(rollout=assignment.rollout, assigned_ns=assignment.assigned_ns)
+            self._put(release.id, assignment.unit, Unit(number=assignment.number, members=[first]))
+
+    def _put(self, release: str, unit: str, found: Unit) -> None:
+        self._tape.put(DATABASE, unit_key(release, unit), found.model_dump_json().encode())
+
+
+def unit_key(release: str, unit: str) -> bytes:
+    """Key of a unit of a release."""
+    return keys.attempt_key(release, unit)
