@@ -75,6 +75,10 @@ METRICS: dict[str, Figure] = {
         "counter", "Requests that a server of tools was not given, by why (busy, breaker).", ("server", "why")
     ),
     "penstock_releases": Figure("gauge", "Releases that are live, by stage.", ("stage",)),
+    "penstock_webhook_deliveries_total": Figure(
+        "counter", "Messages that were sent to a webhook, by what came of it.", ("webhook", "outcome")
+    ),
+    "penstock_webhook_waiting": Figure("gauge", "Messages that a webhook has not taken yet.", ("webhook",)),
     "penstock_prompt_rewrites_total": Figure("counter", "Prompts whose pinned version was sent.", ("way",)),
     "penstock_prompt_misses_total": Figure(
         "counter", "System texts, and requests that cannot be read, that passed untouched, by why.", ("why",)
@@ -167,6 +171,8 @@ class Metrics:
         "upstream_connections",
         "upstream_retries",
         "upstream_waiting",
+        "webhook_deliveries",
+        "webhook_waiting",
         "workers",
     )  # fmt: skip
 
@@ -195,6 +201,8 @@ class Metrics:
         self.mcp_breaker: dict[tuple[str, ...], int] = {}
         self.mcp_refused: dict[tuple[str, ...], int] = {}
         self.releases: dict[tuple[str, ...], int] = {}
+        self.webhook_deliveries: Counter[tuple[str, ...]] = Counter()
+        self.webhook_waiting: dict[tuple[str, ...], int] = {}
         self.prompt_rewrites: Counter[tuple[str, ...]] = Counter()
         self.prompt_misses: Counter[tuple[str, ...]] = Counter()
         self.resource_calls: Counter[tuple[str, ...]] = Counter()

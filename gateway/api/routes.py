@@ -36,6 +36,7 @@ from penstock.gateway.api import (
     runs,
     stats,
     upstreams,
+    webhooks,
 )
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
@@ -256,6 +257,7 @@ ROUTES: tuple[Route, ...] = (
     *policy.ROUTES,
     *definitions.ROUTES,
     *audit.ROUTES,
+    *webhooks.ROUTES,
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),

@@ -33,6 +33,8 @@
 | `definitions` | server NUL hash (32 bytes or none) | versions of what it lists; with a hash, one definition        |
 | `audit_log` | number (u64)                       | a change that was asked for: who, what, why                    |
 | `coverage` | resource                            | whom it reaches: calls that matched and missed                 |
+| `told`     | release                             | the last link (u32) that webhooks are told of                  |
+| `deliveries` | number (u64)                      | what one webhook is told of one link, and what came of it      |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
 are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never

@@ -42,7 +42,7 @@ class Watch:
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
-        """Adds up what is left. Calls that are being added up are taken from the notes already: they are let through."""
+        """Adds up what is left. What is being added up is in the notes no more, so that is let through first."""
         self._stopping.set()
         if self._task is not None:
             await self._task
