@@ -136,6 +136,7 @@ async def get_metrics(request: web.Request) -> web.Response:
     """Figures for Prometheus."""
     control = request.app[CONTROL]
     await asyncio.to_thread(_look_at_tape, control)
+    control.metrics.forget_arms()
     return web.Response(body=metrics.render(control.metrics), headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
@@ -146,7 +147,9 @@ def _look_at_tape(control: Control) -> None:
     figures.queue_rollouts = {(mode,): work.waiting.get(mode, 0) for mode in get_args(Mode)}
     figures.queue_oldest_seconds = 0.0 if work.oldest_ns is None else max(0.0, (now - work.oldest_ns) / 1e9)
     figures.queue_claimed = work.claimed
-    live = Counter(release.stage for release in control.releases.reader.releases() if release.live)
+    releases = control.releases.reader.releases()
+    control.releases.measure.look(releases, figures, now)
+    live = Counter(release.stage for release in releases if release.live)
     figures.releases = {(stage,): live[stage] for stage in get_args(Stage) if stage not in ENDED}
     figures.workers = len(reading.recent_workers(control.dispatcher.reader, now))
 

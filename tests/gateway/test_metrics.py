@@ -58,6 +58,24 @@ def test_plain_figures_are_read_as_they_stand() -> None:
     assert found["penstock_recorder_wait_seconds_total", ()] == 0.5
 
 
+def test_calls_by_arm_are_counted_while_their_release_is_shown() -> None:
+    metrics = Metrics()
+    metrics.release_stage = {("travel-1", "canary"): 1, ("trains-2", "held"): 1}
+    metrics.arm_call_ended("travel-1:candidate", "ok", 0.3)
+    metrics.arm_call_ended("travel-1:candidate", "error", 0.04)
+    metrics.arm_call_ended("travel-1:candidate,trains-2:stable", "ok", 2.0)
+    metrics.arm_call_ended("old-1:candidate", "ok", 2.0)
+    metrics.forget_arms()
+    found = scrape(metrics)
+    mine = (("arm", "candidate"), ("release", "travel-1"))
+    assert found["penstock_release_calls_total", (*mine, ("status", "ok"))] == 2
+    assert found["penstock_release_calls_total", (*mine, ("status", "error"))] == 1
+    assert found["penstock_release_calls_total", (("arm", "stable"), ("release", "trains-2"), ("status", "ok"))] == 1
+    assert found["penstock_release_call_seconds_count", mine] == 3
+    assert found["penstock_release_call_seconds_sum", mine] == 0.3 + 0.04 + 2.0
+    assert not any("old-1" in dict(labels).values() for _, labels in found)
+
+
 def test_the_table_is_what_is_rendered() -> None:
     families = {f.name: f for f in text_string_to_metric_families(render(filled()).decode())}
     assert {name.removesuffix("_total") for name in METRICS} == {name.removesuffix("_total") for name in families}
