@@ -16,7 +16,7 @@ from penstock.gateway.canary.decision import Canary, figures
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.release import ARMS, Entry, Release
 
-SHOWN: Final = 50
+SHOWN: Final = 20
 RECENT_NS: Final = 24 * 3600 * 10**9
 _TESTS: Final = ("harm", "non_inferiority")
 _MANY: Final = ("guard.", "srm.")

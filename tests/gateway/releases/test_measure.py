@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import aiohttp
 import pytest
 from fakes.experiment import Traffic, policy
@@ -74,9 +72,13 @@ def never(name: str) -> Canary | None:
     return None
 
 
-def shown(releases: list[Release], **more: Any) -> Metrics:
+def no_links(name: str) -> list[Entry]:
+    return []
+
+
+def shown(releases: list[Release]) -> Metrics:
     metrics = Metrics()
-    Measure(more.get("audit", lambda name: []), more.get("canary", never)).look(releases, metrics, NOW)
+    Measure(no_links, never).look(releases, metrics, NOW)
     return metrics
 
 

@@ -19,7 +19,7 @@ from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.transitions import DECIDED, WANTED, entry
 from penstock.gateway.webhooks import outbox
 from penstock.gateway.webhooks.message import body, event_of
-from penstock.gateway.webhooks.outbox import Outbox, OutboxReader
+from penstock.gateway.webhooks.outbox import Outbox, OutboxReader, Wanted
 from penstock.gateway.webhooks.retry import PATIENCE_NS, Answer, after, given_up
 from penstock.gateway.webhooks.signing import headers
 from penstock.gateway.webhooks.views import views
@@ -135,7 +135,7 @@ async def test_links_become_deliveries_once_and_of_webhooks_that_were_there(tmp_
         assert [(one.webhook, one.event, one.entry) for one in found] == [("pager", "hold", 2), ("pager", "resume", 3)]
         assert reader.behind() == []
         await hold_and_resume(made, release.id)
-        wanted = {"pager": ["resume"], "new": ["hold"]}
+        wanted: Wanted = {"pager": ["resume"], "new": ["hold"]}
         found = await made.do(lambda tape: Outbox(tape).collect(reader.behind(), wanted))
         assert [(one.webhook, one.entry) for one in found] == [("new", 4), ("pager", 5)]
         assert await made.do(lambda tape: Outbox(tape).collect([release.id], wanted)) == []
