@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -139,6 +139,11 @@ class Histogram:
         """Take another's counts in."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
+
+
+Labelled: TypeAlias = "dict[tuple[str, ...], int] | dict[tuple[str, ...], float] | dict[tuple[str, ...], Histogram]"
+Value: TypeAlias = "int | float | Histogram | Labelled"
+"""One row of the table, or a value for each combination of its labels."""
 
 
 class Metrics:
@@ -306,39 +311,31 @@ class Metrics:
         """Set the number of connections to an upstream in a state (`idle`, `busy`)."""
         self.upstream_connections[(upstream, state)] = count
 
-    def value(
-        self, name: str
-    ) -> (
-        int
-        | float
-        | Histogram
-        | dict[tuple[str, ...], int]
-        | dict[tuple[str, ...], float]
-        | dict[tuple[str, ...], Histogram]
-    ):
+    def value(self, name: str) -> Value:
         """The value of a name of `METRICS`."""
         return getattr(self, name.removeprefix("penstock_").removesuffix("_total"))
 
 
-class PenstockCollector(Collector):
-    """Reads a `Metrics` when Prometheus asks."""
+class Snapshot(Collector):
+    """The figures of this moment. It is made on the event loop, which changes them."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+        self._families = [_family(name, figure, _rows(metrics.value(name))) for name, figure in METRICS.items()]
 
     def collect(self) -> Iterator[Metric]:
         """Every row of the table, also those that are still zero."""
-        for name, figure in METRICS.items():
-            value = self._metrics.value(name)
-            rows = list(value.items()) if isinstance(value, dict) else [((), value)]
-            yield _family(name, figure, rows)
+        return iter(self._families)
 
 
-def render(metrics: Metrics) -> bytes:
-    """The page that Prometheus scrapes, in its text format."""
+def render(snapshot: Snapshot) -> bytes:
+    """The page that Prometheus scrapes, in its text format. It may take a thread some tens of milliseconds."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(PenstockCollector(metrics))
+    registry.register(snapshot)
     return generate_latest(registry)
+
+
+def _rows(value: Value) -> Iterable[tuple[tuple[str, ...], int | float | Histogram]]:
+    return value.items() if isinstance(value, dict) else [((), value)]
 
 
 def _places(arms: str) -> list[tuple[str, str]]:

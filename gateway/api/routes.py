@@ -137,7 +137,8 @@ async def get_metrics(request: web.Request) -> web.Response:
     control = request.app[CONTROL]
     await asyncio.to_thread(_look_at_tape, control)
     control.metrics.forget_arms()
-    return web.Response(body=metrics.render(control.metrics), headers={"Content-Type": metrics.CONTENT_TYPE})
+    page = await asyncio.to_thread(metrics.render, metrics.Snapshot(control.metrics))
+    return web.Response(body=page, headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 def _look_at_tape(control: Control) -> None:

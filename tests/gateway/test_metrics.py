@@ -5,13 +5,13 @@ from __future__ import annotations
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.gateway.metrics import BOUNDS, METRICS, Metrics, render
+from penstock.gateway.metrics import BOUNDS, METRICS, Metrics, Snapshot, render
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scrape(metrics: Metrics) -> Samples:
-    families = text_string_to_metric_families(render(metrics).decode())
+    families = text_string_to_metric_families(render(Snapshot(metrics)).decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
 
@@ -77,7 +77,7 @@ def test_calls_by_arm_are_counted_while_their_release_is_shown() -> None:
 
 
 def test_the_table_is_what_is_rendered() -> None:
-    families = {f.name: f for f in text_string_to_metric_families(render(filled()).decode())}
+    families = {f.name: f for f in text_string_to_metric_families(render(Snapshot(filled())).decode())}
     assert {name.removesuffix("_total") for name in METRICS} == {name.removesuffix("_total") for name in families}
     for name, figure in METRICS.items():
         family = families.get(name) or families[name.removesuffix("_total")]
@@ -88,5 +88,5 @@ def test_the_table_is_what_is_rendered() -> None:
 
 
 def test_the_registry_of_the_process_is_left_alone() -> None:
-    render(filled())
+    render(Snapshot(filled()))
     assert not [m for m in REGISTRY.collect() if m.name.startswith("penstock")]
