@@ -24,6 +24,7 @@ from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
+from penstock.gateway.releases.measure import Measure
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.store.audit_log import AuditLog
 from penstock.gateway.webhooks.service import Webhooks
@@ -33,7 +34,10 @@ T0 = 1_790_000_000_000_000_000
 EMPTY = QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
 NO_DESK = cast(Dispatcher, SimpleNamespace(reader=SimpleNamespace(queue=lambda: EMPTY, workers=list)))
 """Nothing waits."""
-NO_RELEASES = cast(Driver, SimpleNamespace(reader=SimpleNamespace(releases=list)))
+NO_RELEASES = cast(
+    Driver,
+    SimpleNamespace(reader=SimpleNamespace(releases=list), measure=Measure(lambda release: [], lambda release: None)),
+)
 """No more, and there are none."""
 NO_RUNS = cast(RunService, None)
 NO_DEFINITIONS = cast(Definitions, None)
