@@ -33,6 +33,7 @@ from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, load, read_key
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
+from penstock.gateway.http.discreet_log import Discreet
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.mcp.all_features import all_features
 from penstock.gateway.mcp.audit import Audit
@@ -80,6 +81,7 @@ from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
 from penstock.gateway.upstreams.wanted import WantedHosts
+from penstock.gateway.webhooks.service import Webhooks
 
 if TYPE_CHECKING:
     from penstock.gateway.otlp.exporter import Exporter
@@ -169,6 +171,7 @@ class Gateway:
         self._wanted = WantedHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
         self._make_releases()
         self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
+        self.webhooks = Webhooks(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
         self._make_control()
         self._exporter = self._make_exporter()
         self._session: aiohttp.ClientSession | None = None
@@ -210,7 +213,7 @@ class Gateway:
         self.audit_log = AuditLog(self.store, self.recorder, self._now_ns)
         context = Control(
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
-            self.state, self.definitions, self.audit_log, self.questions, Policy(self.config.policy),
+            self.state, self.definitions, self.audit_log, self.webhooks, self.questions, Policy(self.config.policy),
             self.config.route,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
@@ -272,6 +275,7 @@ class Gateway:
         self.recorder.start()
         await self.bridge.start()
         await self.dispatcher.start()
+        await self.webhooks.start()
         await self.releases.start()
         self.coverage.start()
         self.adapter_keeper.start()
@@ -327,6 +331,7 @@ class Gateway:
         await self.coverage.stop()
         await self.releases.stop()
         await self.adapter_keeper.stop()
+        await self.webhooks.stop()
         await self.definitions.close()
         # This releases answers that wait for the tape.
         await self.recorder.close()
@@ -363,18 +368,6 @@ async def _run(config: Config) -> None:
     print(f"penstock listening on http://{shown}:{port}", flush=True)
     await stopping.wait()
     await gateway.stop(hurry)
-
-
-class Discreet(logging.Formatter):
-    """Writes lines of the log without the gateway's own keys: engines repeat keys, and their answers are logged."""
-
-    def __init__(self, form: str, own: Secrets) -> None:
-        super().__init__(form)
-        self._own = own
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, with its traceback."""
-        return self._own.text(super().format(record))
 
 
 def _take_all_descriptors() -> None:

@@ -20,6 +20,7 @@ from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, environment_key, http_url
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
+from penstock.gateway.model.webhook_settings import Webhook
 from penstock.gateway.policy.rules import PolicyRule, check_names
 
 
@@ -234,6 +235,15 @@ class Config(Section):
     route: list[Route] = Field(default=[])
     mcp: Mcp = Mcp()
     policy: list[PolicyRule] = Field(default=[])
+    webhook: list[Webhook] = Field(default=[])
+
+    @field_validator("webhook")
+    @classmethod
+    def _webhooks_differ(cls, value: list[Webhook]) -> list[Webhook]:
+        names = [one.name for one in value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} is the name of two webhooks: choose one for each")
+        return value
 
     @field_validator("key")
     @classmethod
@@ -305,6 +315,7 @@ class Config(Section):
             *(value for name, one in servers for value in one.keys(name).values()),
             *(value for _, one in servers for key, value in one.env.items() if _KEY_NAME.search(key)),
             *self.otlp.headers().values(),
+            *(value for one in self.webhook for value in one.secrets()),
         ]
 
     @property

@@ -3,7 +3,8 @@
 `METRICS` is the single table of names: the collector renders from it, the documentation is compared with it. An
 unlabelled counter or gauge is an attribute of `Metrics` named without `penstock_` and `_total`, and its owner adds to
 it directly (`metrics.inflight_calls += 1`); what has labels or buckets has a method. Labels are few and fixed (dialect,
-status, mode, source, names from the configuration or of registered resources): never a model, a rollout or a path.
+status, mode, source, names from the configuration or of registered resources; names of releases only for those that
+`gateway.releases.measure` shows): never a model, a rollout or a path.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -75,6 +76,24 @@ METRICS: dict[str, Figure] = {
         "counter", "Requests that a server of tools was not given, by why (busy, breaker).", ("server", "why")
     ),
     "penstock_releases": Figure("gauge", "Releases that are live, by stage.", ("stage",)),
+    "penstock_release_stage": Figure("gauge", "1 for the stage that a release is in.", ("release", "stage")),
+    "penstock_release_split": Figure("gauge", "Share of new rollouts that get the candidate.", ("release",)),
+    "penstock_release_assigned": Figure("gauge", "Rollouts that take part in a release.", ("release",)),
+    "penstock_release_counted": Figure("gauge", "Those whose outcome has been counted or left out.", ("release",)),
+    "penstock_release_rollouts": Figure("gauge", "Counted rollouts of a release, by arm.", ("release", "arm")),
+    "penstock_release_missing": Figure("gauge", "Those of them that had no reward in time.", ("release", "arm")),
+    "penstock_release_reward_mean": Figure("gauge", "Mean goodness of their rewards, 0 to 1.", ("release", "arm")),
+    "penstock_release_e_value": Figure("gauge", "Evidence of each test of a release.", ("release", "test")),
+    "penstock_release_calls_total": Figure(
+        "counter", "Finished model calls of rollouts on an arm.", ("release", "arm", "status")
+    ),
+    "penstock_release_call_seconds": Figure(
+        "histogram", "From the head of such a call to the last byte passed on.", ("release", "arm")
+    ),
+    "penstock_webhook_deliveries_total": Figure(
+        "counter", "Messages that were sent to a webhook, by what came of it.", ("webhook", "outcome")
+    ),
+    "penstock_webhook_waiting": Figure("gauge", "Messages that a webhook has not taken yet.", ("webhook",)),
     "penstock_prompt_rewrites_total": Figure("counter", "Prompts whose pinned version was sent.", ("way",)),
     "penstock_prompt_misses_total": Figure(
         "counter", "System texts, and requests that cannot be read, that passed untouched, by why.", ("why",)
@@ -122,10 +141,16 @@ class Histogram:
         self.total += other.total
 
 
+Labelled: TypeAlias = "dict[tuple[str, ...], int] | dict[tuple[str, ...], float] | dict[tuple[str, ...], Histogram]"
+Value: TypeAlias = "int | float | Histogram | Labelled"
+"""One row of the table, or a value for each combination of its labels."""
+
+
 class Metrics:
     """The figures of one process."""
 
     __slots__ = (
+        "_arms",
         "_ended",
         "ambiguous_calls",
         "attempts",
@@ -157,6 +182,14 @@ class Metrics:
         "recorder_queue_calls",
         "recorder_wait_seconds",
         "recording_gaps",
+        "release_assigned",
+        "release_counted",
+        "release_e_value",
+        "release_missing",
+        "release_reward_mean",
+        "release_rollouts",
+        "release_split",
+        "release_stage",
         "releases",
         "request_bytes",
         "resource_calls",
@@ -167,11 +200,14 @@ class Metrics:
         "upstream_connections",
         "upstream_retries",
         "upstream_waiting",
+        "webhook_deliveries",
+        "webhook_waiting",
         "workers",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._ended: dict[tuple[str, str], Histogram] = {}
+        self._arms: dict[tuple[str, str], Histogram] = {}
         self.first_byte_seconds = Histogram()
         self.overhead_seconds = Histogram()
         self.commit_seconds = Histogram()
@@ -195,6 +231,16 @@ class Metrics:
         self.mcp_breaker: dict[tuple[str, ...], int] = {}
         self.mcp_refused: dict[tuple[str, ...], int] = {}
         self.releases: dict[tuple[str, ...], int] = {}
+        self.release_stage: dict[tuple[str, ...], int] = {}
+        self.release_split: dict[tuple[str, ...], float] = {}
+        self.release_assigned: dict[tuple[str, ...], int] = {}
+        self.release_counted: dict[tuple[str, ...], int] = {}
+        self.release_rollouts: dict[tuple[str, ...], float] = {}
+        self.release_missing: dict[tuple[str, ...], float] = {}
+        self.release_reward_mean: dict[tuple[str, ...], float] = {}
+        self.release_e_value: dict[tuple[str, ...], float] = {}
+        self.webhook_deliveries: Counter[tuple[str, ...]] = Counter()
+        self.webhook_waiting: dict[tuple[str, ...], int] = {}
         self.prompt_rewrites: Counter[tuple[str, ...]] = Counter()
         self.prompt_misses: Counter[tuple[str, ...]] = Counter()
         self.resource_calls: Counter[tuple[str, ...]] = Counter()
@@ -222,6 +268,39 @@ class Metrics:
             merged.setdefault((dialect,), Histogram()).add(ended)
         return merged
 
+    def arm_call_ended(self, arms: str, status: str, seconds: float) -> None:
+        """Count a finished call of a rollout that takes part in releases. `arms`: RELEASE:ARM, or several by commas."""
+        ended = self._arms.get((arms, status))
+        if ended is None:
+            ended = self._arms[arms, status] = Histogram()
+        ended.counts[bisect_left(BOUNDS, seconds)] += 1
+        ended.total += seconds
+
+    def forget_arms(self) -> None:
+        """Let go of calls of releases that have no stage here any more: names of releases never end."""
+        shown = {release for release, _ in self.release_stage}
+        gone = [key for key in self._arms if not any(release in shown for release, _ in _places(key[0]))]
+        for key in gone:
+            del self._arms[key]
+
+    @property
+    def release_calls(self) -> dict[tuple[str, ...], int]:
+        """Finished calls by release, arm and status."""
+        found: Counter[tuple[str, ...]] = Counter()
+        for (arms, status), ended in self._arms.items():
+            for release, arm in _places(arms):
+                found[release, arm, status] += sum(ended.counts)
+        return found
+
+    @property
+    def release_call_seconds(self) -> dict[tuple[str, ...], Histogram]:
+        """Length of calls by release and arm."""
+        merged: dict[tuple[str, ...], Histogram] = {}
+        for (arms, _), ended in self._arms.items():
+            for place in _places(arms):
+                merged.setdefault(place, Histogram()).add(ended)
+        return merged
+
     def committed(self, spans: int, seconds: float) -> None:
         """Count a commit to the tape."""
         self.commits += 1
@@ -232,32 +311,36 @@ class Metrics:
         """Set the number of connections to an upstream in a state (`idle`, `busy`)."""
         self.upstream_connections[(upstream, state)] = count
 
-    def value(
-        self, name: str
-    ) -> int | float | Histogram | dict[tuple[str, ...], int] | dict[tuple[str, ...], Histogram]:
+    def value(self, name: str) -> Value:
         """The value of a name of `METRICS`."""
         return getattr(self, name.removeprefix("penstock_").removesuffix("_total"))
 
 
-class PenstockCollector(Collector):
-    """Reads a `Metrics` when Prometheus asks."""
+class Snapshot(Collector):
+    """The figures of this moment. It is made on the event loop, which changes them."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+        self._families = [_family(name, figure, _rows(metrics.value(name))) for name, figure in METRICS.items()]
 
     def collect(self) -> Iterator[Metric]:
         """Every row of the table, also those that are still zero."""
-        for name, figure in METRICS.items():
-            value = self._metrics.value(name)
-            rows = list(value.items()) if isinstance(value, dict) else [((), value)]
-            yield _family(name, figure, rows)
+        return iter(self._families)
 
 
-def render(metrics: Metrics) -> bytes:
-    """The page that Prometheus scrapes, in its text format."""
+def render(snapshot: Snapshot) -> bytes:
+    """The page that Prometheus scrapes, in its text format. It may take a thread some tens of milliseconds."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(PenstockCollector(metrics))
+    registry.register(snapshot)
     return generate_latest(registry)
+
+
+def _rows(value: Value) -> Iterable[tuple[tuple[str, ...], int | float | Histogram]]:
+    return value.items() if isinstance(value, dict) else [((), value)]
+
+
+def _places(arms: str) -> list[tuple[str, str]]:
+    """(release, arm) of each."""
+    return [(release, arm) for release, _, arm in (one.partition(":") for one in arms.split(","))]
 
 
 def _family(name: str, figure: Figure, rows: Iterable[tuple[tuple[str, ...], int | float | Histogram]]) -> Metric:

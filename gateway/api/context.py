@@ -22,6 +22,7 @@ from penstock.gateway.releases.driver import Driver
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.store.audit_log import AuditLog
 from penstock.gateway.upstreams.pool import Pool
+from penstock.gateway.webhooks.service import Webhooks
 
 
 class Feed(Protocol):
@@ -56,6 +57,7 @@ class Control:
     state: State
     definitions: Definitions
     audit_log: AuditLog
+    webhooks: Webhooks
     questions: Questions = field(default_factory=Questions)
     """Tool calls that wait for a person."""
     policy: Policy = field(default_factory=lambda: Policy([]))

@@ -35,6 +35,7 @@ PATH_HELP = {
     "run": "Id of a training run.",
     "server": "Name of a server of tools.",
     "upstream": "Name of an upstream of the configuration.",
+    "webhook": "Name of a webhook of the configuration.",
     "question": "Id of a tool call that waits for a person.",
     "sequence": "Number of a span within its attempt, from 1.",
 }

@@ -36,6 +36,7 @@ from penstock.gateway.api import (
     runs,
     stats,
     upstreams,
+    webhooks,
 )
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
@@ -135,7 +136,9 @@ async def get_metrics(request: web.Request) -> web.Response:
     """Figures for Prometheus."""
     control = request.app[CONTROL]
     await asyncio.to_thread(_look_at_tape, control)
-    return web.Response(body=metrics.render(control.metrics), headers={"Content-Type": metrics.CONTENT_TYPE})
+    control.metrics.forget_arms()
+    page = await asyncio.to_thread(metrics.render, metrics.Snapshot(control.metrics))
+    return web.Response(body=page, headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
 def _look_at_tape(control: Control) -> None:
@@ -145,7 +148,9 @@ def _look_at_tape(control: Control) -> None:
     figures.queue_rollouts = {(mode,): work.waiting.get(mode, 0) for mode in get_args(Mode)}
     figures.queue_oldest_seconds = 0.0 if work.oldest_ns is None else max(0.0, (now - work.oldest_ns) / 1e9)
     figures.queue_claimed = work.claimed
-    live = Counter(release.stage for release in control.releases.reader.releases() if release.live)
+    releases = control.releases.reader.releases()
+    control.releases.measure.look(releases, figures, now)
+    live = Counter(release.stage for release in releases if release.live)
     figures.releases = {(stage,): live[stage] for stage in get_args(Stage) if stage not in ENDED}
     figures.workers = len(reading.recent_workers(control.dispatcher.reader, now))
 
@@ -256,6 +261,7 @@ ROUTES: tuple[Route, ...] = (
     *policy.ROUTES,
     *definitions.ROUTES,
     *audit.ROUTES,
+    *webhooks.ROUTES,
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),

@@ -21,6 +21,7 @@ from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutStatus, Worker
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.unit import Unit
+from penstock.gateway.model.webhook import Delivery
 from penstock.gateway.queue.results import queue_key
 from penstock.gateway.releases.operations import pins_of
 from penstock.gateway.releases.reader import ReleaseReader
@@ -292,6 +293,22 @@ def _coverage(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
             yield "its resource is missing"
 
 
+def _told(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    with tape.view() as view:
+        stored = view.get("releases", key)
+    if stored is None or Release.model_validate_json(stored).revision < int.from_bytes(value):
+        yield f"link {int.from_bytes(value)} of its chain is missing"
+
+
+def _delivery(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
+    delivery = Delivery.model_validate_json(value)
+    if keys.number(delivery.number) != key:
+        yield "it is the record of another delivery"
+    with tape.view() as view:
+        if view.get("audit", keys.numbered_key(delivery.release, delivery.entry)) is None:
+            yield f"link {delivery.entry} of release {delivery.release} is missing"
+
+
 def _numbering(tape: Reader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
     """Segments must follow each other without a hole."""
     expected = 1
@@ -346,6 +363,8 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("pins", _pins),
     ("coverage", _coverage),
     ("units", _unit),
+    ("told", _told),
+    ("deliveries", _delivery),
     ("runs", run),
     ("run_order", run_order),
     ("run_configs", run_json),

@@ -249,6 +249,23 @@ GROUPS: Final[dict[str, Group]] = {
             ),
         },
     ),
+    "webhook": Group(
+        "Who is told what becomes of releases.",
+        {
+            "list": Command(
+                "penstock.gateway.cli.webhooks:list_webhooks",
+                "List webhooks: what waits for each, since when it takes nothing, and why.",
+            ),
+            "deliveries": Command(
+                "penstock.gateway.cli.webhooks:deliveries",
+                "List what a webhook was told, or is to be told, newest first, and what became of it.",
+            ),
+            "test": Command(
+                "penstock.gateway.cli.webhooks:send_test",
+                "Send a webhook a signed test, once, and say what it answers.",
+            ),
+        },
+    ),
     "runs": Group(
         "What trainers report of their runs.",
         {
@@ -345,7 +362,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "requeue",
         "reward",
     ),
-    "Releases": ("resource", "prompts", "release"),
+    "Releases": ("resource", "prompts", "release", "webhook"),
     "Training": ("doctor", "samples", "runs", "train"),
     "Tape": ("export", "check"),
 }

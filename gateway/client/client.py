@@ -28,6 +28,7 @@ from penstock.gateway.client.policy import PolicyClient
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
 from penstock.gateway.client.upstreams import UpstreamClient
+from penstock.gateway.client.webhooks import WebhookClient
 from penstock.gateway.model.answers import (
     AttemptList,
     AuditPage,
@@ -77,7 +78,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 F = TypeVar("F", Change, Digest)
 
 
-class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamClient):
+class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamClient, WebhookClient):
     """A connection to a gateway's control API."""
 
     # Reading ----------------------------------------------------------------------------------------------------------

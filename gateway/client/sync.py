@@ -158,6 +158,11 @@ class SyncClient:
     pause_upstream = _waited(Client.pause_upstream)
     open_upstream = _waited(Client.open_upstream)
 
+    # Webhooks
+    webhooks = _waited(Client.webhooks)
+    deliveries = _waited(Client.deliveries)
+    test_webhook = _waited(Client.test_webhook)
+
     # Policies
     waiting = _waited(Client.waiting)
     answer_waiting = _waited(Client.answer_waiting)

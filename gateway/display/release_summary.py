@@ -248,7 +248,8 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         longest = duration(int(policy.guards.early_error.deadline_s * 1e9))
         yield f"{view.waiting_early:,} {looks} for errors, each for {longest} at most"
     if release.waits is None and stage.name == HOLDBACK:
-        yield f"{view.rewarded:,} of {stage.rollouts:,} {policy.counts} in the {HOLDBACK}; without harm it is promoted then"
+        there = f"{view.rewarded:,} of {stage.rollouts:,} {policy.counts} in the {HOLDBACK}"
+        yield f"{there}; without harm it is promoted then"
     elif release.waits is None:
         last, seconds = release.step == len(policy.stages) - 1, policy.stages[release.step].seconds
         long = f" and {duration(int(seconds * 1e9))}" if seconds else ""

@@ -199,7 +199,7 @@ class Policy(Section):
     """Rewards that count as worst and as best; what is beyond counts as these."""
     unit: str = Field(default=ROLLOUT, pattern=BAGGAGE_NAME)
     """What is assigned to an arm and is one observation: `rollout`, or the entry of the calls' `baggage` header (or of
-    the rollout's metadata) that names it, such as `user.id`. The rollouts of stages, holdback and horizon are units then."""
+    the rollout's metadata) that names it, such as `user.id`. Stages, holdback and horizon count units then."""
     margin: float = Field(default=0.1, ge=0, lt=1)
     """How much worse a candidate may be and still be promoted, as a share of the stable's mean reward before the start,
     0 to below 1. Where that mean is below 0.6, the loss with the same odds ratio as this share of 0.6."""

@@ -12,14 +12,13 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import NamedTuple
 
 import aiohttp
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from penstock.gateway.http.retry_after import retry_after
 from penstock.gateway.metrics import Metrics
 
 RETRYABLE = frozenset({429, 502, 503, 504})
@@ -81,7 +80,7 @@ class Delivery:
             async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as answer:
                 if answer.status in RETRYABLE:
                     self._fails(f"{answer.status} {answer.reason}")
-                    return _asked_for(answer.headers.get("Retry-After"))
+                    return retry_after(answer.headers.get("Retry-After"), LONGEST_WAIT_S)
                 told = await answer.content.read(LARGEST_ANSWER)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._fails(str(error) or type(error).__name__)
@@ -117,15 +116,3 @@ def _rejected(told: bytes) -> tuple[int, str]:
     except DecodeError:
         return 0, ""
     return max(0, partial.rejected_spans), partial.error_message
-
-
-def _asked_for(after: str | None) -> float:
-    """Seconds of a Retry-After header: a number of them, or a date; 0 when there is none that can be read."""
-    try:
-        seconds = 0.0 if after is None else float(after)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(after or "").timestamp() - time()
-        except ValueError:
-            seconds = 0.0
-    return min(max(seconds, 0.0), LONGEST_WAIT_S)

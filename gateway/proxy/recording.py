@@ -160,7 +160,10 @@ class Recording(ABC):
         """It was read, which tells whether an answer that came whole is a good one; only now is it counted."""
         self._move(State.ENDED)
         record, seconds = self.record, ((self.record.end_ns or 0) - self.request.started_ns) / 1e9
-        self._shared.metrics.call_ended(self._admitted.dialect.name, record.status, seconds)
+        metrics = self._shared.metrics
+        metrics.call_ended(self._admitted.dialect.name, record.status, seconds)
+        if record.arm is not None:
+            metrics.arm_call_ended(record.arm, record.status, seconds)
 
 
 def told_answer(parts: list[Part], pieces: list[bytes], encoding: bytes | None) -> bytes:

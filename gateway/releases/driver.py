@@ -34,6 +34,7 @@ from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.canary_counter import Counting
 from penstock.gateway.releases.count_operations import CountOperations
 from penstock.gateway.releases.jobs import Job, Jobs, Progress, Report
+from penstock.gateway.releases.measure import Measure
 from penstock.gateway.releases.needs import needs
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
@@ -93,6 +94,7 @@ class Driver:
         self._tell = changed
         self._counting = Counting(context.tape, context.recorder, feed, context.now_ns, self._changed_now)
         self._driven: dict[str, _Driven] = {}
+        self.measure = Measure(self.reader.audit, self._stepped)
 
     async def start(self) -> None:
         """Takes up releases that an earlier process has begun."""
@@ -271,6 +273,10 @@ class Driver:
             view.oldest, view.oldest_ns = oldest[0].rollout, oldest[0].assigned_ns
         view.rewarded = in_stage(release, canary.evidence)
         return view
+
+    def _stepped(self, name: str) -> Canary | None:
+        driven = self._driven.get(name)
+        return None if driven is None else driven.canary
 
     def needs(self, resource: str) -> list[Need]:
         """Who needs which version of a resource."""

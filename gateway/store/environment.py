@@ -24,7 +24,7 @@ DATABASES = (
     "meta", "rollouts", "tasks", "order", "attempts", "index", "open", "styles", "log", "bodies",
     "queue", "live", "unclaimed", "rewards", "workers", "resources", "stable", "releases", "audit", "assigned", "seen",
     "pins", "runs", "run_order", "run_configs", "run_metrics", "run_events", "run_trees",
-    "definitions", "audit_log", "coverage", "units",
+    "definitions", "audit_log", "coverage", "units", "told", "deliveries",
 )  # fmt: skip
 ORDER = b"order"
 """The one key of `order`."""

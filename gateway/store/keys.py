@@ -34,6 +34,8 @@
 | `audit_log` | number (u64)                       | a change that was asked for: who, what, why                    |
 | `coverage` | resource                            | whom it reaches: calls that matched and missed                 |
 | `units`    | release NUL hash NUL                | the assignment of a unit, and the rollouts of it that count    |
+| `told`     | release                             | the last link (u32) that webhooks are told of                  |
+| `deliveries` | number (u64)                      | what one webhook is told of one link, and what came of it      |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
 are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never

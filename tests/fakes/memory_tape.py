@@ -24,19 +24,25 @@ from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
+from penstock.gateway.releases.measure import Measure
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.store.audit_log import AuditLog
+from penstock.gateway.webhooks.service import Webhooks
 
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""
 EMPTY = QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
 NO_DESK = cast(Dispatcher, SimpleNamespace(reader=SimpleNamespace(queue=lambda: EMPTY, workers=list)))
 """Nothing waits."""
-NO_RELEASES = cast(Driver, SimpleNamespace(reader=SimpleNamespace(releases=list)))
+NO_RELEASES = cast(
+    Driver,
+    SimpleNamespace(reader=SimpleNamespace(releases=list), measure=Measure(lambda release: [], lambda release: None)),
+)
 """No more, and there are none."""
 NO_RUNS = cast(RunService, None)
 NO_DEFINITIONS = cast(Definitions, None)
 NO_AUDIT_LOG = cast(AuditLog, None)
+NO_WEBHOOKS = cast(Webhooks, None)
 SECRET = b"a secret of 16 bytes or more"
 
 
@@ -194,6 +200,7 @@ async def serving(
                 state,
                 NO_DEFINITIONS,
                 NO_AUDIT_LOG,
+                NO_WEBHOOKS,
                 keep_alive_s=keep_alive_s,
             )
         ),

@@ -28,6 +28,7 @@ SECTIONS = {
     "mcp": "[mcp]",
     "mcp.servers.NAME": "[mcp.servers.NAME]",
     "policy": "[[policy]]",
+    "webhook": "[[webhook]]",
 }
 
 
@@ -180,6 +181,11 @@ WRONG = [
     ("otlp", 'endpoint = "http://me:pw@x"'),
     ("otlp", "headers_env = 1"),
     ("otlp", 'capture_content = "yes"'),
+    ("", "webhook = 1"),
+    ("webhook", 'name = "a b"'),
+    ("webhook", "url = 1"),
+    ("webhook", "secret_env = 1"),
+    ("webhook", 'events = ["rollback"]'),
 ]
 
 

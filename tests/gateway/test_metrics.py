@@ -5,13 +5,13 @@ from __future__ import annotations
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.gateway.metrics import BOUNDS, METRICS, Metrics, render
+from penstock.gateway.metrics import BOUNDS, METRICS, Metrics, Snapshot, render
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def scrape(metrics: Metrics) -> Samples:
-    families = text_string_to_metric_families(render(metrics).decode())
+    families = text_string_to_metric_families(render(Snapshot(metrics)).decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
 
 
@@ -58,8 +58,26 @@ def test_plain_figures_are_read_as_they_stand() -> None:
     assert found["penstock_recorder_wait_seconds_total", ()] == 0.5
 
 
+def test_calls_by_arm_are_counted_while_their_release_is_shown() -> None:
+    metrics = Metrics()
+    metrics.release_stage = {("travel-1", "canary"): 1, ("trains-2", "held"): 1}
+    metrics.arm_call_ended("travel-1:candidate", "ok", 0.3)
+    metrics.arm_call_ended("travel-1:candidate", "error", 0.04)
+    metrics.arm_call_ended("travel-1:candidate,trains-2:stable", "ok", 2.0)
+    metrics.arm_call_ended("old-1:candidate", "ok", 2.0)
+    metrics.forget_arms()
+    found = scrape(metrics)
+    mine = (("arm", "candidate"), ("release", "travel-1"))
+    assert found["penstock_release_calls_total", (*mine, ("status", "ok"))] == 2
+    assert found["penstock_release_calls_total", (*mine, ("status", "error"))] == 1
+    assert found["penstock_release_calls_total", (("arm", "stable"), ("release", "trains-2"), ("status", "ok"))] == 1
+    assert found["penstock_release_call_seconds_count", mine] == 3
+    assert found["penstock_release_call_seconds_sum", mine] == 0.3 + 0.04 + 2.0
+    assert not any("old-1" in dict(labels).values() for _, labels in found)
+
+
 def test_the_table_is_what_is_rendered() -> None:
-    families = {f.name: f for f in text_string_to_metric_families(render(filled()).decode())}
+    families = {f.name: f for f in text_string_to_metric_families(render(Snapshot(filled())).decode())}
     assert {name.removesuffix("_total") for name in METRICS} == {name.removesuffix("_total") for name in families}
     for name, figure in METRICS.items():
         family = families.get(name) or families[name.removesuffix("_total")]
@@ -70,5 +88,5 @@ def test_the_table_is_what_is_rendered() -> None:
 
 
 def test_the_registry_of_the_process_is_left_alone() -> None:
-    render(filled())
+    render(Snapshot(filled()))
     assert not [m for m in REGISTRY.collect() if m.name.startswith("penstock")]

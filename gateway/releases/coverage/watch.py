@@ -34,6 +34,7 @@ class Watch:
         """`fell` is told of each resource whose coverage has fallen."""
         self._pins, self._recorder, self._metrics, self._now_ns, self._fell = pins, recorder, metrics, now_ns, fell
         self._adding = Adding()
+        self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -41,16 +42,17 @@ class Watch:
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
-        """Adds up what is left."""
+        """Adds up what is left. What is being added up is in the notes no more, so that is let through first."""
+        self._stopping.set()
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await self._task
         await self._add_up()
 
     async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(EVERY_S)
+        while not self._stopping.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._stopping.wait()
             try:
                 await self._add_up()
             except Exception:

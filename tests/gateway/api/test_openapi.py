@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from conftest import StartGateway
 from fakes.experiment import policy, prompt
+from fakes.hook import SECRET
 from fakes.mcp_wire import config, mcp_server
 from fakes.memory_tape import MemoryTape, call, serving
 from fakes.process import Gateway, upstreams
@@ -129,7 +130,9 @@ async def gateway(start_gateway: StartGateway, provider: Provider) -> AsyncGener
     """In front of the provider and of a server of tools."""
     async with mcp_server(sessions=False) as server:
         own = upstreams(openai=provider.openai_url, anthropic=provider.url)
-        yield await start_gateway(f"{own}\n{config(server)}")
+        # Nobody listens there: that is an answer, too.
+        hook = '[[webhook]]\nname = "pager"\nurl = "http://127.0.0.1:1/"\nsecret_env = "PAGER_SECRET"\n'
+        yield await start_gateway(f"{own}\n{config(server)}\n{hook}", env={"PAGER_SECRET": SECRET})
 
 
 @pytest.fixture
@@ -166,6 +169,7 @@ async def test_the_server_answers_as_described(
             "run": "grpo-7",
             "question": "none",
             "server": "tools",
+            "webhook": "pager",
         }
         url = gateway.url + path.format(rid=rid, aid="a1", wid="w1", sequence=1, **names)
         query = {"follow": "false"} if path == "/api/changes" else {}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.app import Discreet
+from penstock.gateway.http.discreet_log import Discreet
 from penstock.gateway.model.known_secrets import NONE, SLICE, Secrets, is_telling, own_secrets, presented
 
 KEY = "sk-proj/9f+Ab3=xYz_0123456789&qq"

@@ -5,20 +5,30 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import aiohttp
 import pytest
 from fakes.experiment import PATIENCE, Traffic, policy, prompt
 from fakes.process import Gateway
 from fakes.provider import Provider
+from fakes.releasing import bench, counting
 from fakes.shell import Shell
 
 from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
+from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.resource import ResourceView
+from penstock.gateway.releases.catalog import Catalog
+from penstock.gateway.releases.coverage.adding import Adding
+from penstock.gateway.releases.coverage.noting import Call
+from penstock.gateway.releases.coverage.operations import Added
+from penstock.gateway.releases.coverage.watch import Watch
+from penstock.gateway.releases.reader import ReleaseReader
 
 FROZEN = "You are a travel agent of Acme Air. Today is 2026-11-22. Never refund a basic fare."
 """As discovery took it on one day, when all messages agreed on the date."""
@@ -168,6 +178,39 @@ async def test_a_packed_request_is_read_and_rewritten(
     async with http.post(url, data=gzip.compress(BODY), headers={"content-encoding": "gzip"}) as answer:
         assert answer.status == 200
     assert json.loads(provider.log[-1].body)["messages"][0]["content"] == CANDIDATE
+
+
+async def test_what_is_being_added_up_when_the_gateway_stops_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what calls had meanwhile."""
+    loop, began, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    class Slow(Adding):
+        def added(self, calls: Iterable[Call], catalog: Catalog, now: int) -> dict[str, Added]:
+            loop.call_soon_threadsafe(began.set)
+            assert go.wait(PATIENCE)
+            return super().added(calls, catalog, now)
+
+    monkeypatch.setattr("penstock.gateway.releases.coverage.watch.Adding", Slow)
+
+    async def fell(resource: str, coverage: Coverage) -> None:
+        raise AssertionError(resource)
+
+    async with counting() as provider, bench(tmp_path, provider) as made:
+        context, figures = made.context, Metrics()
+        watch = Watch(context.pins, context.recorder, figures, context.now_ns, fell)
+        watch.start()
+        context.pins.notes.add("r1", ("travel",), ())
+        async with asyncio.timeout(PATIENCE):
+            await began.wait()
+            stopping = asyncio.ensure_future(watch.stop())
+            await asyncio.sleep(0)
+            context.pins.notes.add("r2", ("travel",), ())
+            go.set()
+            await stopping
+        assert ReleaseReader(context.tape).coverage(["travel"])["travel"].matched == 2
+        assert figures.resource_calls["travel", "matched"] == 2
 
 
 @pytest.fixture

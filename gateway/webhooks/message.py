@@ -1,0 +1,69 @@
+"""What is sent: a link of a release's audit chain, in JSON. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from penstock.gateway.model.release import Entry, Release
+from penstock.gateway.model.webhook import EVENTS, Event, Message, ReleaseChanged, Tested
+
+LONGEST: Final = 200
+"""Characters of a text among the figures: receivers want small bodies."""
+_RENAMED: Final = {"rollback": "roll_back"}
+"""Actions of people that rules call otherwise."""
+
+
+def event_of(entry: Entry) -> Event | None:
+    """What was done; None where no webhook can ask for it."""
+    action = _RENAMED.get(entry.action, entry.action)
+    return next((event for event in EVENTS if event == action), None)
+
+
+def id_of(entry: Entry) -> str:
+    """The message's id: whoever hears of the same link twice gets the same one."""
+    return f"msg_{entry.hash[:32]}"
+
+
+def body(release: Release, entry: Entry) -> bytes:
+    """The body of the message on a link of the chain."""
+    stages = release.policy.stages
+    data = ReleaseChanged(
+        release=release.id,
+        resource=release.resource,
+        kind=release.kind,
+        stable=release.stable,
+        candidate=release.candidate,
+        companions=release.companions,
+        before=entry.before,
+        after=entry.after,
+        canary=stages[entry.step].name if entry.after == "canary" and entry.step < len(stages) else None,
+        split=entry.split,
+        who=entry.who,
+        key=entry.key,
+        why=entry.why,
+        figures=_figures(entry),
+        number=entry.number,
+        hash=entry.hash,
+    )
+    return _written(f"release.{event_of(entry)}", entry.at_ns, data)
+
+
+def trial(webhook: str, now_ns: int) -> bytes:
+    """The body of a test."""
+    return _written("webhook.test", now_ns, Tested(webhook=webhook))
+
+
+def _figures(entry: Entry) -> dict[str, float | str]:
+    found: dict[str, float | str] = {}
+    for name, value in entry.evidence.items():
+        if isinstance(value, bool | int | float):
+            found[name] = value
+        elif isinstance(value, str):
+            found[name] = value[:LONGEST]
+    return found
+
+
+def _written(kind: str, at_ns: int, data: ReleaseChanged | Tested) -> bytes:
+    at = datetime.fromtimestamp(at_ns // 1000 / 1e6, UTC).isoformat(timespec="microseconds")
+    return Message(type=kind, timestamp=at.replace("+00:00", "Z"), data=data).model_dump_json().encode()

@@ -1,0 +1,155 @@
+"""Deliveries on the tape, as operations inside a write transaction, and reading them.
+
+The audit chains say what there is to tell. `told` has the last link of each release of which deliveries were made; what
+came after it is made deliveries in one transaction. So after a crash no link is told twice or left out, whenever it
+was written. A webhook that is new is told nothing of links from before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final
+
+from penstock.gateway.model.release import Entry, Release
+from penstock.gateway.model.webhook import Delivery, Event
+from penstock.gateway.store import keys
+from penstock.gateway.store.reader import Reader, downwards
+from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.webhooks.message import event_of, id_of
+from penstock.gateway.webhooks.retry import given_up
+
+DELIVERIES, TOLD = "deliveries", "told"
+KEPT: Final = 10_000
+"""Deliveries that the tape keeps: of all webhooks, the newest, and those that still wait."""
+NOTE: Final = "webhooks"
+"""The note on the tape with the names of the webhooks that there were."""
+_SLICE: Final = 256
+
+Wanted = Mapping[str, Collection[Event]]
+"""What each webhook is told of, by its name."""
+
+
+class Outbox:
+    """What can be done to deliveries in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._tape = transaction
+
+    def begin(self, wanted: Wanted) -> list[Delivery]:
+        """Takes up what an earlier process has not come to; webhooks that it did not have begin here."""
+        stored = self._tape.get("meta", b"note " + NOTE.encode())
+        known: list[str] = [] if stored is None else json.loads(stored)
+        releases = [key.decode() for key, _ in self._tape.scan("releases")] if wanted else []
+        made = self.collect(releases, {name: events for name, events in wanted.items() if name in known})
+        if known != list(wanted):
+            self._tape.put("meta", b"note " + NOTE.encode(), json.dumps(list(wanted)).encode())
+            self._give_up(wanted)
+        return made
+
+    def _give_up(self, wanted: Wanted) -> None:
+        """Nobody sends what is for a webhook that is not configured any more."""
+        stored = (Delivery.model_validate_json(record) for _, record in self._tape.scan(DELIVERIES))
+        for one in [one for one in stored if one.status == "waiting" and one.webhook not in wanted]:
+            self.put(given_up(one, "the webhook is not configured any more"))
+
+    def collect(self, releases: Iterable[str], wanted: Wanted) -> list[Delivery]:
+        """Makes deliveries of all that was done to these releases since they were looked at, in its order."""
+        links = sorted((link for name in releases for link in self._links(name)), key=lambda link: link[1].at_ns)
+        return [
+            self._made(release, entry, event, name)
+            for release, entry in links
+            if (event := event_of(entry)) is not None
+            for name, events in wanted.items()
+            if event in events
+        ]
+
+    def _links(self, name: str) -> list[tuple[str, Entry]]:
+        """New links of a release's chain, which are not new from now on."""
+        stored = self._tape.get("releases", name.encode())
+        told, there = int.from_bytes(self._tape.get(TOLD, name.encode()) or b""), _revision(stored)
+        if there > told:
+            self._tape.put(TOLD, name.encode(), keys.u32(there))
+        found = (self._tape.get("audit", keys.numbered_key(name, number)) for number in range(told + 1, there + 1))
+        return [(name, Entry.model_validate_json(link)) for link in found if link is not None]
+
+    def _made(self, release: str, entry: Entry, event: Event, webhook: str) -> Delivery:
+        number = self._tape.last(DELIVERIES) + 1
+        made = Delivery(
+            number=number,
+            webhook=webhook,
+            id=id_of(entry),
+            event=event,
+            release=release,
+            entry=entry.number,
+            made_ns=entry.at_ns,
+        )
+        self._tape.put(DELIVERIES, keys.number(number), _record(made), append=True)
+        self._forget(number - KEPT)
+        return made
+
+    def _forget(self, upto: int) -> None:
+        """Takes away what is old and over: two, so that what an old one held back is caught up with."""
+        oldest = list(islice(self._tape.scan(DELIVERIES), 2)) if upto > 0 else []
+        for key, record in oldest:
+            if keys.to_number(key) <= upto and Delivery.model_validate_json(record).status != "waiting":
+                self._tape.delete(DELIVERIES, key)
+
+    def put(self, delivery: Delivery) -> None:
+        """Keeps what became of a delivery."""
+        self._tape.put(DELIVERIES, keys.number(delivery.number), _record(delivery))
+
+
+def _revision(release: bytes | None) -> int:
+    return 0 if release is None else Release.model_validate_json(release).revision
+
+
+def _record(delivery: Delivery) -> bytes:
+    return delivery.model_dump_json(exclude_defaults=True).encode()
+
+
+class OutboxReader:
+    """Deliveries of a tape."""
+
+    def __init__(self, tape: Reader) -> None:
+        self._tape = tape
+
+    def newest(self) -> Iterator[Delivery]:
+        """All of them, newest first."""
+        start = None
+        while True:
+            with self._tape.view() as view, view.cursor(DELIVERIES) as cursor:
+                found = downwards(cursor, start, _SLICE)
+            yield from (Delivery.model_validate_json(record) for _, record in found)
+            if len(found) < _SLICE:
+                return
+            start = found[-1][0]
+
+    def waiting(self) -> list[Delivery]:
+        """Those that were neither taken nor given up, oldest first."""
+        return [one for one in self.newest() if one.status == "waiting"][::-1]
+
+    def begun(self) -> bool:
+        """Whether the gateway has had webhooks when it last started."""
+        return (self._tape.note(NOTE) or b"[]") != b"[]"
+
+    def links(self) -> int:
+        """How many links all audit chains have."""
+        with self._tape.view() as view:
+            return view.count("audit")
+
+    def behind(self) -> list[str]:
+        """Releases with links of which no deliveries were made."""
+        with self._tape.view() as view:
+            told = {key: int.from_bytes(record) for key, record in view.scan(TOLD)}
+            return [key.decode() for key, it in view.scan("releases") if _revision(it) > told.get(key, 0)]
+
+    def link(self, delivery: Delivery) -> tuple[Release, Entry] | None:
+        """What a delivery tells of; None where the tape has lost it."""
+        with self._tape.view() as view:
+            release = view.get("releases", delivery.release.encode())
+            entry = view.get("audit", keys.numbered_key(delivery.release, delivery.entry))
+        if release is None or entry is None:
+            return None
+        return Release.model_validate_json(release), Entry.model_validate_json(entry)
