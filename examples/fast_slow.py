@@ -29,7 +29,8 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.fast_slow_agent import PARTS, PROMPT
 from examples.fast_slow_model import VAGUE, WORDINGS, lessons, order, write_model, write_tokenizer
-from examples.lookup_rl import ROOT, free_ports, ready, teach
+from examples.lookup_model import teach
+from examples.lookup_rl import ROOT, free_ports, ready
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Json, chat, said
 from penstock.gateway.model.queue import RolloutSpec

@@ -71,7 +71,7 @@ class Loop:
 
     async def run(self) -> None:
         """Until the last step is done."""
-        await self._served()
+        await self._started()
         await self._publisher.begin()
         await self._publish(self.place.version)
         self.served.set()
@@ -82,9 +82,18 @@ class Loop:
             await self._step(self.place.step + 1)
         await self._release()
 
+    async def _started(self) -> None:
+        """Waits for the first server, which takes from half a minute to many, and says so."""
+        if self._servers is not None:
+            log, began = self.config.run.directory / "vllm.log", monotonic()
+            await self._reporter.event(self.place.step, f"vLLM is started; it writes to {log}")
+            await self._served()
+            await self._reporter.event(self.place.step, f"vLLM is ready after {monotonic() - began:.0f} s")
+
     async def _served(self) -> None:
         """Comes back when there is a server."""
         if self._servers is not None:
+            self._reporter.phase(self.place.step, "waits for vLLM")
             await self._servers.ready()
 
     async def _step(self, step: int) -> None:
