@@ -22,7 +22,7 @@ from penstock.gateway.display.svg import Chart, Line
 from penstock.gateway.model.run import Point
 
 DRAWN = {
-    "evaluation/reward": "Held-out questions answered rightly, asked greedily, by step",
+    "evaluation/held-out/reward": "Held-out questions answered rightly, asked greedily, by step",
     "reward": "Mean reward of the sampled rollouts, by step",
 }
 
@@ -72,7 +72,7 @@ def table(runs: Sequence[Learnt]) -> Iterator[str]:
     yield "| seed | greedy, held-out, by step | sampled reward, first and last step | seconds |"
     yield "|---|---|---|---|"
     for run in runs:
-        greedy = ", ".join(f"{step:g}: {value:.2f}" for step, value in run.curve("evaluation/reward"))
+        greedy = ", ".join(f"{step:g}: {value:.2f}" for step, value in run.curve("evaluation/held-out/reward"))
         sampled = run.curve("reward")
         seconds = "" if run.seconds is None else f"{run.seconds:.0f}"
         yield f"| {run.seed} | {greedy} | {sampled[0][1]:.2f} → {sampled[-1][1]:.2f} | {seconds} |"

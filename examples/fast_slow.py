@@ -103,8 +103,10 @@ learning_rate = 2e-3
 urls = ["http://127.0.0.1:{vllm}/v1"]
 
 [evaluate]
-tasks = "{home}/held-out.jsonl"
 every = {steps}
+
+[[evaluate.suite]]
+tasks = "{home}/held-out.jsonl"
 samples = {samples}
 
 [publish]

@@ -81,8 +81,10 @@ flags = [
 ]
 
 [evaluate]
-tasks = "{home}/held-out.jsonl"
 every = 5
+
+[[evaluate.suite]]
+tasks = "{home}/held-out.jsonl"
 """
 
 
@@ -194,7 +196,7 @@ async def ready(url: str) -> None:
 async def results(url: str, home: Path) -> Results:
     """What came of it; a plot and all figures beside."""
     async with Client(url) as client:
-        (curve,) = await client.curves("lookup", ["evaluation/reward"])
+        (curve,) = await client.curves("lookup", ["evaluation/held-out/reward"])
     runs = [sys.executable, "-m", "penstock", "runs"]
     plot = [*runs, "plot", "lookup", "--gateway", url, "--out", str(home / "run.html")]
     points = [*runs, "export", "lookup", "--to", "jsonl", "--gateway", url, "--output", str(home / "run.jsonl")]

@@ -25,8 +25,8 @@ def summary(found: Results, home: Path, python: str, making_s: float, training_s
     """Lines for a person. `python`: that of the environment."""
     steps = sorted(found.shares)
     best = max(steps, key=lambda step: (found.shares[step], -step))
-    yield f"Held-out questions answered rightly. There are {found.questions}, never trained on, asked greedily"
-    yield "(temperature 0); in brackets the 95 % interval (Wilson)."
+    yield f"Held-out questions answered rightly: {found.questions} that were never trained on, asked"
+    yield "greedily (temperature 0). In brackets the 95 % interval (Wilson)."
     for step in steps:
         named = "before the first step" if step == 0 else f"after step {step}"
         yield f"  {named:<22} {answered(found.shares[step], found.questions)}{'  best' if step == best else ''}"

@@ -18,11 +18,23 @@ def merged(given: Mapping[str, dict[str, Any]], more: Mapping[str, dict[str, Any
 
 
 def toml(sections: Mapping[str, dict[str, Any]]) -> str:
-    """They as text: values that JSON has are written alike in TOML, and a path is its text."""
+    """They as text: values that JSON has are written alike in TOML, and a path is its text. A list of tables is written
+    as such."""
     lines: list[str] = []
     for name, section in sections.items():
-        lines += [f"[{name}]", *(f"{key} = {json.dumps(value, default=str)}" for key, value in section.items())]
+        tables = {key: value for key, value in section.items() if isinstance(value, list) and _tables(value)}
+        lines += [f"[{name}]", *_lines({key: value for key, value in section.items() if key not in tables})]
+        for key, value in tables.items():
+            lines += [line for one in value for line in (f"[[{name}.{key}]]", *_lines(one))]
     return "\n".join(lines) + "\n"
+
+
+def _tables(value: list[Any]) -> bool:
+    return bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def _lines(section: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {json.dumps(value, default=str)}" for key, value in section.items()]
 
 
 def read(home: Path, text: str) -> Config:

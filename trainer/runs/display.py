@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 SHOWN: Final = (
     "reward",
     "evaluation/*reward",
-    "evaluation/*/pass_at_*",
     "groups/differ",
+    "evaluation/*/pass@*",
     "seed/reward",
     "best/reward",
     "test/seed",

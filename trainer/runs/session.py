@@ -21,6 +21,7 @@ from penstock.trainer.engines.choose import make_engine
 from penstock.trainer.engines.machine import described
 from penstock.trainer.runs.display import display
 from penstock.trainer.runs.ending import to_its_end, whole
+from penstock.trainer.runs.evaluation import read_suites
 from penstock.trainer.runs.grpo import Loop
 from penstock.trainer.runs.online import OnlineLoop
 from penstock.trainer.runs.pairs import PairLoop
@@ -51,11 +52,11 @@ async def _grpo(
     # What is wrong with it shall be known before the training, not after.
     _ = release_policy(config.publish)
     doubts = await check(config, gateway, key)
-    held_out = [] if config.evaluate.tasks is None else read_tasks("evaluate.tasks", config.evaluate.tasks)
+    suites = read_suites(config)
     engine = await asyncio.to_thread(make_engine, config, config.loss.kl > 0)
     async with (
         Patient(gateway, key) as client,
-        prompting(prompts, config, tasks, held_out, client, gateway) as more,
+        prompting(prompts, config, tasks, suites[0].tasks if suites else [], client, gateway) as more,
     ):
         failed = config.rollouts.failed_reward
         options = Options(model=config.model.name)
@@ -66,11 +67,11 @@ async def _grpo(
         reporter = Reporter(client, run.name, shown)
         async with _serving(config, client, reporter, more is not None) as servers:
             if online:
-                loop = OnlineLoop(config, engine, client, collector, publisher, reporter, held_out, servers)
+                loop = OnlineLoop(config, engine, client, collector, publisher, reporter, suites, servers)
             elif more is not None:
-                loop = PairLoop(config, engine, collector, publisher, reporter, more, held_out, servers)
+                loop = PairLoop(config, engine, collector, publisher, reporter, more, suites, servers)
             else:
-                loop = Loop(config, engine, collector, publisher, reporter, tasks, held_out, servers)
+                loop = Loop(config, engine, collector, publisher, reporter, tasks, suites, servers)
             loop.restore()
             first = loop.place.step + 1 if loop.place.step else 0
             await reporter.begin("grpo", _told(config, more), run.steps, first)

@@ -15,8 +15,9 @@ from penstock.trainer.runs.display import LOG_WIDTH, Lines, point_line
 VALUES = {
     "tokens_per_second": 1234.5678, "staleness/mean": 0.5, "mismatch_k3": 1.2e-05, "clip_fraction": 0.01234,
     "kl": 0.001234, "entropy": 0.4321, "loss": -0.012345, "failed": 0.0, "reward": 0.8541667,
-    "evaluation/lookup/reward": 0.9230769, "evaluation/lookup/reward_low": 0.8557, "evaluation/lookup/reward_high": 0.96,
-    "evaluation/lookup/pass_at_1": 0.9230769, "groups/differ": 0.75, "rollouts": 96.0,
+    "evaluation/lookup/reward": 0.9230769, "evaluation/lookup/reward_low": 0.8557,
+    "evaluation/lookup/reward_high": 0.96, "evaluation/lookup/pass@1": 0.9230769, "groups/differ": 0.75,
+    "rollouts": 96.0,
 }  # fmt: skip
 """Of a step of `train grpo` with an evaluation."""
 SCENE = f"""
