@@ -29,7 +29,7 @@ def summary(found: Results, home: Path, python: str, making_s: float, training_s
     yield "greedily (temperature 0). In brackets the 95 % interval (Wilson)."
     for step in steps:
         named = "before the first step" if step == 0 else f"after step {step}"
-        yield f"  {named:<22} {answered(found.shares[step], found.questions)}{'  best' if step == best else ''}"
+        yield f"  {named:<22} {answered(found.shares[step], found.questions):>30}{'  best' if step == best else ''}"
     yield f"The model took {spent(making_s)}, {steps[-1]} steps with vLLM's start {spent(training_s)}."
     yield ""
     yield f"  results       {home}"
@@ -47,7 +47,7 @@ def summary(found: Results, home: Path, python: str, making_s: float, training_s
 def answered(share: float, questions: int) -> str:
     """How many, their share, and its interval."""
     low, high = wilson(share, questions)
-    return f"{round(share * questions):>4} of {questions}  {share:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{round(share * questions)} of {questions}  {share:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def spent(seconds: float) -> str:
