@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
 
 from examples.lookup import CITIES, QUESTIONS, TOOLS, TOPICS, fact
 from penstock.trainer.config import Config
@@ -108,6 +109,7 @@ def write_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
 def write_model(directory: Path, seed: int) -> None:
     """Random weights, in a directory with a tokenizer."""
     torch.manual_seed(seed)
+    logging.disable_progress_bar()
     vocabulary = PreTrainedTokenizerFast.from_pretrained(directory).vocab_size
     config = Qwen2Config(
         vocab_size=vocabulary,

@@ -101,10 +101,13 @@ def main() -> None:
     home: Path = (asked.out or new_folder(KEPT, asked.seed)).absolute()
     began = time.monotonic()
     say(f"All results go to {home}, where they stay.")
-    prepare(home, asked.seed)
-    made = time.monotonic()
-    results = asyncio.run(demo(home, asked.vllm, asked.seed, asked.steps))
-    told = "\n".join(summary(results, home, sys.executable, made - began, time.monotonic() - made))
+    try:
+        prepare(home, asked.seed)
+        made = time.monotonic()
+        found = asyncio.run(demo(home, asked.vllm, asked.seed, asked.steps))
+    except KeyboardInterrupt:
+        sys.exit(f"Stopped. `--seed {asked.seed} --out {home}` goes on with it.")
+    told = "\n".join(summary(found, home, sys.executable, made - began, time.monotonic() - made))
     (home / "summary.txt").write_text(told + "\n", encoding="utf-8")
     print("\n" + told)
 
@@ -151,7 +154,7 @@ async def demo(home: Path, python: Path, seed: int, steps: int) -> Results:
         finally:
             await trainer.stop()
         if done:
-            sys.exit(f"The training ended with {done}. `--out {home}` goes on with it.")
+            sys.exit(f"The training ended with {done}. `--seed {seed} --out {home}` goes on with it.")
         return await results(url, home)
     finally:
         await gateway.stop()

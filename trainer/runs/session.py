@@ -19,7 +19,6 @@ from penstock.trainer.data.collect import Collector
 from penstock.trainer.data.tasks import read_tasks
 from penstock.trainer.engines.choose import make_engine
 from penstock.trainer.engines.machine import described
-from penstock.trainer.runs.display import display
 from penstock.trainer.runs.ending import to_its_end, whole
 from penstock.trainer.runs.evaluation import read_suites
 from penstock.trainer.runs.grpo import Loop
@@ -36,11 +35,10 @@ from penstock.trainer.serving.restart import Upkeep
 from penstock.trainer.serving.vllm import Server, adapters, arguments
 
 
-def grpo(config: Config, gateway: str, key: str | None, online: bool = False, prompts: Settings | None = None) -> None:
+def grpo(config: Config, gateway: str, key: str | None, shown: Display, online: bool, prompts: Settings | None) -> None:
     """A whole run. Raises `RunError` when it has not come to its end. `online`: it learns from production; `prompts`:
     it looks for prompts too."""
-    with display(config.run.steps) as shown:
-        whole(_grpo(config, gateway, key, shown, online, prompts))
+    whole(_grpo(config, gateway, key, shown, online, prompts))
 
 
 async def _grpo(
