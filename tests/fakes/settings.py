@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from penstock.trainer.config import Config, load
 
@@ -22,15 +22,17 @@ def toml(sections: Mapping[str, dict[str, Any]]) -> str:
     as such."""
     lines: list[str] = []
     for name, section in sections.items():
-        tables = {key: value for key, value in section.items() if isinstance(value, list) and _tables(value)}
+        tables = {key: found for key, value in section.items() if (found := _tables(value))}
         lines += [f"[{name}]", *_lines({key: value for key, value in section.items() if key not in tables})]
-        for key, value in tables.items():
-            lines += [line for one in value for line in (f"[[{name}.{key}]]", *_lines(one))]
+        for key, found in tables.items():
+            lines += [line for one in found for line in (f"[[{name}.{key}]]", *_lines(one))]
     return "\n".join(lines) + "\n"
 
 
-def _tables(value: list[Any]) -> bool:
-    return bool(value) and all(isinstance(one, dict) for one in value)
+def _tables(value: Any) -> list[dict[str, Any]]:
+    """The tables of a list of tables; none where it is something else."""
+    found = cast(list[Any], value) if isinstance(value, list) else []
+    return [cast(dict[str, Any], one) for one in found if isinstance(one, dict)]
 
 
 def _lines(section: Mapping[str, Any]) -> list[str]:

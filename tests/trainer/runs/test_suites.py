@@ -46,7 +46,7 @@ async def points(client: Client) -> list[Point]:
 
 async def asked(client: Client) -> dict[str, Any]:
     """What each group of a step was asked."""
-    return {one.group: one.input async for one in client.rollouts("mode:train")}
+    return {one.group or "": one.input async for one in client.rollouts("mode:train")}
 
 
 async def test_each_suite_is_reported_and_the_first_decides(tmp_path: Path, model: Path) -> None:
