@@ -131,7 +131,7 @@ demo-sidecar: $(VENV)/.demo ## See an agent that has no base URL, before and beh
 demo-apo: $(VENV)/.installed ## See a prompt get better on tasks that nobody has seen, and a canary release it (no network, no key, a minute)
 	@$(BIN)/python -m examples.apo_demo
 
-demo-rl: install-train install-vllm ## See an agent get better: vLLM, the trainer, two CPU cores, some minutes
+demo-rl: install-train install-vllm ## See an agent get better: vLLM, the trainer, two CPU cores, a quarter of an hour
 	@$(TRAIN)/bin/python -m examples.lookup_rl
 
 demo-pairs: install-train install-vllm ## See prompts and weights learnt together: vLLM, two CPU cores, some minutes

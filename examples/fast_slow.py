@@ -29,7 +29,8 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.fast_slow_agent import PARTS, PROMPT
 from examples.fast_slow_model import VAGUE, WORDINGS, lessons, order, write_model, write_tokenizer
-from examples.lookup_rl import ROOT, free_ports, ready, teach
+from examples.lookup_model import teach
+from examples.lookup_rl import ROOT, free_ports, ready
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Json, chat, said
 from penstock.gateway.model.queue import RolloutSpec
@@ -102,8 +103,10 @@ learning_rate = 2e-3
 urls = ["http://127.0.0.1:{vllm}/v1"]
 
 [evaluate]
-tasks = "{home}/held-out.jsonl"
 every = {steps}
+
+[[evaluate.suite]]
+tasks = "{home}/held-out.jsonl"
 samples = {samples}
 
 [publish]

@@ -13,8 +13,10 @@ from openai.types.chat import ChatCompletionToolParam
 MODEL = "policy"
 TOPICS = ("population", "altitude", "founded", "bridges")
 CITIES = (
-    "Oslo", "Lima", "Cairo", "Quito", "Hanoi", "Accra", "Turin", "Perth",
-    "Delhi", "Dakar", "Sofia", "Tunis",
+    "Oslo", "Lima", "Cairo", "Quito", "Hanoi", "Accra", "Turin", "Perth", "Delhi", "Dakar",
+    "Sofia", "Tunis", "Paris", "Tokyo", "Seoul", "Milan", "Porto", "Malmo", "Izmir", "Basra",
+    "Kyoto", "Osaka", "Lagos", "Abuja", "Tampa", "Miami", "Dover", "Leeds", "Ghent", "Essen",
+    "Kazan", "Minsk", "Vilna", "Split", "Sucre", "Cusco", "Macau", "Amman", "Doha", "Rabat",
 )  # fmt: skip
 QUESTIONS = {
     "population": "How many people live in {city}?",

@@ -1,10 +1,12 @@
-"""`make demo-rl`: an unmodified agent gets better, on two CPU cores, in some minutes, without a network.
+"""`make demo-rl`: an unmodified agent gets better, on two CPU cores, in a quarter of an hour, without a network.
 
     python -m examples.lookup_rl [--seed 0] [--steps 20] [--out DIRECTORY]
 
 A tiny model is made and warmed up by our own fine-tuning; greedily it calls the wrong tool. Then everything is the real
 thing: a gateway, vLLM with versioned LoRA adapters, `penstock run` with the agent of `examples/lookup.py`, and
-`penstock train grpo`. What it prints is the reward on questions that were never trained on, asked greedily.
+`penstock train grpo`. It closes with the reward on questions that were never trained on, asked greedily.
+
+All that it makes stays in a new folder below `penstock-data/demo-rl`. With `--out` it goes on with what is there.
 """
 
 from __future__ import annotations
@@ -14,35 +16,23 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import socket
 import sys
-import tempfile
-from collections import deque
-from collections.abc import Sequence
-from contextlib import nullcontext
+import time
+from itertools import count
 from pathlib import Path
-from statistics import fmean
-from typing import Any
-
-from transformers import PreTrainedTokenizerFast
+from typing import Any, Final
 
 from examples.lookup import TOPICS, tasks
-from examples.lookup_model import lessons, write_model, write_tokenizer
+from examples.lookup_summary import Results, summary
 from penstock.gateway.client.client import Client, ClientError
-from penstock.trainer.config import Config
-from penstock.trainer.data.chat_template import tokenise
-from penstock.trainer.engines.local import Engine
-from penstock.trainer.mathematics.examples import Example
-from penstock.trainer.mathematics.sft import train, updates
 from penstock.trainer.serving.child_process import spawn
 
-ROOT = Path(__file__).parents[1]
-MOST_LAPS, TAUGHT = 3, 0.03
-"""How often the model goes through the lessons, and the loss from which it answers in their form: half of that is the
-tool, which they do not tell. Some starts take longer."""
-HELD_OUT = 3
-"""Cities of each topic that are never asked about in training."""
+ROOT: Final = Path(__file__).parents[1]
+KEPT: Final = ROOT / "penstock-data" / "demo-rl"
+"""Where results are kept; git ignores it."""
+HELD_OUT: Final = 26
+"""Cities of each topic that are never asked about in training; 104 questions."""
 
 GATEWAY = """\
 port = {port}
@@ -91,8 +81,10 @@ flags = [
 ]
 
 [evaluate]
-tasks = "{home}/held-out.jsonl"
 every = 5
+
+[[evaluate.suite]]
+tasks = "{home}/held-out.jsonl"
 """
 
 
@@ -101,15 +93,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="go on with this folder, or make it; a new one if not given")
     parser.add_argument("--vllm", type=Path, default=ROOT / ".venv-vllm" / "bin" / "python")
     asked = parser.parse_args()
     if not asked.vllm.exists():
         sys.exit(f"{asked.vllm} does not exist: `make install-vllm` installs vLLM (3.4 GB)")
-    with nullcontext(asked.out) if asked.out else tempfile.TemporaryDirectory(prefix="penstock-rl-") as given:
-        home = Path(given).absolute()
+    home: Path = (asked.out or new_folder(KEPT, asked.seed)).absolute()
+    began = time.monotonic()
+    say(f"All results go to {home}, where they stay.")
+    try:
         prepare(home, asked.seed)
-        asyncio.run(demo(home, asked.vllm, asked.seed, asked.steps))
+        made = time.monotonic()
+        found = asyncio.run(demo(home, asked.vllm, asked.seed, asked.steps))
+    except KeyboardInterrupt:
+        sys.exit(f"Stopped. `--seed {asked.seed} --out {home}` goes on with it.")
+    told = "\n".join(summary(found, home, sys.executable, made - began, time.monotonic() - made))
+    (home / "summary.txt").write_text(told + "\n", encoding="utf-8")
+    print("\n" + told)
+
+
+def say(text: str) -> None:
+    """Tells a person what comes next."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def new_folder(parent: Path, seed: int) -> Path:
+    """The first folder for a seed that is not there yet."""
+    names = (f"seed-{seed}" if number == 1 else f"seed-{seed}.{number}" for number in count(1))
+    return next(folder for name in names if not (folder := parent / name).exists())
 
 
 def prepare(home: Path, seed: int) -> None:
@@ -117,16 +128,21 @@ def prepare(home: Path, seed: int) -> None:
     home.mkdir(parents=True, exist_ok=True)
     write_tasks(home, seed)
     if not (home / "model").exists():
+        say("A model of a million parameters is made, and taught the form of the answers; some minutes.")
+        # It imports torch, which takes seconds: whoever waits has been told of the folder before.
+        from examples.lookup_model import warm_up
+
         warm_up(home, seed)
 
 
-async def demo(home: Path, python: Path, seed: int, steps: int) -> None:
-    """All of it, below a directory that was prepared."""
+async def demo(home: Path, python: Path, seed: int, steps: int) -> Results:
+    """The training, below a directory that was prepared."""
     port, vllm = free_ports(2)
     words: dict[str, Any] = {"home": home, "python": python, "port": port, "vllm": vllm, "steps": steps, "seed": seed}
     (home / "penstock.toml").write_text(GATEWAY.format(**words))
     (home / "train.toml").write_text(TRAIN.format(**words))
     url = f"http://127.0.0.1:{port}"
+    say(f"A gateway is started at {url}, then the trainer, which starts vLLM and {steps} steps.")
     serve = [sys.executable, "-m", "penstock", "serve", "--config", str(home / "penstock.toml")]
     gateway = await spawn(serve, os.environ, home / "gateway.log")
     try:
@@ -138,8 +154,8 @@ async def demo(home: Path, python: Path, seed: int, steps: int) -> None:
         finally:
             await trainer.stop()
         if done:
-            sys.exit(done)
-        await tell(url, home)
+            sys.exit(f"The training ended with {done}. `--seed {seed} --out {home}` goes on with it.")
+        return await results(url, home)
     finally:
         await gateway.stop()
 
@@ -158,44 +174,6 @@ def write_tasks(home: Path, seed: int) -> None:
 
 def _about(topic: str) -> list[dict[str, Any]]:
     return [one for one in tasks(0.0) if one["topic"] == topic]
-
-
-def warm_up(home: Path, seed: int) -> None:
-    """Makes the model: random weights, then what the lessons teach, as often as it takes."""
-    source = home / "raw"
-    source.mkdir(exist_ok=True)
-    tokenizer: PreTrainedTokenizerFast = write_tokenizer(source)
-    write_model(source, seed)
-    examples, left = tokenise(lessons(24_000, seed), tokenizer)
-    assert not left, left[0]
-    for lap in range(MOST_LAPS):
-        made = home / f"lap-{lap}"
-        shutil.rmtree(made, ignore_errors=True)
-        loss = teach(source, made, examples, seed)
-        source = made
-        if loss < TAUGHT:
-            break
-    source.rename(home / "model")
-
-
-def teach(source: Path, made: Path, examples: Sequence[Example], seed: int) -> float:
-    """A model that has gone through the lessons once more, and its loss at the end; nats a token."""
-    tree = {
-        "run": {"seed": seed, "steps": 1},
-        "model": {"path": str(source), "weights": "full"},
-        "optimiser": {"learning_rate": 3e-3, "warmup": 20, "schedule": "cosine"},
-        "engine": {"batch_tokens": 2048},
-        "data": {"batch": 64},
-    }
-    config = Config.model_validate(tree)
-    engine = Engine(config, updates=updates(examples, config))
-    lately: deque[float] = deque(maxlen=25)
-    for number, report in enumerate(train(engine, examples)):
-        lately.append(report["loss"])
-        if number % 25 == 0:
-            print(f"warm-up {number}: loss {report['loss']:.3f}", file=sys.stderr, flush=True)
-    engine.save_model(made)
-    return fmean(lately)
 
 
 def free_ports(count: int) -> list[int]:
@@ -218,19 +196,19 @@ async def ready(url: str) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def tell(url: str, home: Path) -> None:
-    """What came of it."""
+async def results(url: str, home: Path) -> Results:
+    """What came of it; a plot and all figures beside."""
     async with Client(url) as client:
-        (curve,) = await client.curves("lookup", ["evaluation/reward"])
-    values = [
-        f"{step}: {value:.2f}" for step, value in zip(curve.first_step, curve.mean, strict=True) if value is not None
-    ]
-    print("held-out questions answered rightly, asked greedily, by step: " + ", ".join(values))
+        (curve,) = await client.curves("lookup", ["evaluation/held-out/reward"])
     runs = [sys.executable, "-m", "penstock", "runs"]
     plot = [*runs, "plot", "lookup", "--gateway", url, "--out", str(home / "run.html")]
     points = [*runs, "export", "lookup", "--to", "jsonl", "--gateway", url, "--output", str(home / "run.jsonl")]
     for command in (plot, points):
-        _ = await (await spawn(command, os.environ, None)).ended()
+        if await (await spawn(command, os.environ, home / "gateway.log")).ended():
+            sys.exit(f"`{' '.join(command)}` has failed: see {home / 'gateway.log'}")
+    shares = {step: value for step, value in zip(curve.first_step, curve.mean, strict=True) if value is not None}
+    questions = (home / "held-out.jsonl").read_text(encoding="utf-8").splitlines()
+    return Results(shares, len(questions), url)
 
 
 if __name__ == "__main__":

@@ -47,11 +47,15 @@ def grpo(
     if online:
         _check_online(loaded)
     found = None if prompts is None else _prompts(prompts, loaded, online)
-    from penstock.trainer.runs import session
+    from penstock.trainer.runs.display import display
     from penstock.trainer.runs.ending import RunError
 
     try:
-        session.grpo(loaded, gateway, control_key(), online, found)
+        with display(loaded.run.steps) as shown:
+            # It imports torch, which takes seconds, in which something is to be seen.
+            from penstock.trainer.runs import session
+
+            session.grpo(loaded, gateway, control_key(), shown, online, found)
     except RunError as error:
         raise Failure(str(error)) from None
 

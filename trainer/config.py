@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from penstock.gateway.model.toml import Section, read, validated
+from penstock.trainer.config_evaluate import Evaluate
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++"]
 Credit = Literal["rollout", "turn"]
@@ -81,6 +82,8 @@ class Rollouts(Section):
     """Rollouts of one task."""
     dynamic: float = Field(default=1.0, ge=1, le=10)
     """Most tasks that a step takes, as a multiple of `groups`: more are taken until enough groups differ in reward."""
+    curriculum: bool = False
+    """Whether tasks whose rewards differ from rollout to rollout are taken more often. Default: all tasks in turn."""
     ahead: bool = False
     """Whether the next step's rollouts are queued before the update, so that agents work meanwhile."""
     run: list[str] = Field(default=[])
@@ -296,17 +299,6 @@ class Publish(Section):
     """Steps from one published version to the next; the last weights are always published."""
     keep: int = Field(default=4, ge=1)
     """Newest versions whose directories are kept; older ones go as soon as no release and no rollout needs them."""
-
-
-class Evaluate(Section):
-    """`[evaluate]`: held-out tasks."""
-
-    tasks: Path | None = Field(default=None, strict=False)
-    """JSONL file of tasks that are never trained on. Default: none."""
-    every: int = Field(default=10, ge=1)
-    """Steps from one evaluation to the next; the last step is always evaluated."""
-    samples: int = Field(default=1, ge=1)
-    """Rollouts of each task."""
 
 
 class Online(Section):

@@ -44,6 +44,7 @@ def check_online(config: Config) -> None:
         (config.publish.release == "none", "publish.release", '"none" shows production nothing, and rollouts of '
          'weights older than rollouts.staleness are not learnt from: set "auto" or "canary"'),
         (config.rollouts.ahead, "rollouts.ahead", "production's rollouts are not queued: leave it out"),
+        (config.rollouts.curriculum, "rollouts.curriculum", "production's tasks are not drawn: leave it out"),
         (config.model.weights == "full", "model.weights", '"full" needs a server for every version that production and '
          'training get: use "lora"'),
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from penstock.trainer.config import Config, load
 
@@ -18,11 +18,25 @@ def merged(given: Mapping[str, dict[str, Any]], more: Mapping[str, dict[str, Any
 
 
 def toml(sections: Mapping[str, dict[str, Any]]) -> str:
-    """They as text: values that JSON has are written alike in TOML, and a path is its text."""
+    """They as text: values that JSON has are written alike in TOML, and a path is its text. A list of tables is written
+    as such."""
     lines: list[str] = []
     for name, section in sections.items():
-        lines += [f"[{name}]", *(f"{key} = {json.dumps(value, default=str)}" for key, value in section.items())]
+        tables = {key: found for key, value in section.items() if (found := _tables(value))}
+        lines += [f"[{name}]", *_lines({key: value for key, value in section.items() if key not in tables})]
+        for key, found in tables.items():
+            lines += [line for one in found for line in (f"[[{name}.{key}]]", *_lines(one))]
     return "\n".join(lines) + "\n"
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    """The tables of a list of tables; none where it is something else."""
+    found = cast(list[Any], value) if isinstance(value, list) else []
+    return [cast(dict[str, Any], one) for one in found if isinstance(one, dict)]
+
+
+def _lines(section: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {json.dumps(value, default=str)}" for key, value in section.items()]
 
 
 def read(home: Path, text: str) -> Config:

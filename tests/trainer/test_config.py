@@ -17,17 +17,23 @@ from fakes.settings import documented, read
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
+from penstock.trainer.config_evaluate import Suite
 
 DOCS = ROOT / "docs" / "training.md"
 MODEL = '[model]\npath = "model"\n'
 
 
 def sections() -> dict[str, Any]:
-    return {name: field.annotation for name, field in Config.model_fields.items()}
+    """The tables of the file by their headings."""
+    return {f"[{name}]": field.annotation for name, field in Config.model_fields.items()} | {
+        "[[evaluate.suite]]": Suite
+    }
 
 
 def keys() -> list[tuple[str, str]]:
-    return [(section, key) for section, model in sections().items() for key in model.model_fields]
+    """What can be written below each heading; a list of tables has a heading of its own."""
+    every = [(section, key) for section, model in sections().items() for key in model.model_fields]
+    return [one for one in every if one != ("[evaluate]", "suite")]
 
 
 def test_only_the_model_must_be_named(tmp_path: Path) -> None:
@@ -42,10 +48,11 @@ def test_only_the_model_must_be_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("section", "key"), keys())
 def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: str, key: str) -> None:
-    head = MODEL if section == "model" else f"{MODEL}[{section}]\n"
+    head = MODEL if section == "[model]" else f"{MODEL}{section}\n"
     with pytest.raises(ConfigError, match="unknown key") as caught:
         read(tmp_path, f"{head}{key}q = 1\n")
-    assert f"{section}.{key}q: unknown key; did you mean {key!r}?" in str(caught.value)
+    path = {"[[evaluate.suite]]": "evaluate.suite.0"}.get(section, section.strip("[]"))
+    assert f"{path}.{key}q: unknown key; did you mean {key!r}?" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,9 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: 
         (MODEL + "[rollouts]\ngroup_size = 1", "rollouts.group_size: in a group of 1 dr_grpo has nothing"),
         (MODEL + "[run]\nsteps = 0", "run.steps: 0 is not 1 or more"),
         (MODEL + "[engine]\ndtype = 16", "engine.dtype"),
+        (MODEL + "[[evaluate.suite]]\nsamples = 2", r"evaluate\.suite\.0\.tasks: it is missing"),
+        (MODEL + 2 * '[[evaluate.suite]]\ntasks = "t"\n', r"evaluate\.suite: two suites are called 'held-out'"),
+        (MODEL + '[[evaluate.suite]]\ntasks = "t"\nname = "a/b"', r"evaluate\.suite\.0\.name: 'a/b'"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str) -> None:
@@ -73,7 +83,7 @@ def test_a_group_of_one_is_fine_where_the_batch_is_compared(tmp_path: Path) -> N
 def test_every_setting_is_documented_and_exists() -> None:
     text = DOCS.read_text(encoding="utf-8")
     documented: list[tuple[str, str, str]] = []
-    for section, body in re.findall(r"^### `\[(\w+)\]`\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL):
+    for section, body in re.findall(r"^### `(\[+[\w.]+\]+)`\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL):
         documented += [(section, *cells) for cells in re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", body, re.MULTILINE)]
     assert sorted((section, key) for section, key, _ in documented) == sorted(keys())
     for section, key, meaning in documented:

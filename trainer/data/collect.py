@@ -168,7 +168,7 @@ class Collector:
                 metadata={**about, VARIANT: variant.name} if variant.name else about,
             )
             for place, task in enumerate(tasks)
-            for group in [f"{self._run}-{mode}-{name}-{place}"]
+            for group in [group_name(self._run, mode, name, place)]
             for number in range(size)
             for variant in [variants[(place + number) % len(variants)]]
         ]
@@ -199,6 +199,11 @@ class Collector:
     async def _ended(self, order: Order) -> AsyncGenerator[RolloutSummary]:
         for name in order.names:
             yield await self._client.rollout(name)
+
+
+def group_name(run: str, mode: Mode, name: str, place: int) -> str:
+    """What the group of the task in a place of an order is called."""
+    return f"{run}-{mode}-{name}-{place}"
 
 
 def add(done: Collected, episode: Episode, options: Options, temperature: float) -> None:

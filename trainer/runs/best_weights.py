@@ -1,6 +1,6 @@
-"""The best weights of a run: those with the highest mean reward on the held-out tasks. Their directory is kept however
-many versions come after them, the link `best` in the run's directory leads to it, and a release takes them, unless
-`publish.version` says otherwise.
+"""The best weights of a run: those with the highest mean reward on the first held-out suite. Their directory is kept
+however many versions come after them, the link `best` in the run's directory leads to it, and a release takes them,
+unless `publish.version` says otherwise.
 
 The highest of several means is higher than it will be on other tasks: the more evaluations there are, and the fewer
 held-out tasks, the more so. A release's canary measures the weights anew.
@@ -15,8 +15,6 @@ from typing import Final
 
 from penstock.trainer.config import Config
 
-EVALUATION: Final = "evaluation/reward"
-"""The metric that decides."""
 LINK: Final = "best"
 
 
@@ -62,7 +60,7 @@ def to_release(place: Place, config: Config) -> tuple[int, str]:
     """(the step of the weights that a release takes, why these, for a person); 0: there are none to release."""
     if config.publish.version == "last" or place.best is None:
         return place.version, "the last weights"
-    reward = f"{EVALUATION} {place.best_reward:.4g}"
+    reward = f"reward {place.best_reward:.4g}"
     if place.best == 0:
         return 0, f"no later weights were better on the held-out tasks than those that the run began with ({reward})"
     return place.best, f"the best on the held-out tasks ({reward})"

@@ -1,10 +1,13 @@
-"""A run on this machine's stderr: a bar and the newest figures on a terminal, a line a step elsewhere."""
+"""A run on this machine's stderr. On a terminal: a bar that says what is done and for how long, with lines above it.
+Elsewhere, in a log: the lines. A step is one line, of the figures that have room; all of them are on the tape.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from penstock.gateway.model.run import Level
@@ -14,16 +17,18 @@ if TYPE_CHECKING:
 
 SHOWN: Final = (
     "reward",
-    "failed",
+    "evaluation/*reward",
+    "groups/differ",
+    "evaluation/*/pass@*",
     "seed/reward",
     "best/reward",
     "test/seed",
     "test/winner",
-    "evaluation/reward",
     "loss",
     "evaluation/loss",
     "accuracy",
     "evaluation/accuracy",
+    "failed",
     "cells/old_old",
     "cells/new_new",
     "entropy",
@@ -33,26 +38,42 @@ SHOWN: Final = (
     "staleness/mean",
     "tokens_per_second",
 )
-"""Metrics that the one line shows."""
+"""Metrics that the one line shows, those first that must have room. A star stands for the name of a suite."""
+LOG_WIDTH: Final = 120
+"""Columns of a line in a log."""
+BAR_WIDTH: Final = 10
 
 
-def figures(values: Mapping[str, float]) -> str:
-    """The newest ones, in a line."""
-    return "  ".join(f"{name} {values[name]:.4g}" for name in SHOWN if name in values)
+def point_line(step: int, steps: int | None, values: Mapping[str, float], width: int) -> str:
+    """A step in a line of at most `width` columns: the figures that have room."""
+    line = f"step {step}" if steps is None else f"step {step}/{steps}"
+    for figure in figures(values):
+        if len(line) + 2 + len(figure) <= width:
+            line += "  " + figure
+    return line
+
+
+def figures(values: Mapping[str, float]) -> Iterator[str]:
+    """The newest ones, each with its interval where it has one."""
+    shown = (name for pattern in SHOWN for name in values if fnmatchcase(name, pattern))
+    for name in dict.fromkeys(shown):
+        low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
+        between = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+        yield f"{name} {values[name]:.4g}{between}"
 
 
 class Lines:
     """One line for each step."""
 
     def __init__(self, steps: int | None) -> None:
-        self._of = "" if steps is None else f"/{steps}"
+        self._steps = steps
 
     def phase(self, step: int, text: str) -> None:
         """Prints nothing: a log is for finished work."""
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
         """The metrics of a step."""
-        print(f"step {step}{self._of}  {figures(values)}", file=sys.stderr, flush=True)
+        print(point_line(step, self._steps, values, LOG_WIDTH), file=sys.stderr, flush=True)
 
     def line(self, level: Level, text: str) -> None:
         """Something that happened."""
@@ -63,16 +84,19 @@ class Live:
     """A bar, with lines above it."""
 
     def __init__(self, progress: Progress, steps: int | None) -> None:
-        self._progress = progress
-        self._task: TaskID = progress.add_task("", total=steps)
+        self._progress, self._steps = progress, steps
+        self._task: TaskID = progress.add_task("gets ready", total=steps, since=progress.get_time())
 
     def phase(self, step: int, text: str) -> None:
         """What is being done."""
-        self._progress.update(self._task, description=f"step {step} {text}", completed=max(0, step - 1))
+        now = self._progress.get_time()
+        self._progress.update(self._task, description=f"step {step} {text}", completed=max(0, step - 1), since=now)
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
         """The metrics of a step."""
-        self._progress.console.print(f"step {step}  {figures(values)}", highlight=False)
+        # A terminal may go to the next line when a character is in its last column.
+        line = point_line(step, self._steps, values, self._progress.console.width - 1)
+        self._progress.console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         self._progress.update(self._task, completed=step)
 
     def line(self, level: Level, text: str) -> None:
@@ -86,9 +110,23 @@ def display(steps: int | None) -> Generator[Lines | Live]:
     if not sys.stderr.isatty():
         yield Lines(steps)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with _bar() as progress:
         yield Live(progress, steps)
+
+
+def _bar() -> Progress:
+    """A line that fits the terminal: what is done, for how long, how far the run is, how long it goes on."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Doing(ProgressColumn):
+        """What is done, and since when: the clock goes on while nothing else moves."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.description}, {task.get_time() - task.fields['since']:.0f} s", overflow="ellipsis")
+
+    doing = Doing(Column(ratio=1, no_wrap=True))
+    columns = (doing, BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), expand=True)

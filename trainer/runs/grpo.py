@@ -17,13 +17,15 @@ from dataclasses import asdict, replace
 from time import monotonic
 
 from penstock.trainer.config import Config
-from penstock.trainer.data.collect import PLAIN, Collected, Collector, Order, Variant
+from penstock.trainer.data.collect import PLAIN, Collected, Collector, Order, Variant, group_name
+from penstock.trainer.data.curriculum import Curriculum
 from penstock.trainer.data.tasks import Task, drawn
 from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.update import Metrics, learn
-from penstock.trainer.runs.best_weights import EVALUATION, Place, link, to_release
+from penstock.trainer.runs.best_weights import Place, link, to_release
+from penstock.trainer.runs.evaluation import Suite, figures
 from penstock.trainer.runs.nothing_learnt import Idle
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.pruning import step_of
@@ -43,7 +45,7 @@ class Loop:
         publisher: Publisher,
         reporter: Reporter,
         tasks: Sequence[Task],
-        held_out: Sequence[Task],
+        suites: Sequence[Suite],
         servers: Upkeep | Replicas | None,
     ) -> None:
         """`servers`: what keeps ours running, replicas where all weights are trained; None: they are not ours."""
@@ -53,10 +55,11 @@ class Loop:
         self.served = asyncio.Event()
         """Set when the newest weights are served: before that no agent should begin."""
         self._collector, self._publisher, self._reporter = collector, publisher, reporter
-        self._tasks, self._held_out, self._servers = tasks, held_out, servers
+        self._tasks, self._suites, self._servers = tasks, suites, servers
         self._checkpoints = Checkpoints(config.run.directory / "checkpoints")
         self._idle = Idle(config, collector.reward_error)
         self._told_of_sampling = False
+        self._curriculum = Curriculum(tasks, config.run.seed) if config.rollouts.curriculum and tasks else None
         self._ordered: Order | None = None
         """What the next step takes, when it is queued already."""
 
@@ -71,7 +74,7 @@ class Loop:
 
     async def run(self) -> None:
         """Until the last step is done."""
-        await self._served()
+        await self._started()
         await self._publisher.begin()
         await self._publish(self.place.version)
         self.served.set()
@@ -82,9 +85,18 @@ class Loop:
             await self._step(self.place.step + 1)
         await self._release()
 
+    async def _started(self) -> None:
+        """Waits for the first server, which takes from half a minute to many, and says so."""
+        if self._servers is not None:
+            log, began = self.config.run.directory / "vllm.log", monotonic()
+            await self._reporter.event(self.place.step, f"vLLM is started; it writes to {log}")
+            await self._served()
+            await self._reporter.event(self.place.step, f"vLLM is ready after {monotonic() - began:.0f} s")
+
     async def _served(self) -> None:
         """Comes back when there is a server."""
         if self._servers is not None:
+            self._reporter.phase(self.place.step, "waits for vLLM")
             await self._servers.ready()
 
     async def _step(self, step: int) -> None:
@@ -93,6 +105,10 @@ class Loop:
         place = replace(self.place, step=step, tasks=self.place.tasks + taken)
         gathered = monotonic()
         await self._warn_of_sampling(step, collected)
+        if self._curriculum is not None:
+            # Before the next step's tasks are drawn, which may be now.
+            self._curriculum.note(collected.rewards)
+            collected.figures |= self._curriculum.figures()
         if self._ahead(step + 1):
             self._ordered = await self._order(step + 1, place.tasks)
         self._reporter.phase(step, "updates the weights")
@@ -126,10 +142,21 @@ class Loop:
             raise CheckpointError(
                 "the checkpoint is of a run with --prompts; give the same command, or another run.directory"
             )
+        self._restored_curriculum(state)
 
     def _state(self) -> State:
         """What a checkpoint has."""
-        return {"engine": self.engine.state(), "place": asdict(self.place)}
+        state: State = {"engine": self.engine.state(), "place": asdict(self.place)}
+        return state if self._curriculum is None else state | {"curriculum": self._curriculum.state()}
+
+    def _restored_curriculum(self, state: State) -> None:
+        """Goes on with what was known of the tasks; one that was asked for later begins with nothing."""
+        if self._curriculum is None or "curriculum" not in state:
+            return
+        try:
+            self._curriculum.restore(state["curriculum"])
+        except ValueError as error:
+            raise CheckpointError(f"the checkpoint's curriculum: {error}; give this run another directory") from None
 
     def _ahead(self, step: int) -> bool:
         """Whether the rollouts of a step are queued before the update of the one before."""
@@ -156,11 +183,21 @@ class Loop:
     async def _order(self, step: int, start: int, extra: int = 0) -> Order:
         """Queues a step's groups, from a place among the tasks on. `extra`: the how-manieth helping."""
         rollouts = self.config.rollouts
-        tasks = drawn(self._tasks, start, rollouts.groups, self.config.run.seed)
+        tasks = self._drawn(step, start, extra)
         name = f"{step}.{extra}" if extra else str(step)
+        if self._curriculum is not None:
+            run = self.config.run.name
+            self._curriculum.takes({group_name(run, "train", name, place): task for place, task in enumerate(tasks)})
         return await self._collector.order(
             "train", name, step, tasks, rollouts.group_size, rollouts.timeout, self._variants()
         )
+
+    def _drawn(self, step: int, start: int, extra: int) -> list[Task]:
+        """The tasks of one helping of a step."""
+        count = self.config.rollouts.groups
+        if self._curriculum is not None:
+            return self._curriculum.drawn(step, extra * count, count)
+        return drawn(self._tasks, start, count, self.config.run.seed)
 
     async def _collect(self, step: int) -> tuple[Collected, int]:
         """(what the step learns from, tasks that it took). With `dynamic` above 1, more groups are taken until enough
@@ -183,21 +220,24 @@ class Loop:
             await self._reporter.event(step, said, "warning")
 
     async def _evaluate(self, step: int) -> Metrics:
-        """Mean reward on the held-out tasks with the newest weights."""
-        if not self._held_out:
+        """What the held-out suites come to with the newest weights; the first one says which weights are the best."""
+        if not self._suites:
             return {}
         self._reporter.phase(step, "evaluates")
-        config = self.config.evaluate
+        orders = [await self._held_out(step, suite) for suite in self._suites]
+        found: Metrics = {}
+        for suite, order in zip(self._suites, orders, strict=True):
+            found |= figures(suite, await self._collector.gather(order, self._patience))
+        reward = found.get(self._suites[0].reward)
+        if reward is not None and self.place.evaluated(reward):
+            await self._best(reward)
+        return found
+
+    async def _held_out(self, step: int, suite: Suite) -> Order:
+        """Queues the rollouts of a suite."""
+        name, samples = f"{step}.{suite.settings.name}", suite.settings.samples
         timeout = self.config.rollouts.timeout
-        order = await self._collector.order(
-            "val", str(step), step, self._held_out, config.samples, timeout, [self._evaluated()]
-        )
-        found = await self._collector.gather(order, self._patience)
-        if found.mean is None:
-            return {}
-        if self.place.evaluated(found.mean):
-            await self._best(found.mean)
-        return {EVALUATION: found.mean, "evaluation/failed": found.failed}
+        return await self._collector.order("val", name, step, suite.tasks, samples, timeout, [self._evaluated()])
 
     async def _best(self, reward: float) -> None:
         """The newest weights are the best so far."""
@@ -207,7 +247,8 @@ class Loop:
         except OSError as error:
             await self._reporter.warning(f"no link leads to the best weights: {error}")
         if self.place.version:
-            await self._reporter.event(self.place.step, f"the best so far is {version}: {EVALUATION} {reward:.4g}")
+            metric = self._suites[0].reward
+            await self._reporter.event(self.place.step, f"the best so far is {version}: {metric} {reward:.4g}")
 
     @property
     def _patience(self) -> float:
@@ -285,6 +326,7 @@ def _summary(collected: Collected) -> Metrics:
         "rollouts": float(collected.ended.total()),
         "rollouts/late": float(collected.late),
         "groups/informative": float(collected.informative),
+        "groups/differ": collected.informative / max(1, len(collected.rewards)),
         "failed": collected.failed,
         "sampled_otherwise": collected.sampled.share,
     }

@@ -12,7 +12,7 @@ A run that has stopped itself stops again when it is started again, because what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from penstock.gateway.client.client import Client
@@ -20,12 +20,12 @@ from penstock.trainer.config import Config
 from penstock.trainer.data.collect import Collected, Collector
 from penstock.trainer.data.production import Traffic
 from penstock.trainer.data.taken_log import Taken
-from penstock.trainer.data.tasks import Task
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.early_stop import Evaluations
 from penstock.trainer.mathematics.update import Metrics
-from penstock.trainer.runs.best_weights import EVALUATION, Place
+from penstock.trainer.runs.best_weights import Place
 from penstock.trainer.runs.ending import Halted
+from penstock.trainer.runs.evaluation import Suite, reward_of
 from penstock.trainer.runs.grpo import Loop
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.production_release import Showing
@@ -48,10 +48,10 @@ class OnlineLoop(Loop):
         collector: Collector,
         publisher: Publisher,
         reporter: Reporter,
-        held_out: Sequence[Task],
+        suites: Sequence[Suite],
         servers: Upkeep | Replicas | None,
     ) -> None:
-        super().__init__(config, engine, collector, publisher, reporter, [], held_out, servers)
+        super().__init__(config, engine, collector, publisher, reporter, [], suites, servers)
         self._client = client
         self.traffic = Traffic(client, config, Taken(config.run.directory / "taken"))
         policy = release_policy(config.publish)
@@ -61,9 +61,7 @@ class OnlineLoop(Loop):
     async def run(self) -> None:
         """Until the last step is done. Raises `Halted`."""
         async for point in self._client.points(self.config.run.name):
-            value = point.values.get(EVALUATION)
-            if value is not None:
-                self._evaluations.add(point.step, value)
+            self._note(point.step, point.values)
         await super().run()
 
     async def alive(self) -> None:
@@ -108,9 +106,14 @@ class OnlineLoop(Loop):
 
     async def _evaluate(self, step: int) -> Metrics:
         found = await super()._evaluate(step)
-        if EVALUATION in found:
-            self._evaluations.add(step, found[EVALUATION])
+        self._note(step, found)
         return found
+
+    def _note(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Takes an evaluation, where there was one: the first suite decides."""
+        value = values.get(reward_of(self.config.evaluate.suite[0])) if self.config.evaluate.suite else None
+        if value is not None:
+            self._evaluations.add(step, value)
 
     def _staleness(self, place: Place) -> Callable[[str | None], int]:
         return lambda version: self.traffic.age(version, place.version)

@@ -19,11 +19,11 @@ from typing import Final
 from penstock.trainer.apo.trials import Order, Trial
 from penstock.trainer.config import Config
 from penstock.trainer.data.collect import Collected, Collector, Variant
-from penstock.trainer.data.tasks import Task
 from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.update import Metrics
+from penstock.trainer.runs.evaluation import Suite
 from penstock.trainer.runs.grpo import Loop
 from penstock.trainer.runs.pair_cells import Age, Cell, Rewards, figures, table
 from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
@@ -50,10 +50,10 @@ class PairLoop(Loop):
         publisher: Publisher,
         reporter: Reporter,
         prompting: Prompting,
-        held_out: Sequence[Task],
+        suites: Sequence[Suite],
         servers: Upkeep | Replicas | None,
     ) -> None:
-        super().__init__(config, engine, collector, publisher, reporter, prompting.tasks, held_out, servers)
+        super().__init__(config, engine, collector, publisher, reporter, prompting.tasks, suites, servers)
         self._prompting = prompting
         self._rounds = Rounds(config.prompts, prompting.settings, agent_tasks(prompting.tasks, "t"), prompting.front)
 
@@ -70,6 +70,7 @@ class PairLoop(Loop):
                 "the checkpoint is of a run without --prompts; give this one a run.directory of its own"
             )
         self._rounds.front = Front.restored(state["front"])
+        self._restored_curriculum(state)
 
     def _state(self) -> State:
         return {**super()._state(), "front": self.front.state()}
@@ -132,9 +133,9 @@ class PairLoop(Loop):
         await self._show(step)
 
     async def _cells(self, step: int) -> None:
-        """Old and new prompt with old and new weights, on the held-out tasks."""
-        if not self._held_out:
-            await self._reporter.event(step, "no cells: no tasks are held out (evaluate.tasks)", "warning")
+        """Old and new prompt with old and new weights, on the first held-out suite."""
+        if not self._suites:
+            await self._reporter.event(step, "no cells: no tasks are held out ([[evaluate.suite]])", "warning")
             return
         self._reporter.phase(step, "compares old and new on held-out tasks")
         found: dict[Cell, Rewards] = {}
@@ -152,8 +153,9 @@ class PairLoop(Loop):
         prompts: Mapping[str, Age] = {leader.id: "new", first.id: "old"}
         orders = [
             Order(prompt, task.id, number)
-            for number in range(self.config.evaluate.samples)
-            for task in agent_tasks(self._held_out, "h")
+            for suite in self._suites[:1]
+            for number in range(suite.settings.samples)
+            for task in agent_tasks(suite.tasks, "h")
             for prompt in prompts
         ]
         trials = await laboratory.run([first, leader], orders, "val")

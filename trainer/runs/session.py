@@ -19,8 +19,8 @@ from penstock.trainer.data.collect import Collector
 from penstock.trainer.data.tasks import read_tasks
 from penstock.trainer.engines.choose import make_engine
 from penstock.trainer.engines.machine import described
-from penstock.trainer.runs.display import display
 from penstock.trainer.runs.ending import to_its_end, whole
+from penstock.trainer.runs.evaluation import read_suites
 from penstock.trainer.runs.grpo import Loop
 from penstock.trainer.runs.online import OnlineLoop
 from penstock.trainer.runs.pairs import PairLoop
@@ -35,11 +35,10 @@ from penstock.trainer.serving.restart import Upkeep
 from penstock.trainer.serving.vllm import Server, adapters, arguments
 
 
-def grpo(config: Config, gateway: str, key: str | None, online: bool = False, prompts: Settings | None = None) -> None:
+def grpo(config: Config, gateway: str, key: str | None, shown: Display, online: bool, prompts: Settings | None) -> None:
     """A whole run. Raises `RunError` when it has not come to its end. `online`: it learns from production; `prompts`:
     it looks for prompts too."""
-    with display(config.run.steps) as shown:
-        whole(_grpo(config, gateway, key, shown, online, prompts))
+    whole(_grpo(config, gateway, key, shown, online, prompts))
 
 
 async def _grpo(
@@ -51,11 +50,11 @@ async def _grpo(
     # What is wrong with it shall be known before the training, not after.
     _ = release_policy(config.publish)
     doubts = await check(config, gateway, key)
-    held_out = [] if config.evaluate.tasks is None else read_tasks("evaluate.tasks", config.evaluate.tasks)
+    suites = read_suites(config)
     engine = await asyncio.to_thread(make_engine, config, config.loss.kl > 0)
     async with (
         Patient(gateway, key) as client,
-        prompting(prompts, config, tasks, held_out, client, gateway) as more,
+        prompting(prompts, config, tasks, suites[0].tasks if suites else [], client, gateway) as more,
     ):
         failed = config.rollouts.failed_reward
         options = Options(model=config.model.name)
@@ -66,11 +65,11 @@ async def _grpo(
         reporter = Reporter(client, run.name, shown)
         async with _serving(config, client, reporter, more is not None) as servers:
             if online:
-                loop = OnlineLoop(config, engine, client, collector, publisher, reporter, held_out, servers)
+                loop = OnlineLoop(config, engine, client, collector, publisher, reporter, suites, servers)
             elif more is not None:
-                loop = PairLoop(config, engine, collector, publisher, reporter, more, held_out, servers)
+                loop = PairLoop(config, engine, collector, publisher, reporter, more, suites, servers)
             else:
-                loop = Loop(config, engine, collector, publisher, reporter, tasks, held_out, servers)
+                loop = Loop(config, engine, collector, publisher, reporter, tasks, suites, servers)
             loop.restore()
             first = loop.place.step + 1 if loop.place.step else 0
             await reporter.begin("grpo", _told(config, more), run.steps, first)

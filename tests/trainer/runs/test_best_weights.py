@@ -27,7 +27,7 @@ def own(home: Path, **publish: Any) -> Sections:
     return {
         "model": {"rank": 4},
         "rollouts": {"run": ["--workers=6", *AGENT]},
-        "evaluate": {"tasks": home / "held-out.jsonl", "every": 1},
+        "evaluate": {"suite": [{"tasks": home / "held-out.jsonl"}], "every": 1},
         "publish": {"keep": 1, "release": "auto", "policy": home / "policy.toml"} | publish,
     }
 
@@ -43,14 +43,14 @@ async def test_a_release_takes_the_best_weights_which_are_kept(
             points = {point.step: point.values async for point in client.points("run")}
             (found,) = [one for one in await client.releases("policy") if one.only.modes == ["online"]]
             said = [event.text async for event in client.run_events("run")]
-    assert [points[step]["evaluation/reward"] for step in range(5)] == [0.25, 0.5, 1.0, 0.75, 0.75]
+    assert [points[step]["evaluation/held-out/reward"] for step in range(5)] == [0.25, 0.5, 1.0, 0.75, 0.75]
     assert found.candidate == released
     # One version is kept by `publish.keep`, and the best beside it.
     kept = sorted(path.name for path in (tmp_path / "run" / "adapters").iterdir() if not path.name.startswith("."))
     assert {"run.2", "run.4"} <= set(kept)
     assert "run.1" not in kept
     assert (tmp_path / "run" / "best").resolve() == tmp_path / "run" / "adapters" / "run.2"
-    assert "the best so far is run.2: evaluation/reward 1" in said
+    assert "the best so far is run.2: evaluation/held-out/reward 1" in said
     assert not any("the best so far is run.3" in one for one in said)
 
 
@@ -63,7 +63,7 @@ async def test_the_last_weights_are_published_whatever_the_interval(tmp_path: Pa
             point = [point async for point in client.points("run")][-1]
     assert versions == ["base", "run.0", "run.2", "run.3"]
     # And it is they that the last evaluation is of.
-    assert point.values["evaluation/reward"] == 0.75
+    assert point.values["evaluation/held-out/reward"] == 0.75
 
 
 def test_what_is_published_when() -> None:
@@ -80,12 +80,12 @@ def test_the_best_is_the_first_of_equal_ones(tmp_path: Path) -> None:
     seen = [(0, 0.5), (1, 0.5), (2, 0.75), (3, 0.75), (4, 0.5)]
     best = [Place.evaluated(place, reward) for place.version, reward in seen]
     assert best == [True, False, True, False, False]
-    assert to_release(place, wanted) == (2, "the best on the held-out tasks (evaluation/reward 0.75)")
+    assert to_release(place, wanted) == (2, "the best on the held-out tasks (reward 0.75)")
     assert to_release(place, config(tmp_path, publish={"version": "last"})) == (4, "the last weights")
     worse = Place(version=4, best=0, best_reward=0.5)
     assert to_release(worse, wanted) == (
         0, "no later weights were better on the held-out tasks than those that the run began with "
-        "(evaluation/reward 0.5)",
+        "(reward 0.5)",
     )  # fmt: skip
 
 

@@ -161,7 +161,9 @@ class Begin:
             "inference": {"urls": [self.vllm.openai_url]},
             "publish": {"release": "auto", "policy": self.home / "policy.toml"},
             "online": {"batch_rollouts": 4, "quiet_seconds": 0.0, "max_drop": 0.1},
-            "evaluate": {"every": evaluate, "tasks": self.home / "tasks.jsonl"} if evaluate else {"every": 1000},
+            "evaluate": {"every": evaluate, "suite": [{"tasks": self.home / "tasks.jsonl"}]}
+            if evaluate
+            else {"every": 1000},
         }
         (self.home / "train.toml").write_text(toml(given))
         made = Story(self.shop, self.home, self.lives)

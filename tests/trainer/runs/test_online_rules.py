@@ -158,6 +158,7 @@ def test_it_is_refused_by_the_key_that_cannot_work() -> None:
         "online.grouped: .* leave it out": {"online": {"grouped": True}},
         'publish.release: "none" shows production nothing': {"publish": {}},
         "rollouts.ahead: .*not queued": {"rollouts": {"ahead": True}},
+        "rollouts.curriculum: .*not drawn": {"rollouts": {"curriculum": True}},
         'model.weights: .*use "lora"': {"model": {"path": "m", "weights": "full"}},
     }.items():
         with pytest.raises(ConfigError, match=key):

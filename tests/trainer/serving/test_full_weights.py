@@ -63,7 +63,7 @@ def prepare(home: Path, python: Path, ports: list[int]) -> None:
             "python": python,
             "flags": ["--dtype=float32", "--enforce-eager", "--max-model-len=512", "--max-num-seqs=8"],
         },
-        "evaluate": {"tasks": home / "tasks.jsonl"},
+        "evaluate": {"suite": [{"tasks": home / "tasks.jsonl"}]},
     }
     (home / "train.toml").write_text(toml(merged(settings(home, home / "model", ports, STEPS), own)))
 

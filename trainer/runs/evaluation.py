@@ -1,0 +1,71 @@
+"""Held-out suites: what their rollouts come to.
+
+    evaluation/NAME/reward        mean reward over the suite's rollouts, of those that have one
+    .../reward_low, reward_high   its 95 % interval where all rewards are between 0 and 1, tasks counting once each
+    evaluation/NAME/pass@K        how likely at least one of K rollouts of a task passes; mean over the tasks
+    evaluation/NAME/failed        share of the rollouts that failed or ran out of time
+
+K is 1 and the suite's `samples`. A rollout passes with a reward of `passed` or more; one without a reward does not.
+Rollouts are sampled as the agent asks for it: greedily where it sets the temperature to 0, and then more than one of a
+task says nothing new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import comb
+from statistics import fmean
+from typing import NamedTuple
+
+from penstock.trainer.config import Config
+from penstock.trainer.config_evaluate import Suite as Settings
+from penstock.trainer.data.collect import Collected
+from penstock.trainer.data.tasks import Task, read_tasks
+from penstock.trainer.mathematics.interval import wilson
+
+
+class Suite(NamedTuple):
+    """A suite with its tasks."""
+
+    settings: Settings
+    tasks: Sequence[Task]
+
+    @property
+    def reward(self) -> str:
+        """The metric of its mean reward."""
+        return reward_of(self.settings)
+
+
+def reward_of(settings: Settings) -> str:
+    """The metric of a suite's mean reward."""
+    return f"evaluation/{settings.name}/reward"
+
+
+def read_suites(config: Config) -> list[Suite]:
+    """All suites of a run. Raises `ConfigError`."""
+    return [Suite(one, read_tasks(f"evaluate.suite {one.name}", one.tasks)) for one in config.evaluate.suite]
+
+
+def figures(suite: Suite, found: Collected) -> dict[str, float]:
+    """What a suite's rollouts come to; nothing where none has a reward."""
+    if found.mean is None:
+        return {}
+    made = {suite.reward: found.mean}
+    rewards = list(found.rewards.values())
+    if all(0 <= reward <= 1 for task in rewards for reward in task):
+        made[f"{suite.reward}_low"], made[f"{suite.reward}_high"] = wilson(found.mean, len(rewards))
+    name, samples, passed = suite.settings.name, suite.settings.samples, suite.settings.passed
+    counts = [sum(reward >= passed for reward in task) for task in rewards]
+    # Tasks none of whose rollouts has a reward have passed none.
+    counts += [0] * (len(suite.tasks) - len(counts))
+    for k in sorted({1, samples}):
+        made[f"evaluation/{name}/pass@{k}"] = fmean(pass_at(samples, count, k) for count in counts)
+    return made | {f"evaluation/{name}/failed": found.failed}
+
+
+def pass_at(samples: int, passed: int, k: int) -> float:
+    """How likely at least one of `k` rollouts of a task passes, when `passed` of `samples` did; unbiased where
+    `k` <= `samples`. Chen et al. 2021, arXiv:2107.03374, equation 1."""
+    if not (0 <= passed <= samples and 1 <= k <= samples):
+        raise ValueError(f"pass@{k} of {passed} in {samples} rollouts is not defined")
+    return 1.0 - comb(samples - passed, k) / comb(samples, k)
