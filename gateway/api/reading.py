@@ -97,7 +97,7 @@ async def get_rollouts(request: web.Request) -> web.Response:
     if asked.ids is not None:
         if asked.cursor is not None:
             raise ApiError(400, "cursor does not go with ids: they are one page", "cursor", asked.cursor)
-        ids = _ids(asked.ids)
+        ids = ids_of(asked.ids)
         found = Rows(await asyncio.to_thread(named_rollouts, tape, query, ids), None, len(ids))
     else:
         found = await _page(rollouts_walk(tape, query), "rollouts", asked, query)
@@ -107,7 +107,7 @@ async def get_rollouts(request: web.Request) -> web.Response:
     return web.Response(body=page.model_dump_json(exclude=_UNSEEN, exclude_defaults=True).encode(), headers=guard.JSON)
 
 
-def _ids(text: str) -> list[str]:
+def ids_of(text: str) -> list[str]:
     """The ids of a list, each once."""
     ids = list(dict.fromkeys(text.split(",")))
     if len(ids) > MOST_IDS:
@@ -236,7 +236,7 @@ async def get_exchanges(request: web.Request) -> web.StreamResponse:
     records = _records(request.app[CONTROL].tape, _rollout(request).id, _KINDS[asked.of])
     response = web.StreamResponse(headers={"Content-Type": OCTETS})
     await response.prepare(request)
-    while block := await asyncio.to_thread(_block, records):
+    while block := await asyncio.to_thread(block_of, records):
         await response.write(block)
     return response
 
@@ -248,7 +248,7 @@ def _records(tape: Tape, rollout: str, kinds: tuple[Kind, ...]) -> Iterator[byte
             yield pack(Recorded(span.attempt, span.sequence, *plain_bodies(exchange)))
 
 
-def _block(records: Iterator[bytes]) -> bytes:
+def block_of(records: Iterator[bytes]) -> bytes:
     """The next megabyte or so; empty at the end."""
     block = bytearray()
     while len(block) < BLOCK and (record := next(records, b"")):

@@ -22,6 +22,7 @@ from pydantic import Field
 from penstock.gateway import metrics
 from penstock.gateway.api import (
     audit,
+    bulk,
     changes,
     definitions,
     digests,
@@ -198,6 +199,10 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/api/rollouts/{rid}/exchanges", "exchanges", "Bytes of all its calls",
         OCTETS, reading.get_exchanges, query=reading.ExchangesQuery,
+    ),
+    Route(
+        "GET", "/api/whole", "whole_rollouts", "Rollouts with their spans and the bytes of their calls",
+        OCTETS, bulk.get_whole, query=bulk.WholeQuery, errors=(404,),
     ),
     Route(
         "GET", "/api/spans", "recent_spans", "Spans of all rollouts",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -26,6 +25,8 @@ from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.store.audit_log import AuditLog
+from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""
@@ -41,7 +42,7 @@ SECRET = b"a secret of 16 bytes or more"
 
 
 class MemoryTape:
-    """Everything in dicts. It is also the feed."""
+    """Everything in dicts, with a feed of its own."""
 
     def __init__(self) -> None:
         self._rollouts: dict[str, Rollout] = {}
@@ -49,7 +50,7 @@ class MemoryTape:
         self._spans: dict[tuple[str, str, int], tuple[int, Span]] = {}
         self._exchanges: dict[tuple[str, str, int], Exchange] = {}
         self._changes: list[Change] = []
-        self._changed = asyncio.Condition()
+        self.feed = Feed(0)
 
     def add(self, span: Span, exchange: Exchange | None = None, **about_rollout: Any) -> None:
         """Record a span, and its rollout and attempt if they are new."""
@@ -82,13 +83,7 @@ class MemoryTape:
 
     async def tell(self) -> None:
         """Wake the followers."""
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def wait(self, since: int) -> int:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.cursor() > since)
-            return self.cursor()
+        self.feed.committed(self.cursor(), [b"s"])
 
     def find_response(self, response_id: str) -> Span | None:
         return next((span for _, span in self._spans.values() if span.response_id == response_id), None)
@@ -131,9 +126,9 @@ class MemoryTape:
     def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]:
         return ((span, self.exchange(span)) for span in spans)
 
-    def changes(self, since: int, limit: int) -> tuple[list[Change], int]:
+    def changes(self, since: int, limit: int, wanted: Wanted = EVERYTHING) -> tuple[list[Change], int]:
         found = self._changes[since : since + limit]
-        return found, found[-1].cursor if found else since
+        return [one for one in found if wanted.takes(one)], found[-1].cursor if found else since
 
     def cursor(self) -> int:
         return len(self._changes)
@@ -187,7 +182,7 @@ async def serving(
                 NO_DESK,
                 NO_RELEASES,
                 NO_RUNS,
-                tape,
+                tape.feed,
                 {},
                 auth,
                 metrics,

@@ -81,7 +81,7 @@ class Rack:
         self.recorder = Recorder(store, Tape(**config), self.metrics, self.commit)
         self.recorder.start()
 
-    def commit(self, cursor: int) -> None:
+    def commit(self, cursor: int, records: Sequence[bytes]) -> None:
         """What the recorder calls after a commit."""
         self.cursors.append(cursor)
         self.committed.set()
