@@ -27,6 +27,7 @@ from penstock.gateway.client.sync import SyncClient
 from penstock.gateway.model.answers import RolloutPage
 from penstock.gateway.model.change import Digest
 from penstock.gateway.model.queue import ClaimRequest, Event, RolloutSpec
+from penstock.gateway.model.rollout import RolloutStatus
 
 PATIENCE = 60.0
 GZIP = {"Accept-Encoding": "gzip"}
@@ -68,7 +69,7 @@ async def test_a_follower_gets_what_it_wants_and_where_it_stands(client: Client)
     _ = await queued(client, 3)
     for one in (mine[2], mine[0]):
         _ = await client.cancel(one)
-    feed = client.changes(since, ["rollout"], [f"{group}-*"], ["cancelled"])
+    feed = client.changes(since, ["rollout"], [f"{group}-*"], [RolloutStatus.CANCELLED])
     async with asyncio.timeout(PATIENCE), aclosing(feed) as changes:
         # A rollout is told as it stands now and once, so its creation comes first.
         first = [await anext(changes) for _ in range(2)]
