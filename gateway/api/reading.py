@@ -50,8 +50,9 @@ from penstock.gateway.model.answers import (
 from penstock.gateway.model.base import ID_PATTERN, Kind, Noun
 from penstock.gateway.model.exchange import Exchange, Side
 from penstock.gateway.model.queue import WorkerList
-from penstock.gateway.model.rollout import Rollout, Worker
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.rollout import Outcome, Rollout, Worker
+from penstock.gateway.model.span import POLICY_VIOLATION, Span
+from penstock.gateway.model.transcript import Call, Transcript
 from penstock.gateway.queue.reader import QueueReader
 
 BLOCK: Final = 1 << 20
@@ -181,6 +182,27 @@ async def get_tools(request: web.Request) -> web.Response:
     attempt, tape = _attempt(request, rollout), control.tape
     rule_of = partial(control.policy.inside, rollout.mode)
     return answer(await asyncio.to_thread(lambda: read_tools(tape, summary(tape, rollout), attempt, rule_of)))
+
+
+async def get_transcript(request: web.Request) -> web.Response:
+    """The task and every call of an attempt, read as messages: what reward functions get, in one answer. Reads the
+    bytes of its calls."""
+    tape, rollout = request.app[CONTROL].tape, _rollout(request)
+    return answer(await asyncio.to_thread(transcript_of, tape, rollout, _attempt(request, rollout)))
+
+
+def transcript_of(tape: Tape, rollout: Rollout, aid: str) -> Transcript:
+    """An attempt that is there, as reward functions get it."""
+    attempt = next(one for one in tape.attempts(rollout.id) if one.id == aid)
+    spans = list(tape.spans(rollout.id, aid))
+    calls = tape.exchanges(span for span in spans if span.kind == "llm")
+    return Transcript(
+        rollout=rollout,
+        attempt=attempt,
+        outcome=attempt.outcome or Outcome(),
+        calls=[Call(span=span, turn=it and read_exchange(span.dialect, it, span)) for span, it in calls],
+        violations=[span for span in spans if span.error == POLICY_VIOLATION],
+    )
 
 
 async def get_attempts(request: web.Request) -> web.Response:

@@ -78,6 +78,7 @@ from penstock.gateway.model.queue import (
 from penstock.gateway.model.release import ENDED, Stage
 from penstock.gateway.model.rollout import Judgement, Rollout, RolloutSummary
 from penstock.gateway.model.tools import ToolList
+from penstock.gateway.model.transcript import Transcript
 from penstock.gateway.otlp.ingest import post_traces
 
 
@@ -175,6 +176,10 @@ ROUTES: tuple[Route, ...] = (
         Diagnosis, reading.get_diagnosis, query=reading.DiagnosisQuery,
     ),
     Route("GET", f"{_ATTEMPT}/tools", "tools", "Tools that an attempt used", ToolList, reading.get_tools),
+    Route(
+        "GET", f"{_ATTEMPT}/transcript", "transcript", "The task and every call of an attempt, read",
+        Transcript, reading.get_transcript,
+    ),
     Route(
         "GET", "/api/rollouts/{rid}/attempts", "attempts", "Attempts of a rollout",
         AttemptList, reading.get_attempts,

@@ -23,7 +23,6 @@ from pydantic import ValidationError
 from penstock.gateway.client.connection import ClientError, Params, brief
 from penstock.gateway.client.definitions import DefinitionClient
 from penstock.gateway.client.exchanges import PARTS, RECORDS, Recorded, RolloutPart, Unpacker, WholeRollout
-from penstock.gateway.client.parallel import each
 from penstock.gateway.client.policy import PolicyClient
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
@@ -68,9 +67,9 @@ from penstock.gateway.model.queue import (
     WorkerList,
 )
 from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutStatus, RolloutSummary, Worker
-from penstock.gateway.model.span import POLICY_VIOLATION, Span
+from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolList, ToolUse
-from penstock.gateway.model.transcript import Call, Transcript
+from penstock.gateway.model.transcript import Transcript
 
 __all__ = ["Client", "ClientError"]
 
@@ -142,20 +141,13 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def transcript(self, rollout: str, attempt: str | None = None, outcome: Outcome | None = None) -> Transcript:
         """What reward functions get: the task, and every call of an attempt, read; of the newest one when none is
         named. `outcome`: how it ended, where the tape does not know yet."""
-        summary = await self.rollout(rollout)
-        found = next((one for one in reversed(summary.attempts) if attempt in (None, one.id)), None)
-        if found is None:
-            raise ClientError(f"rollout {rollout!r} has no attempt{'' if attempt is None else f' {attempt!r}'}", 404)
-        spans = [span async for span in self.spans(rollout, found.id)]
-        calls = [span for span in spans if span.kind == "llm"]
-        details = await each(lambda head: self.span(rollout, found.id, head.sequence, "none"), calls)
-        return Transcript(
-            rollout=Rollout(**{name: getattr(summary, name) for name in Rollout.model_fields}),
-            attempt=found,
-            outcome=outcome or found.outcome or Outcome(),
-            calls=[Call(span=detail.span, turn=detail.turn) for detail in details],
-            violations=[span for span in spans if span.error == POLICY_VIOLATION],
-        )
+        if attempt is None:
+            attempts = (await self.rollout(rollout)).attempts
+            if not attempts:
+                raise ClientError(f"rollout {rollout!r} has no attempt", 404)
+            attempt = attempts[-1].id
+        found = await self.get(f"{_path(rollout, attempt)}/transcript", Transcript)
+        return found if outcome is None else found.model_copy(update={"outcome": outcome})
 
     async def request_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
         """The exact bytes of a call's request body; `side`: `agent` or `engine`, as `model.Side` has it."""
