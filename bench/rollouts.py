@@ -25,10 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from openai import OpenAI
+
+import penstock
 from bench.procfs import cpu_seconds
 from bench.queue import PROFILED
 from bench.store import HERE, Figure, report
-from examples.lookup import TOPICS, tasks
+from examples import lookup
 from penstock.adapters.samples import Options
 from penstock.gateway.client.client import Client
 from penstock.trainer.data.collect import Collector
@@ -36,8 +39,8 @@ from penstock.trainer.data.tasks import Task
 
 OUT = HERE / "out" / "rollouts.json"
 GROUPS, SIZE = 12, 8
-AGENT = ["--callable=examples.lookup:agent", "--reward=examples.lookup:reward"]
-RUNNER: Final = ["--workers=20", "--preload", *AGENT]
+AGENTS: Final = 20
+RUNNER: Final = [f"--concurrency={AGENTS}", "--callable=bench.rollouts:agent", "--reward=examples.lookup:reward"]
 CONFIG = """\
 port = 0
 data = "{home}/tape"
@@ -53,6 +56,14 @@ train = true
 """
 PROMPT, SAID = list(range(1000, 1160)), list(range(2000, 2024))
 """Token ids of the first prompt and of an answer."""
+
+
+_client = OpenAI(base_url="http://127.0.0.1:9", api_key="none", max_retries=0, timeout=300)
+
+
+def agent(task: dict[str, Any], address: penstock.Address) -> dict[str, Any]:
+    """The agent of the demo; all attempts share the connections of one client."""
+    return lookup.agent(task, _client.with_options(base_url=address.openai_url, api_key=address.token))
 
 
 # -- the engine ------------------------------------------------------------------------------------------------------
@@ -77,7 +88,7 @@ def answer(prompt: list[int], message: dict[str, Any], finish: str) -> bytes:
     return head.encode() + body
 
 
-ASK = {"id": "call-1", "type": "function", "function": {"name": TOPICS[0], "arguments": '{"city": "Oslo"}'}}
+ASK = {"id": "call-1", "type": "function", "function": {"name": lookup.TOPICS[0], "arguments": '{"city": "Oslo"}'}}
 FIRST = answer(PROMPT, {"tool_calls": [ASK]}, "tool_calls")
 SECOND = answer([*PROMPT, *SAID, *PROMPT[:24]], {"content": "100"}, "stop")
 
@@ -161,7 +172,7 @@ async def steps(url: str, gateway: int, runner: int, count: int) -> Steps:
 
 async def step(collector: Collector, number: int) -> None:
     """One step, as the trainer takes it."""
-    asked = [Task(place, it) for place, it in enumerate(tasks(1.0)[:GROUPS])]
+    asked = [Task(place, it) for place, it in enumerate(lookup.tasks(1.0)[:GROUPS])]
     order = await collector.order("train", str(number), number, asked, SIZE, 60.0)
     found = await collector.gather(order, 120.0)
     assert len(found.samples) == GROUPS * SIZE, (len(found.samples), found.report, found.ended)

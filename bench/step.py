@@ -31,7 +31,7 @@ import httpx
 import numpy as np
 from openai import OpenAI
 
-import penstock
+from bench.rollouts import AGENTS, RUNNER
 from bench.store import HERE, Figure, report
 from bench.training import Moment, calls_by_step, followed, started, unless_ended
 from examples import lookup
@@ -47,7 +47,6 @@ from penstock.trainer.mathematics.update import learn
 from penstock.trainer.serving.vllm import Server, adapters, arguments
 
 OUT = HERE / "out" / "step.json"
-AGENTS: Final = 20
 FLAGS: Final = [
     "--dtype=float32", "--enforce-eager", "--max-model-len=512", "--max-num-seqs=32",
     "--enable-auto-tool-choice", "--tool-call-parser=hermes",
@@ -78,14 +77,7 @@ learning_rate = 2e-3
 [inference]
 urls = ["{vllm}"]
 """
-RUN: Final = [f"--concurrency={AGENTS}", "--callable=bench.step:agent", "--reward=examples.lookup:reward"]
-_client = OpenAI(base_url="http://127.0.0.1:9", api_key="none", max_retries=0, timeout=300)
 _answers: contextvars.ContextVar[list[bytes] | None] = contextvars.ContextVar("answers", default=None)
-
-
-def agent(task: dict[str, Any], address: penstock.Address) -> dict[str, Any]:
-    """The agent of the demo; all attempts share the connections of one client."""
-    return lookup.agent(task, _client.with_options(base_url=address.openai_url, api_key=address.token))
 
 
 # -- the direct loop -------------------------------------------------------------------------------------------------
@@ -184,7 +176,7 @@ async def measured(home: Path, python: Path, count: int) -> tuple[list[float], l
     port, serves = free_ports(2)
     url, vllm = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{serves}/v1"
     words: dict[str, Any] = {"home": home, "vllm": vllm, "steps": count + 1}
-    (home / "train.toml").write_text(TRAIN.format(**words, run=", ".join(map(json.dumps, RUN))))
+    (home / "train.toml").write_text(TRAIN.format(**words, run=", ".join(map(json.dumps, RUNNER))))
     (home / "penstock.toml").write_text(GATEWAY.format(home=home, port=port, vllm=serves))
     config = load(home / "train.toml")
     tasks = read_tasks("rollouts.tasks", home / "train.jsonl")

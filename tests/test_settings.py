@@ -2,8 +2,8 @@
 (MCP), 10 for those that the gateway hosts, 21 for policies on their calls, 28 for prompt optimisation, 3 for prompts
 between steps of training, 1 for chat templates that take one system message, 2 for runs that would learn nothing (when
 one ends, and a look before it begins), one for rollouts that fail, one for the weights that a release takes, 4 for
-how a loss is summed up and what length costs, 3 for named keys, 2 for errors of a release that are looked at early, and
-2 for rewards that never come and margins by odds.
+how a loss is summed up and what length costs, 3 for named keys, 2 for errors of a release that are looked at early,
+2 for rewards that never come and margins by odds, and one for agents that share a process.
 
 What counts is every key that can be written into penstock.toml, a release's policy, train.toml or apo.toml (tables do
 not count, their keys do), and every option of `penstock run`. What nobody would change is a constant instead.
@@ -27,7 +27,7 @@ from penstock.sidecar.options import RunOptions
 from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
-MOST = 253
+MOST = 254
 APO = ROOT / "docs" / "apo.md"
 
 

@@ -43,13 +43,14 @@ class Routed(io.TextIOBase):
     """stdout or stderr: what an attempt prints goes to its own."""
 
     def __init__(self, name: Stream, real: TextIO) -> None:
-        self._name, self._real = name, real
+        self._stream: Stream = name
+        self._real = real
 
     def write(self, text: str) -> int:
         printed = _printed.get()
         if printed is None:
             return self._real.write(text)
-        printed(self._name, text)
+        printed(self._stream, text)
         return len(text)
 
     def flush(self) -> None:
