@@ -57,6 +57,8 @@ class Call:
 class FakeStore:
     """A store that fails when it is told to."""
 
+    newest: Sequence[bytes] = ()
+
     def __init__(self) -> None:
         self.written: list[Entry] = []
         self.error: Callable[[Sequence[Entry]], BaseException | None] = lambda _: None
