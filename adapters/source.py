@@ -5,25 +5,27 @@
     ended, cursor = await changed(client, cursor, Query(mode="train"))     # what is new since the last time
     async for episode in load(client, ended): ...
 
-Episodes come in the order of their rollouts; at most `AHEAD` of them are being read or wait to be taken.
+Episodes come in the order of their rollouts. `AT_ONCE` of them are asked for in one request, whose answer is read as
+they are taken: one episode is held in memory, besides what stands on the wire.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.adapters.turns import Bodies, Episode, read
+from penstock.adapters.turns import Episode, read
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.base import Mode
+from penstock.gateway.client.exchanges import WholeRollout
+from penstock.gateway.model.base import Kind, Mode
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 
-AHEAD: Final = 4
-"""Rollouts that are read at a time."""
+AT_ONCE: Final = 100
+"""Rollouts of one request."""
+KINDS: Final[tuple[Kind, ...]] = ("llm", "tool", "reward")
+"""Spans that episodes are made of."""
 PAGE: Final = 1000
 ENDED: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED})
 
@@ -67,34 +69,40 @@ async def changed(client: Client, since: int, query: Query | None = None) -> tup
 
 
 async def load(
-    client: Client, rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary]
+    client: Client, rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary | str]
 ) -> AsyncGenerator[Episode]:
-    """Each rollout, read with the bytes of its calls. Raises ClientError; then what was under way is cancelled."""
-    ahead: deque[asyncio.Task[Episode]] = deque()
-    try:
-        async for rollout in _each(rollouts):
-            ahead.append(asyncio.ensure_future(one(client, rollout)))
-            if len(ahead) >= AHEAD:
-                yield await ahead.popleft()
-        while ahead:
-            yield await ahead.popleft()
-    finally:
-        for task in ahead:
-            task.cancel()
-        await asyncio.gather(*ahead, return_exceptions=True)
+    """Each rollout, or that of this name, as it is now, read with the bytes of its calls. Calls of which no bytes are
+    stored (any more) have none. Raises ClientError, also when there is no such rollout.
+    """
+    async for names in _batches(rollouts):
+        async with aclosing(client.whole_rollouts(names, KINDS)) as found:
+            async for whole in found:
+                yield episode_of(whole)
 
 
-async def one(client: Client, rollout: RolloutSummary) -> Episode:
-    """One rollout. Calls of which no bytes are stored (any more) have none. Raises ClientError."""
-    spans = [span async for span in client.spans(rollout.id, filter="kind:llm,tool,reward")]
-    bodies: dict[tuple[str, int], Bodies] = {}
-    async with aclosing(client.exchanges(rollout.id)) as recorded:
-        async for call in recorded:
-            bodies[call.attempt, call.sequence] = call.request, call.response
-    return read(rollout, spans, lambda span: bodies.get((span.attempt, span.sequence)))
+def episode_of(whole: WholeRollout) -> Episode:
+    """A rollout, read."""
+    bodies = {(call.attempt, call.sequence): (call.request, call.response) for call in whole.calls}
+    return read(whole.rollout, whole.spans, lambda span: bodies.get((span.attempt, span.sequence)))
 
 
-async def _each(rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary]) -> AsyncIterator[RolloutSummary]:
+async def _batches(
+    rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary | str],
+) -> AsyncIterator[list[str]]:
+    """Their names, as many as one request takes."""
+    names: list[str] = []
+    async for rollout in _each(rollouts):
+        names.append(rollout if isinstance(rollout, str) else rollout.id)
+        if len(names) >= AT_ONCE:
+            yield names
+            names = []
+    if names:
+        yield names
+
+
+async def _each(
+    rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary | str],
+) -> AsyncIterator[RolloutSummary | str]:
     if isinstance(rollouts, AsyncIterable):
         async for rollout in rollouts:
             yield rollout

@@ -218,7 +218,7 @@ def close(sockets: Sequence[Socket]) -> None:
         socket.transport.abort()
 
 
-_PROFILED = """
+PROFILED = """
 import cProfile, sys, threading
 from pathlib import Path
 from penstock.gateway.store import recorder
@@ -231,10 +231,12 @@ def profiled(self):
 recorder.Recorder._run = profiled
 profile = cProfile.Profile()
 try:
-    profile.runcall(serve, None, Path(sys.argv[2]), None, 0)
+    config, data = (Path(word) if word else None for word in sys.argv[2:4])
+    profile.runcall(serve, config, data, None, 0)
 finally:
     profile.dump_stats(folder / "loop.prof")
 """
+"""A gateway that is profiled: `-c PROFILED DIRECTORY CONFIG DATA`, of which one of the last two is empty."""
 
 
 @contextmanager
@@ -242,7 +244,7 @@ def gateway(profile: Path | None) -> Generator[Bench]:
     """A gateway with a tape of its own, on a core of its own."""
     with tempfile.TemporaryDirectory() as folder:
         serve = ["-m", "penstock", "serve", "--port", "0", "--data", folder]
-        command = [sys.executable, *(serve if profile is None else ["-c", _PROFILED, str(profile), folder])]
+        command = [sys.executable, *(serve if profile is None else ["-c", PROFILED, str(profile), "", folder])]
         with (Path(folder) / "log").open("wb") as log:
             process = subprocess.Popen(
                 command,

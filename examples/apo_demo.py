@@ -163,7 +163,7 @@ async def customers(url: str, client: Client, release: str) -> None:
         specs = [RolloutSpec(id=f"customer-{at}", input=tasks[at % len(tasks)], mode="online") for at in names]
         await client.enqueue(specs)
         print(f"  {await quietly(url, ['run', '--mode', 'online', *serve])}", flush=True)
-        looks = whenever(client, lambda _: True, lambda: client.release(release), lambda _: 0.2)
+        looks = whenever(client, lambda: client.release(release), lambda _: 0.2)
         async with asyncio.timeout(PATIENCE), aclosing(looks):
             async for view in looks:
                 if not view.release.live or not view.waiting:

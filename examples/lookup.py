@@ -51,9 +51,9 @@ def look_up(name: str, arguments: str) -> str:
     return fact(name, city) if name in TOPICS and city in CITIES else "unknown city"
 
 
-def agent(task: dict[str, Any]) -> dict[str, Any]:
+def agent(task: dict[str, Any], client: OpenAI | None = None) -> dict[str, Any]:
     """One task: its question, asked and answered."""
-    client = OpenAI()
+    client = OpenAI() if client is None else client
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     for _ in range(TURNS):
         reply = (

@@ -12,9 +12,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from penstock.sidecar.agent.helper import Span, event, flush, reward, span
+    from penstock.sidecar.agent.helper import Address, Span, address, event, flush, reward, span
 
-__all__ = ["Span", "event", "flush", "reward", "span"]
+__all__ = ["Address", "Span", "address", "event", "flush", "reward", "span"]
 
 
 def __getattr__(name: str) -> Any:

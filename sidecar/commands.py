@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.sidecar.engines.local import Engine
     from penstock.sidecar.progress import Tally
-    from penstock.sidecar.settings import Settings
+    from penstock.sidecar.settings import Agents, Settings
 
 DEFAULT = RunOptions()
 
@@ -61,6 +61,8 @@ def check(settings: Settings, on: str) -> None:
         raise UsageError("--callable is run instead of a command, and not in an image")
     if agents.preload and (agents.callable is None or on == "kubernetes"):
         raise UsageError("--preload imports the module of --callable, on this machine or with --on ray")
+    if agents.concurrency != 1:
+        _check_shared(agents, on)
     if agents.policy is not None and (agents.image or agents.preload or on == "kubernetes"):
         other = "--image" if agents.image else "--preload" if agents.preload else "--on kubernetes"
         raise UsageError(f"--sidecar stands before commands and functions that start here, not with {other}")
@@ -79,6 +81,21 @@ def check(settings: Settings, on: str) -> None:
         raise UsageError(f"--cwd: {agents.cwd} is not a directory")
     if settings.reward_on_failure is not None and not math.isfinite(settings.reward_on_failure):
         raise UsageError(f"--reward-on-failure: {settings.reward_on_failure} is not a finite number, such as 0 or -1")
+
+
+def _check_shared(agents: Agents, on: str) -> None:
+    """What many attempts in one process cannot have."""
+    from penstock.sidecar.settings import UsageError
+
+    if agents.concurrency < 1:
+        raise UsageError(f"--concurrency: {agents.concurrency} is not a number from 1")
+    if agents.callable is None or on != "here":
+        raise UsageError("--concurrency runs the function of --callable, on this machine")
+    if agents.preload or agents.policy is not None or agents.env:
+        other = "--preload" if agents.preload else "--env" if agents.env else "--sidecar"
+        raise UsageError(
+            f"{other} does not go with --concurrency: variables belong to a process, and many attempts share it"
+        )
 
 
 def _try(settings: Settings, on: str, tasks: Path) -> None:

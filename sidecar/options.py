@@ -28,7 +28,7 @@ class RunOptions:
     """Which agents are run and how many at a time, how they are judged, what is kept of them, and where they run."""
 
     workers: int = 1
-    """Agents at a time."""
+    """Agents at a time; with --concurrency, processes that each run so many."""
     name: str | None = None
     """Name of this worker; made of the host's name if not given."""
     arg: Words = None
@@ -47,6 +47,8 @@ class RunOptions:
     """Run module:function, a Python function that gets the task, instead of a command."""
     preload: Annotated[bool, Parameter(negative="")] = False
     """Import the function's module once, and fork it for each attempt."""
+    concurrency: int = 1
+    """Run so many attempts of the --callable in one process: tasks of an event loop, or threads."""
     image: str | None = None
     """Run the command in a container of this image (docker or podman; the pods' image with --on kubernetes)."""
     image_arg: Words = None
@@ -97,6 +99,7 @@ class RunOptions:
             command=command,
             callable=self.callable,
             preload=self.preload,
+            concurrency=self.concurrency,
             image=self.image,
             image_args=tuple(self.image_arg or ()),
             args=tuple(self.arg or ()),
@@ -113,7 +116,7 @@ class RunOptions:
             key=control_key(),
             agents=agents,
             judging=Judging(self.reward, self.reward_command, seconds("--reward-timeout", self.reward_timeout)),
-            workers=self.workers,
+            workers=self.workers * self.concurrency,
             most=self.max,
             watch=self.watch,
             modes=_modes(self.mode),

@@ -41,6 +41,8 @@ class Agents:
     """module:function, instead of a command."""
     preload: bool = False
     """Import the function's module once for all attempts."""
+    concurrency: int = 1
+    """Attempts of the function in one process at a time; with 1 each has a process of its own."""
     image: str | None = None
     """Container image that the command is run in."""
     image_args: tuple[str, ...] = ()

@@ -3,6 +3,9 @@
 Every event carries the feed's cursor as its id. A follower that comes back with `Last-Event-ID` (browsers do so by
 themselves) misses nothing and gets nothing twice. A slow follower slows only itself: the next changes are read from the
 tape when the last ones are on their way. Followers end when the application shuts down.
+
+A follower may say what it wants (`store.wanted`). Then it is not woken by anything else, and what it does not want is
+skipped by the first bytes of its record.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, cast, get_args
 
 from aiohttp import web
 from pydantic import Field
@@ -21,7 +25,10 @@ from penstock.gateway.api.guard import ApiError, answer, query_of
 from penstock.gateway.api.openapi import EVENTS
 from penstock.gateway.model.answers import ChangePage
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.change import Change, ChangeKind
+from penstock.gateway.model.rollout import RolloutStatus
+from penstock.gateway.store.feed import Watch
+from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 BATCH = 256
 """Changes read from the tape at a time."""
@@ -38,6 +45,9 @@ class Sent(NamedTuple):
     """How long until the next piece; s."""
 
 
+KIND: Final = f"({'|'.join(get_args(ChangeKind))})"
+STATUS: Final = f"({'|'.join(RolloutStatus)})"
+NAME: Final = r"[A-Za-z0-9._-]{1,128}\*?"
 Next = Callable[[Control, int], Awaitable[Sent]]
 """The piece after a cursor."""
 
@@ -51,6 +61,22 @@ class ChangesQuery(Noun):
     """Keep the stream open and send what comes. `false` answers with one finite JSON page."""
     limit: int | None = Field(default=None, ge=1, le=10_000)
     """Entries of a page (1000 unless given); only with `follow=false`."""
+    kind: str | None = Field(default=None, pattern=f"^{KIND}(,{KIND})*$")
+    """Only changes of these kinds, with commas between them."""
+    name: str | None = Field(default=None, max_length=8192, pattern=f"^{NAME}(,{NAME})*$")
+    """Only what belongs to these rollouts, resources, releases or runs, with commas between them; `NAME*` is all whose
+    names begin so."""
+    status: str | None = Field(default=None, pattern=f"^{STATUS}(,{STATUS})*$")
+    """Of rollouts only those that stand at one of these, with commas between them."""
+
+    def wanted(self) -> Wanted:
+        """What is asked for."""
+        kinds, names, status = (_words(text) for text in (self.kind, self.name, self.status))
+        return Wanted(cast("list[ChangeKind]", kinds), names, map(RolloutStatus, status))
+
+
+def _words(text: str | None) -> list[str]:
+    return [] if text is None else text.split(",")
 
 
 async def get_changes(request: web.Request) -> web.StreamResponse:
@@ -59,11 +85,12 @@ async def get_changes(request: web.Request) -> web.StreamResponse:
     control, asked = request.app[CONTROL], query_of(request, ChangesQuery)
     since = since_of(request, asked.since, control.tape.cursor())
     if not asked.follow:
-        changes, cursor = control.tape.changes(since, asked.limit or 1000)
+        changes, cursor = control.tape.changes(since, asked.limit or 1000, asked.wanted())
         return answer(ChangePage(changes=changes, next=cursor))
     if asked.limit is not None:
         raise ApiError(400, "limit goes with follow=false only", "limit", str(asked.limit))
-    return await follow(request, control, since, _next)
+    wanted = asked.wanted()
+    return await follow(request, control, since, partial(_next, wanted), wanted)
 
 
 def since_of(request: web.Request, asked: int, end: int) -> int:
@@ -77,15 +104,18 @@ def since_of(request: web.Request, asked: int, end: int) -> int:
     return int(value)
 
 
-async def follow(request: web.Request, control: Control, since: int, piece: Next) -> web.StreamResponse:
-    """Sends a feed piece by piece, until the follower goes away."""
+async def follow(
+    request: web.Request, control: Control, since: int, piece: Next, wanted: Wanted = EVERYTHING
+) -> web.StreamResponse:
+    """Sends a feed piece by piece, until the follower goes away. `wanted`: what it is woken by."""
     gzip = compression.accepts_gzip(request.headers)
     headers = {"Content-Type": EVENTS, "X-Accel-Buffering": "no", **(compression.HEADERS if gzip else {})}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     async with _following(control):
         try:
-            await _send(compression.PackedFeed(response) if gzip else response, control, since, piece)
+            with control.feed.watching(wanted) as watch:
+                await _send(compression.PackedFeed(response) if gzip else response, control, since, piece, watch)
         except ConnectionError:
             pass  # the follower went away
         except Exception:
@@ -104,12 +134,12 @@ async def _following(control: Control) -> AsyncGenerator[None]:
         control.followers.discard(task)
 
 
-async def _next(control: Control, cursor: int) -> Sent:
-    changes, after = control.tape.changes(cursor, BATCH)
+async def _next(wanted: Wanted, control: Control, cursor: int) -> Sent:
+    changes, after = control.tape.changes(cursor, BATCH, wanted)
     return Sent(b"".join(map(_event, changes)), after)
 
 
-async def _send(response: compression.Writes, control: Control, cursor: int, piece: Next) -> None:
+async def _send(response: compression.Writes, control: Control, cursor: int, piece: Next, watch: Watch) -> None:
     await response.write(b": penstock changes\n\n")
     while True:
         event, after, pause_s = await piece(control, cursor)
@@ -121,8 +151,9 @@ async def _send(response: compression.Writes, control: Control, cursor: int, pie
             continue
         try:
             async with asyncio.timeout(control.keep_alive_s):
-                await control.feed.wait(cursor)
+                cursor = await watch.wait(cursor)
         except TimeoutError:
+            cursor = watch.passed
             await response.write(b": keep-alive\n\n")
 
 

@@ -21,16 +21,9 @@ from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.store.audit_log import AuditLog
+from penstock.gateway.store.feed import Feed
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.webhooks.service import Webhooks
-
-
-class Feed(Protocol):
-    """The slice of the change feed that is used here."""
-
-    async def wait(self, since: int) -> int:
-        """Return the cursor once it is beyond `since`."""
-        ...
 
 
 class State(Protocol):

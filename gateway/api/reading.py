@@ -50,8 +50,9 @@ from penstock.gateway.model.answers import (
 from penstock.gateway.model.base import ID_PATTERN, Kind, Noun
 from penstock.gateway.model.exchange import Exchange, Side
 from penstock.gateway.model.queue import WorkerList
-from penstock.gateway.model.rollout import Rollout, Worker
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.rollout import Outcome, Rollout, Worker
+from penstock.gateway.model.span import POLICY_VIOLATION, Span
+from penstock.gateway.model.transcript import Call, Transcript
 from penstock.gateway.queue.reader import QueueReader
 
 BLOCK: Final = 1 << 20
@@ -97,7 +98,7 @@ async def get_rollouts(request: web.Request) -> web.Response:
     if asked.ids is not None:
         if asked.cursor is not None:
             raise ApiError(400, "cursor does not go with ids: they are one page", "cursor", asked.cursor)
-        ids = _ids(asked.ids)
+        ids = ids_of(asked.ids)
         found = Rows(await asyncio.to_thread(named_rollouts, tape, query, ids), None, len(ids))
     else:
         found = await _page(rollouts_walk(tape, query), "rollouts", asked, query)
@@ -107,7 +108,7 @@ async def get_rollouts(request: web.Request) -> web.Response:
     return web.Response(body=page.model_dump_json(exclude=_UNSEEN, exclude_defaults=True).encode(), headers=guard.JSON)
 
 
-def _ids(text: str) -> list[str]:
+def ids_of(text: str) -> list[str]:
     """The ids of a list, each once."""
     ids = list(dict.fromkeys(text.split(",")))
     if len(ids) > MOST_IDS:
@@ -183,6 +184,27 @@ async def get_tools(request: web.Request) -> web.Response:
     return answer(await asyncio.to_thread(lambda: read_tools(tape, summary(tape, rollout), attempt, rule_of)))
 
 
+async def get_transcript(request: web.Request) -> web.Response:
+    """The task and every call of an attempt, read as messages: what reward functions get, in one answer. Reads the
+    bytes of its calls."""
+    tape, rollout = request.app[CONTROL].tape, _rollout(request)
+    return answer(await asyncio.to_thread(transcript_of, tape, rollout, _attempt(request, rollout)))
+
+
+def transcript_of(tape: Tape, rollout: Rollout, aid: str) -> Transcript:
+    """An attempt that is there, as reward functions get it."""
+    attempt = next(one for one in tape.attempts(rollout.id) if one.id == aid)
+    spans = list(tape.spans(rollout.id, aid))
+    calls = tape.exchanges(span for span in spans if span.kind == "llm")
+    return Transcript(
+        rollout=rollout,
+        attempt=attempt,
+        outcome=attempt.outcome or Outcome(),
+        calls=[Call(span=span, turn=it and read_exchange(span.dialect, it, span)) for span, it in calls],
+        violations=[span for span in spans if span.error == POLICY_VIOLATION],
+    )
+
+
 async def get_attempts(request: web.Request) -> web.Response:
     """The attempts of a rollout, oldest first."""
     return answer(AttemptList(attempts=request.app[CONTROL].tape.attempts(_rollout(request).id)))
@@ -236,7 +258,7 @@ async def get_exchanges(request: web.Request) -> web.StreamResponse:
     records = _records(request.app[CONTROL].tape, _rollout(request).id, _KINDS[asked.of])
     response = web.StreamResponse(headers={"Content-Type": OCTETS})
     await response.prepare(request)
-    while block := await asyncio.to_thread(_block, records):
+    while block := await asyncio.to_thread(block_of, records):
         await response.write(block)
     return response
 
@@ -248,7 +270,7 @@ def _records(tape: Tape, rollout: str, kinds: tuple[Kind, ...]) -> Iterator[byte
             yield pack(Recorded(span.attempt, span.sequence, *plain_bodies(exchange)))
 
 
-def _block(records: Iterator[bytes]) -> bytes:
+def block_of(records: Iterator[bytes]) -> bytes:
     """The next megabyte or so; empty at the end."""
     block = bytearray()
     while len(block) < BLOCK and (record := next(records, b"")):

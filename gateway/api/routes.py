@@ -22,6 +22,7 @@ from pydantic import Field
 from penstock.gateway import metrics
 from penstock.gateway.api import (
     audit,
+    bulk,
     changes,
     definitions,
     digests,
@@ -78,6 +79,7 @@ from penstock.gateway.model.queue import (
 from penstock.gateway.model.release import ENDED, Stage
 from penstock.gateway.model.rollout import Judgement, Rollout, RolloutSummary
 from penstock.gateway.model.tools import ToolList
+from penstock.gateway.model.transcript import Transcript
 from penstock.gateway.otlp.ingest import post_traces
 
 
@@ -180,6 +182,10 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("GET", f"{_ATTEMPT}/tools", "tools", "Tools that an attempt used", ToolList, reading.get_tools),
     Route(
+        "GET", f"{_ATTEMPT}/transcript", "transcript", "The task and every call of an attempt, read",
+        Transcript, reading.get_transcript,
+    ),
+    Route(
         "GET", "/api/rollouts/{rid}/attempts", "attempts", "Attempts of a rollout",
         AttemptList, reading.get_attempts,
     ),
@@ -203,6 +209,10 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/api/rollouts/{rid}/exchanges", "exchanges", "Bytes of all its calls",
         OCTETS, reading.get_exchanges, query=reading.ExchangesQuery,
+    ),
+    Route(
+        "GET", "/api/whole", "whole_rollouts", "Rollouts with their spans and the bytes of their calls",
+        OCTETS, bulk.get_whole, query=bulk.WholeQuery, errors=(404,),
     ),
     Route(
         "GET", "/api/spans", "recent_spans", "Spans of all rollouts",

@@ -69,7 +69,7 @@ async def _until_idle(client: Client, cursor: int) -> QueueStatus:
     from penstock.gateway.model.lifecycle import LIVE
 
     status = await client.queue()
-    async with aclosing(client.changes(cursor)) as changes:
+    async with aclosing(client.changes(cursor, ["attempt"])) as changes:
         while status.claimed:
             change = await anext(changes)
             if change.attempt is not None and change.attempt.status not in LIVE:

@@ -8,7 +8,7 @@ look. It waits for a gateway that restarts, because whoever watches wants to kno
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.change import ChangeKind
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -31,19 +31,19 @@ T = TypeVar("T")
 
 async def whenever(
     client: Client,
-    concerns: Callable[[Change], bool],
     look: Callable[[], Awaitable[T]],
     patience: Callable[[T], float | None],
+    kinds: Sequence[ChangeKind] = (),
+    names: Sequence[str] = (),
 ) -> AsyncGenerator[T]:
-    """The result of a look, at once and after each relevant change. `patience`: seconds until the next look without a
-    change; None when it is over. Raises `ClientError` when the first look fails, or one is refused.
+    """The result of a look, at once and after each change of these kinds and names. `patience`: seconds until the next
+    look without a change; None when it is over. Raises `ClientError` when the first look fails, or one is refused.
     """
     cursor, changed, seen = (await client.stats(spans=0)).cursor, asyncio.Event(), False
 
     async def listen() -> None:
-        async for change in client.changes(cursor):
-            if concerns(change):
-                changed.set()
+        async for _ in client.changes(cursor, kinds, names):
+            changed.set()
 
     listening = asyncio.ensure_future(listen())
     try:

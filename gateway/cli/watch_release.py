@@ -70,7 +70,7 @@ def looks(client: Client, name: str, whole: bool) -> AsyncGenerator[Look]:
         known = found.history if whole else NOTHING
         return found
 
-    return whenever(client, lambda _: True, next_look, lambda found: _patience(found.view))
+    return whenever(client, next_look, lambda found: _patience(found.view))
 
 
 def _patience(view: ReleaseView) -> float | None:

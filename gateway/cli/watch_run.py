@@ -12,7 +12,6 @@ from rich.console import Console, RenderableType
 from penstock.gateway.cli.terminal import console
 from penstock.gateway.cli.watch import show, whenever
 from penstock.gateway.display import runs
-from penstock.gateway.model.change import Change
 from penstock.gateway.model.run import ENDS, Curve, Run, RunEvent
 
 if TYPE_CHECKING:
@@ -43,9 +42,6 @@ async def look(client: Client, name: str, events: int) -> Look:
 def looks(client: Client, name: str, metrics: Sequence[str], events: int) -> AsyncGenerator[Look]:
     """A run whenever it has changed, until it ends, with the curves of these metrics."""
 
-    def concerns(change: Change) -> bool:
-        return change.kind == "run" and change.name == name
-
     def patience(found: Look) -> float | None:
         return None if found.run.status in ENDS else LONGEST_S
 
@@ -53,7 +49,7 @@ def looks(client: Client, name: str, metrics: Sequence[str], events: int) -> Asy
         found = await look(client, name, events)
         return found._replace(curves=_wanted(found.curves, metrics))
 
-    return whenever(client, concerns, next_look, patience)
+    return whenever(client, next_look, patience, ["run"], [name])
 
 
 async def watch(client: Client, name: str, metrics: Sequence[str], json: bool) -> None:

@@ -13,7 +13,7 @@ that goes wrong is a `ClientError` in one line: the gateway's own words, or what
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 from urllib.parse import quote
@@ -22,8 +22,7 @@ from pydantic import ValidationError
 
 from penstock.gateway.client.connection import ClientError, Params, brief
 from penstock.gateway.client.definitions import DefinitionClient
-from penstock.gateway.client.exchanges import Recorded, Unpacker
-from penstock.gateway.client.parallel import each
+from penstock.gateway.client.exchanges import PARTS, RECORDS, Recorded, RolloutPart, Unpacker, WholeRollout
 from penstock.gateway.client.policy import PolicyClient
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
@@ -44,7 +43,8 @@ from penstock.gateway.model.answers import (
     TokenRequest,
 )
 from penstock.gateway.model.audit import UNSAID, AuditEntry, Caller, Said
-from penstock.gateway.model.change import Change, Digest
+from penstock.gateway.model.base import Kind
+from penstock.gateway.model.change import Change, ChangeKind, Digest
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
@@ -67,10 +67,10 @@ from penstock.gateway.model.queue import (
     RolloutSpec,
     WorkerList,
 )
-from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutSummary, Worker
-from penstock.gateway.model.span import POLICY_VIOLATION, Span
+from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutStatus, RolloutSummary, Worker
+from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolList, ToolUse
-from penstock.gateway.model.transcript import Call, Transcript
+from penstock.gateway.model.transcript import Transcript
 
 __all__ = ["Client", "ClientError"]
 
@@ -142,20 +142,13 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def transcript(self, rollout: str, attempt: str | None = None, outcome: Outcome | None = None) -> Transcript:
         """What reward functions get: the task, and every call of an attempt, read; of the newest one when none is
         named. `outcome`: how it ended, where the tape does not know yet."""
-        summary = await self.rollout(rollout)
-        found = next((one for one in reversed(summary.attempts) if attempt in (None, one.id)), None)
-        if found is None:
-            raise ClientError(f"rollout {rollout!r} has no attempt{'' if attempt is None else f' {attempt!r}'}", 404)
-        spans = [span async for span in self.spans(rollout, found.id)]
-        calls = [span for span in spans if span.kind == "llm"]
-        details = await each(lambda head: self.span(rollout, found.id, head.sequence, "none"), calls)
-        return Transcript(
-            rollout=Rollout(**{name: getattr(summary, name) for name in Rollout.model_fields}),
-            attempt=found,
-            outcome=outcome or found.outcome or Outcome(),
-            calls=[Call(span=detail.span, turn=detail.turn) for detail in details],
-            violations=[span for span in spans if span.error == POLICY_VIOLATION],
-        )
+        if attempt is None:
+            attempts = (await self.rollout(rollout)).attempts
+            if not attempts:
+                raise ClientError(f"rollout {rollout!r} has no attempt", 404)
+            attempt = attempts[-1].id
+        found = await self.get(f"{_path(rollout, attempt)}/transcript", Transcript)
+        return found if outcome is None else found.model_copy(update={"outcome": outcome})
 
     async def request_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
         """The exact bytes of a call's request body; `side`: `agent` or `engine`, as `model.Side` has it."""
@@ -168,11 +161,32 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def exchanges(self, rollout: str, of: str | None = None) -> AsyncGenerator[Recorded]:
         """The bytes of all calls of a rollout that are kept, content encodings removed, in their order. `of`: calls of
         `models`, which is the default, or exchanges with servers of `tools`."""
-        unpacker = Unpacker()
+        unpacker = Unpacker(RECORDS)
         async with self.request("GET", f"{_path(rollout)}/exchanges", {"of": of}) as response:
             async for piece in response.content.iter_any():
                 for call in unpacker.feed(piece):
                     yield call
+
+    async def whole_rollouts(self, ids: Sequence[str], kinds: Sequence[Kind] = ()) -> AsyncGenerator[WholeRollout]:
+        """These rollouts, at most 200, in their order, each with its spans (all, or of these `kinds`) and the bytes of
+        its model calls. One request; no more than one rollout is held in memory. Raises `ClientError` before the first
+        when one of them is not there."""
+        if not ids:
+            return
+        unpacker, whole = Unpacker(PARTS), None
+        params = {"ids": ",".join(ids), "kind": ",".join(kinds) or None}
+        async with self.request("GET", "/api/whole", params) as response:
+            async for piece in response.content.iter_any():
+                for part in unpacker.feed(piece):
+                    if not isinstance(part, RolloutPart):
+                        assert whole is not None, "a rollout comes before what is in it"
+                        whole.add(part)
+                        continue
+                    if whole is not None:
+                        yield whole
+                    whole = WholeRollout(self._parsed("/api/whole", RolloutSummary, part.rollout))
+        if whole is not None:
+            yield whole
 
     async def stats(self, spans: int | None = None) -> Stats:
         """Figures, with sums over the newest `spans`."""
@@ -205,9 +219,19 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
             raise ClientError(brief(e)) from None
         return Token.model_validate_json(await self.read("POST", "/api/tokens", body=request.model_dump_json()))
 
-    async def changes(self, since: int = 0) -> AsyncGenerator[Change]:
-        """Every change after the cursor `since`, for ever. Raises only when the gateway refuses."""
-        async with aclosing(self._followed("/api/changes", Change, {}, since, None)) as feed:
+    async def changes(
+        self,
+        since: int = 0,
+        kinds: Sequence[ChangeKind] = (),
+        names: Sequence[str] = (),
+        status: Iterable[RolloutStatus] = (),
+    ) -> AsyncGenerator[Change]:
+        """Every change after the cursor `since`, for ever. Raises only when the gateway refuses. What is not wanted is
+        not sent: `kinds` of changes, `names` (or NAME*) of rollouts with what is in them, of resources, releases and
+        runs, `status` of rollouts."""
+        wanted = {"kind": ",".join(kinds), "name": ",".join(names), "status": ",".join(status)}
+        params = {name: text for name, text in wanted.items() if text}
+        async with aclosing(self._followed("/api/changes", Change, params, since, None)) as feed:
             async for change in feed:
                 yield change
 

@@ -113,6 +113,7 @@ class SyncClient:
     request_body = _waited(Client.request_body)
     response_body = _waited(Client.response_body)
     exchanges = _waited(Client.exchanges)
+    whole_rollouts = _waited(Client.whole_rollouts)
     stats = _waited(Client.stats)
     readiness = _waited(Client.readiness)
     whoami = _waited(Client.whoami)

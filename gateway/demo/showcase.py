@@ -221,7 +221,7 @@ async def work_in_hand(made: Showcase) -> None:
 
 async def waits(made: Showcase) -> None:
     """Comes back when a call waits for the upstream that is held, and one for a person."""
-    views = whenever(made.client, lambda _: True, made.client.upstreams, lambda _: 0.05)
+    views = whenever(made.client, made.client.upstreams, lambda _: 0.05)
     async with asyncio.timeout(PATIENCE), aclosing(views):
         async for found in views:
             if any(view.waiting for view in found) and await made.client.waiting():

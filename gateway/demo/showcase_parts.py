@@ -56,7 +56,7 @@ class Showcase:
 
 async def reached(client: Client, release: str, so: Callable[[ReleaseView], bool]) -> None:
     """Waits until a release is as wanted."""
-    looks = whenever(client, lambda _: True, lambda: client.release(release), lambda _: 0.2)
+    looks = whenever(client, lambda: client.release(release), lambda _: 0.2)
     async with asyncio.timeout(PATIENCE), aclosing(looks):
         async for view in looks:
             if so(view):

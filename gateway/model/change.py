@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
@@ -10,13 +10,15 @@ from penstock.gateway.model.base import Noun
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
 
+ChangeKind: TypeAlias = Literal["rollout", "attempt", "span", "resource", "release", "run"]
+
 
 class Change(Noun):
     """One entry of the change feed."""
 
     cursor: int
     """Its place in the feed; ask for `since=cursor` to go on after it."""
-    kind: Literal["rollout", "attempt", "span", "resource", "release", "run"]
+    kind: ChangeKind
     """What changed."""
     name: str | None = None
     """Set when kind is resource, release or run: which one."""

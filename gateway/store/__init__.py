@@ -87,6 +87,11 @@ class Store(Reader):
         """
         return self._writer.write(items)
 
+    @property
+    def newest(self) -> Sequence[bytes]:
+        """What the last transaction has added to the log; for the thread that writes."""
+        return self._writer.newest
+
     def follower(self, kind: type[F]) -> F:
         """The follower of this type; it may be a moment ahead of the tape. Raises `KeyError` when there is none."""
         return self._writer.follower(kind)

@@ -18,9 +18,12 @@ from penstock.gateway.store import codec, keys
 from penstock.gateway.store.environment import ORDER, Cursor, Environment
 from penstock.gateway.store.records import Style
 from penstock.gateway.store.view import View
+from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 _ID = re.compile(ID_PATTERN)
 _SLICE = 256
+_LOOKED = 4096
+"""Changes that are looked at for one page, or as many as it may have."""
 _SEGMENTS = 2000
 """Segments of the log that are looked through in one transaction."""
 _STEP = 50
@@ -129,19 +132,26 @@ class Reader:
             )
             newest = last - 1
 
-    def changes(self, since: int, limit: int) -> tuple[list[Change], int]:
-        """At most `limit` changes after `since`, oldest first, and the cursor to go on from. If a call has ended since
-        it began, only its end is told.
+    def changes(self, since: int, limit: int, wanted: Wanted = EVERYTHING) -> tuple[list[Change], int]:
+        """At most `limit` wanted changes after `since`, oldest first, and the cursor to go on from: a page that looked
+        at many others ends early. If a call has ended since it began, only its end is told. A rollout is told as it
+        stands now, and once in a page whose `wanted` asks where it stands.
         """
         found: list[Change] = []
+        told = set[bytes]()
         since = max(0, since)
         with self.view() as view:
-            newest = view.last("log")
+            newest = min(view.last("log"), since + max(_LOOKED, limit))
             while since < newest and len(found) < limit:
                 first, records = view.log_segment(since + 1)
-                change = view.change(since + 1, records[since + 1 - first])
+                record = records[since + 1 - first]
                 since += 1
-                if change is not None:
+                if not wanted.concerns(record) or record in told:
+                    continue
+                if wanted.status and record[:1] == b"r":
+                    told.add(record)
+                change = view.change(since, record)
+                if change is not None and wanted.takes(change):
                     found.append(change)
         return found, since
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from penstock.gateway.config import Tape
@@ -70,8 +70,11 @@ class _Queued(NamedTuple):
 class Recorder:
     """One queue, one thread, one store."""
 
-    def __init__(self, store: Store, config: Tape, metrics: Metrics, committed: Callable[[int], None]) -> None:
-        """`committed` is called on the loop with the newest cursor after every commit, never before."""
+    def __init__(
+        self, store: Store, config: Tape, metrics: Metrics, committed: Callable[[int, Sequence[bytes]], None]
+    ) -> None:
+        """`committed` is called on the loop with the newest cursor and what the log has got, after every commit,
+        never before."""
         self.store = store
         self.failing: str | None = None
         """Why the tape cannot be written now; None while it can."""
@@ -83,6 +86,8 @@ class Recorder:
         self._queue: deque[_Queued] = deque()
         self._taken: list[_Queued] = []
         self._held: list[Entry] = []
+        self._records: list[bytes] = []
+        """What the log has got and the loop was not told of yet."""
         self._wake = threading.Event()
         self._hurry = threading.Event()
         self._sleeping = False
@@ -227,7 +232,7 @@ class Recorder:
             gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost]
             batch = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost]
             self._loop.call_soon_threadsafe(self._after, gone, None, 0, 0.0)
-        self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds)
+        self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds, self._new_records())
 
     def _entries(self, batch: list[_Queued]) -> list[Item | None]:
         """The entries of the items, None where there is nothing to write; an item that fails leaves the batch."""
@@ -250,7 +255,7 @@ class Recorder:
         if not everything:
             return 0, set()
         try:
-            cursor, lost = self.store.write(everything), set[int]()
+            cursor, lost = self._store(everything), set[int]()
         except TapeError:
             raise
         except Exception:
@@ -259,11 +264,20 @@ class Recorder:
         self._held.clear()
         return cursor, lost
 
+    def _store(self, items: list[Item]) -> int:
+        cursor = self.store.write(items)
+        self._records += self.store.newest
+        return cursor
+
+    def _new_records(self) -> list[bytes]:
+        records, self._records = self._records, []
+        return records
+
     def _commit_singly(self, entries: list[Item]) -> tuple[int, set[int]]:
         cursor, lost = 0, set[int]()
         for entry in entries:
             try:
-                cursor = self.store.write([entry])
+                cursor = self._store([entry])
             except TapeError:
                 raise
             except Exception:
@@ -283,7 +297,7 @@ class Recorder:
         except TapeError:
             return
         self.failing = None
-        self._loop.call_soon_threadsafe(self._after, list[_Queued](), cursor, count, 0.0)
+        self._loop.call_soon_threadsafe(self._after, list[_Queued](), cursor, count, 0.0, self._new_records())
 
     def _failed(self, reason: str, items: list[Item]) -> None:
         if self.failing is None:
@@ -299,13 +313,20 @@ class Recorder:
 
     # -- on the loop -------------------------------------------------------------------------------------------------
 
-    def _after(self, batch: list[_Queued], cursor: int | None, spans: int, seconds: float) -> None:
+    def _after(
+        self,
+        batch: list[_Queued],
+        cursor: int | None,
+        spans: int,
+        seconds: float,
+        records: Sequence[bytes] = (),
+    ) -> None:
         """Releases whatever waited for the batch; without a cursor the batch is lost."""
         self._metrics.recorder_queue_calls -= len(batch)
         self._metrics.recorder_queue_bytes -= sum(item.weight for item in batch)
         if cursor:
             self._metrics.committed(spans, seconds)
-            self._committed(cursor)
+            self._committed(cursor, records)
         for item in batch:
             if item.done is not None:
                 self._let_go(item.done, cursor is not None)

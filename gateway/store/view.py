@@ -5,7 +5,7 @@ transaction's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import QueueState
@@ -27,11 +27,12 @@ from penstock.gateway.store.records import (
     rollout_from,
     span_from,
 )
+from penstock.gateway.store.wanted import KINDS
 
 BLOCK = 32
 """Sequences in one record of the index."""
 
-_NAMED: dict[bytes, Literal["resource", "release", "run"]] = {b"v": "resource", b"e": "release", b"t": "run"}
+_NAMED = frozenset({b"v", b"e", b"t"})
 _RECENT = 4
 _SPANS = ATTEMPT.index("spans")
 
@@ -219,7 +220,7 @@ class View:
             span = span_from(key, key[keys.summary_key_length(key) :], self.style)
             return Change.model_construct(cursor=at, kind="span", span=span)
         if kind in _NAMED:
-            return Change(cursor=at, kind=_NAMED[kind], name=key[:-1].decode("ascii"))
+            return Change(cursor=at, kind=KINDS[kind], name=key[:-1].decode("ascii"))
         if kind == b"o":
             stored = self.get("open", key)
             span = None if stored is None else span_from(key, codec.unpack_open(stored)[0], self.style)

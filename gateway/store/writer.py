@@ -47,6 +47,8 @@ class Writer:
         self._secrets = secrets
         self._known = -1
         self._cursor = 0
+        self.newest: Sequence[bytes] = ()
+        """What the last transaction has added to the log."""
         self._followers: dict[type[Any], Follower] = {type(follower): follower for follower in followers}
         self._tables = Tables(env.dbs, memory_bytes, None if woken is None else self._heard)
         self._woken = woken
@@ -107,6 +109,7 @@ class Writer:
                     follower.recall(View(txn, self._env.dbs, {}))
             raise
         self._cursor += len(batch.log)
+        self.newest = batch.log
         self._tables.committed(batch)
         return self._cursor
 

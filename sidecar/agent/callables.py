@@ -2,9 +2,9 @@
 
 With `--check` it only checks that there is such a function: exit code 1 and one line when there is certainly none.
 
-The function gets the task and runs in a process of its own. So its clients read the rollout's variables when they are
-made, its output is its own, and it can be killed. Its return value is the output, as the last line of stdout; an
-exception is a traceback on stderr and exit code 1, as for any script.
+The function gets the task, and its address if it has a parameter `address`. It runs in a process of its own. So its
+clients read the rollout's variables when they are made, its output is its own, and it can be killed. Its return value
+is the output, as the last line of stdout; an exception is a traceback on stderr and exit code 1, as for any script.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
+from penstock.sidecar.agent import helper
 from penstock.sidecar.agent.loading import LoadError, load
 
 
@@ -29,7 +31,22 @@ def task() -> Any:
 
 def call(name: str) -> Any:
     """Calls the function with the task; returns its result."""
-    result = load(name)(task())
+    function = load(name)
+    return awaited(function(task(), **more(function)))
+
+
+def more(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function gets besides the task: where its models are, if it has a parameter `address`."""
+    try:
+        wanted = "address" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        # Some are not written in Python.
+        wanted = False
+    return {"address": helper.address()} if wanted else {}
+
+
+def awaited(result: Any) -> Any:
+    """The result of a function that may return something to be awaited; where no event loop runs."""
     return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 
 

@@ -51,7 +51,7 @@ def reward(
 ) -> None:
     """Reward this attempt with a number, named scores, or both. It is kept with the source `agent` and not trained on
     unless the gateway is configured to trust it. Of several with one `key` the first is kept."""
-    home = _home()
+    home = own_home()
     if home is None:
         return
     numbers: dict[str, float] = {}
@@ -72,7 +72,7 @@ def reward(
 def event(name: str, attributes: Mapping[str, object] | None = None, /, **more: object) -> None:
     """Note something that happened in this attempt; it stands in the `span` that is open. `attributes` and `more` are
     put together as `dict` does it; what is no text, number, flag or None is kept as JSON."""
-    home = _home()
+    home = own_home()
     if home is None:
         return
     said: dict[str, object] = {"name": _name(name), "attributes": _plain_values(attributes, more)}
@@ -84,6 +84,42 @@ def span(name: str, attributes: Mapping[str, object] | None = None, /, **more: o
     """A piece of the agent's work, to be used by `with`, `async with` or as a decorator. Model calls, events and other
     spans that begin inside it stand in it. An exception that leaves it is its error, and goes on."""
     return Span(name, {**(attributes or {}), **more})
+
+
+def address() -> Address | None:
+    """Where the models of this attempt are; None outside a rollout. Many attempts of a function may share a process
+    (`penstock run --concurrency`): each finds its own here, where variables could not tell them apart. A thread that an
+    agent starts itself does not; `asyncio.to_thread` and tasks do."""
+    _asked.get().add("address")
+    if own_home() is None:
+        return None
+    return Address(_variable)
+
+
+class Address:
+    """Where the models of an attempt are."""
+
+    def __init__(self, variable: Callable[[str], str | None]) -> None:
+        self.url = variable("PENSTOCK_URL") or ""
+        """Of the rollout, as clients of Anthropic and Gemini want it."""
+        self.openai_url = f"{self.url}/v1"
+        """The base URL of an OpenAI client."""
+        self.token = variable("PENSTOCK_TOKEN") or ""
+        """The API key; opens this rollout and nothing else."""
+        self.rollout = variable("PENSTOCK_ROLLOUT_ID") or ""
+        self.attempt = variable("PENSTOCK_ATTEMPT_ID") or ""
+        self.mode = variable("PENSTOCK_MODE") or ""
+
+
+def pin(variables: Mapping[str, str]) -> None:
+    """In this context these are the attempt's variables, whatever those of the process are."""
+    _pinned.set(variables)
+    _asked.set(set())
+
+
+def address_was_asked_for() -> bool:
+    """Whether the attempt of this context has asked for its address."""
+    return bool(_asked.get())
 
 
 def flush(timeout_s: float | None = None) -> bool:
@@ -115,7 +151,7 @@ class Span:
         return {} if self._home is None else {"traceparent": f"00-{self._trace}-{self.id}-01"}
 
     def __enter__(self) -> Self:
-        self._home = _home()
+        self._home = own_home()
         if self._home is not None:
             above = _current.get()
             self._trace, self._parent = _outermost() if above is None else (above._trace, above.id)
@@ -183,15 +219,26 @@ class Span:
 _current: ContextVar[Span | None] = ContextVar("penstock_span", default=None)
 
 
-def _home() -> Home | None:
-    """None outside a rollout."""
-    url, token = os.environ.get("PENSTOCK_URL"), os.environ.get("PENSTOCK_TOKEN")
+_NOBODY: set[str] = set()
+_asked: ContextVar[set[str]] = ContextVar("penstock_asked", default=_NOBODY)
+"""What the attempt of this context has asked for; its threads and tasks share it."""
+_pinned: ContextVar[Mapping[str, str] | None] = ContextVar("penstock_variables", default=None)
+
+
+def _variable(name: str) -> str | None:
+    pinned = _pinned.get()
+    return os.environ.get(name) if pinned is None else pinned.get(name)
+
+
+def own_home() -> Home | None:
+    """Where reports of this attempt go; None outside a rollout."""
+    url, token = _variable("PENSTOCK_URL"), _variable("PENSTOCK_TOKEN")
     return (url, token) if url and token else None
 
 
 def _outermost() -> tuple[str, str]:
     """(trace id, parent's id) of a span that stands in no other: those of the attempt, or a trace of its own."""
-    parts = os.environ.get("TRACEPARENT", "").split("-")
+    parts = (_variable("TRACEPARENT") or "").split("-")
     return (parts[1], parts[2]) if len(parts) == 4 else (_random(16), "")
 
 

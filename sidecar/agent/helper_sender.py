@@ -56,6 +56,8 @@ class Sender:
         """Begin anew. In the child of a fork what waited is the parent's, and the thread is not there."""
         # Who is interrupted by a signal while it holds the lock may speak in the signal's handler too.
         self._lock = threading.RLock()
+        self._moved = threading.Condition(self._lock)
+        self._sending: Home | None = None
         self._waiting: list[tuple[Home, str, dict[str, object]]] = []
         self._thread: threading.Thread | None = None
 
@@ -89,6 +91,16 @@ class Sender:
         thread.join(timeout_s)
         return not thread.is_alive()
 
+    def wait_for(self, home: Home, timeout_s: float) -> bool:
+        """Until nothing of one attempt waits, whatever others of this process still say; False when it takes
+        longer."""
+
+        def sent() -> bool:
+            return self._sending != home and all(of != home for of, _, _ in self._waiting)
+
+        with self._moved:
+            return self._moved.wait_for(sent, timeout_s)
+
     def _run(self) -> None:
         while (batch := self._next()) is not None:
             self._send(*batch)
@@ -96,10 +108,13 @@ class Sender:
     def _next(self) -> tuple[Home, str, list[dict[str, object]]] | None:
         """What goes into one request; None when there is nothing left."""
         with self._lock:
+            self._sending = None
+            self._moved.notify_all()
             if not self._waiting:
                 self._thread = None
                 return None
             home, path, _ = self._waiting[0]
+            self._sending = home
             most = self._waiting[: 1 if path == REWARDS else MOST_AT_ONCE]
             batch = [said for _, _, said in takewhile(lambda one: one[:2] == (home, path), most)]
             del self._waiting[: len(batch)]

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from penstock.gateway.model.queue import Claim
 from penstock.sidecar import preflight
-from penstock.sidecar.agent.environment import Plan, environment, imported, plan
+from penstock.sidecar.agent.environment import Plan, environment, imported, plan, variables
 from penstock.sidecar.agent.fork_client import Preloaded
 from penstock.sidecar.agent.process import Agent, Command, Sink, start
+from penstock.sidecar.agent.shared import Shared
 from penstock.sidecar.engines import containers
 from penstock.sidecar.settings import Settings
 
@@ -38,6 +39,10 @@ class Here:
         self._preloaded: Preloaded | None = None
         if agents.preload and agents.callable is not None:
             self._preloaded = Preloaded(agents.callable, imported(os.environ, settings.key), agents.cwd)
+        self._shared: Shared | None = None
+        if agents.concurrency > 1 and agents.callable is not None:
+            env = imported(os.environ, settings.key)
+            self._shared = Shared(agents.callable, agents.concurrency, env, agents.cwd)
 
     async def __aenter__(self) -> Here:
         """Raises `UsageError` when it is certain that no agent can work here."""
@@ -47,10 +52,20 @@ class Here:
     async def __aexit__(self, *_: object) -> None:
         if self._preloaded is not None:
             await self._preloaded.close()
+        if self._shared is not None:
+            await self._shared.close()
 
     @asynccontextmanager
     async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[Agent]:
         """The agent of an attempt."""
+        if self._shared is not None:
+            own = variables(claim, self._settings.gateway)
+            agent = await self._shared.start(claim.rollout.input, own, self._settings.agents.grace_s, sink)
+            try:
+                yield agent
+            finally:
+                agent.close()
+            return
         with TemporaryDirectory(prefix="penstock-") as home:
             async with self._front(claim, home, sink) as front:
                 made = plan(claim, self._settings.gateway, self._settings.agents, Path(home, "input.json"), front)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -18,7 +17,7 @@ from penstock.adapters.samples import samples
 from penstock.adapters.source import Query, changed, load
 from penstock.adapters.turns import Episode
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.queue import Event, RolloutSpec
 from penstock.gateway.model.rollout import Judgement, RolloutStatus, RolloutSummary
 
 
@@ -39,12 +38,19 @@ def engine(provider: Provider) -> None:
     provider.formats = {"/v1/chat/completions": (plain, lambda asked, _: iter([streamed(plain(asked, _))]))}
 
 
-async def agent(gateway: Gateway, http: aiohttp.ClientSession, rollout: str, turns: int, stream: bool = False) -> None:
+async def agent(
+    gateway: Gateway,
+    http: aiohttp.ClientSession,
+    rollout: str,
+    turns: int,
+    stream: bool = False,
+    attempt: str = "a1",
+) -> None:
     """Asks, and asks on."""
     said = [message("user", [1, 2])]
     for turn in range(turns):
         asked = {"model": "m", "messages": said, "stream": stream}
-        async with http.post(f"{gateway.openai(rollout)}/chat/completions", json=asked) as response:
+        async with http.post(f"{gateway.openai(rollout, attempt)}/chat/completions", json=asked) as response:
             assert response.status == 200
             body = await response.read()
         prompt = [int(word) for it in said for word in it["content"].split()]
@@ -54,11 +60,6 @@ async def agent(gateway: Gateway, http: aiohttp.ClientSession, rollout: str, tur
 
 async def episodes(client: Client, filter: str = "") -> list[Episode]:
     return [one async for one in load(client, client.rollouts(filter))]
-
-
-def reading() -> list[asyncio.Task[Any]]:
-    """Rollouts that are being read."""
-    return [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") in ("one", "counting")]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -78,36 +79,47 @@ async def test_what_went_through_the_gateway_is_one_sample(
     assert (made.logprobs[made.mask] < 0).all()
 
 
-async def test_episodes_come_in_order_and_few_are_ahead(
+async def test_episodes_come_in_order_and_whoever_has_enough_leaves(
     gateway: Gateway, http: aiohttp.ClientSession, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"r{number}" for number in range(10)]
     for name in names:
         await agent(gateway, http, name, 1)
         await client.reward(name, "a1", Judgement(value=1.0))
-    begun, taken, most = 0, 0, 0
-    one = source.one
-
-    async def counting(client: Client, rollout: RolloutSummary) -> Episode:
-        nonlocal begun, most
-        begun += 1
-        most = max(most, begun - taken)
-        return await one(client, rollout)
-
-    monkeypatch.setattr(source, "one", counting)
-    order: list[str] = []
-    async for episode in load(client, client.rollouts()):
-        order.append(episode.rollout.id)
-        taken += 1
-    assert order == names[::-1]
-    assert most <= source.AHEAD
-    # Whoever has enough leaves, and nothing is left behind.
-    begun, taken = 0, 0
-    some = load(client, [await client.rollout(name) for name in names])
+    monkeypatch.setattr(source, "AT_ONCE", 4)
+    assert [one.rollout.id async for one in load(client, client.rollouts())] == names[::-1]
+    assert [one.rollout.id async for one in load(client, names[3:8])] == names[3:8]
+    some = load(client, names)
     assert (await anext(some)).rollout.id == "r0"
     await some.aclose()
-    assert begun <= source.AHEAD
-    assert not reading()
+    with pytest.raises(ClientError, match="there is no rollout 'r99'"):
+        _ = [one async for one in load(client, ["r0", "r99"])]
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+async def test_a_step_in_one_answer_is_what_single_requests_say(
+    gateway: Gateway, http: aiohttp.ClientSession, provider: Provider, client: Client, encoding: str
+) -> None:
+    """Rollouts of many kinds: no call, several attempts, streams, rewards, events, a task and metadata."""
+    provider.encoding = encoding
+    spec = RolloutSpec(id="q1", input={"n": [1, None]}, group="g", mode="val", metadata={"a": "b"})
+    await client.enqueue([spec])
+    for number, stream in ((1, False), (2, True), (5, True)):
+        await agent(gateway, http, f"r{number}", number, stream)
+        await client.reward(f"r{number}", "a1", Judgement(value=0.5, dimensions={"style": 1.0}, reason="so"))
+    await agent(gateway, http, "r2", 1, attempt="a2")
+    await client.reward("r2", "a2", Judgement(value=0.0))
+    await client.add_events("r1", "a1", [Event(name="said", attributes={"text": "x" * 2000})])
+    names = ["r2", "q1", "r5", "r1"]
+    whole = [one async for one in client.whole_rollouts(names)]
+    assert [one.rollout for one in whole] == [await client.rollout(name) for name in names]
+    for name, one in zip(names, whole, strict=True):
+        assert one.spans == [span async for span in client.spans(name)]
+        assert one.calls == [call async for call in client.exchanges(name)]
+    assert [len(one.calls) for one in whole] == [3, 0, 5, 1]
+    rewards = [one async for one in client.whole_rollouts(names, ["reward"])]
+    assert {span.kind for one in rewards for span in one.spans} == {"reward"}
+    assert not any(one.calls for one in rewards)
 
 
 async def test_what_is_new_since_a_cursor(gateway: Gateway, http: aiohttp.ClientSession, client: Client) -> None:
@@ -140,10 +152,9 @@ async def test_what_is_new_since_a_cursor(gateway: Gateway, http: aiohttp.Client
     ]
 
 
-async def test_a_rollout_that_is_not_there_is_an_error_and_nothing_is_left_behind(client: Client) -> None:
+async def test_a_rollout_that_is_not_there_is_an_error(client: Client) -> None:
     with pytest.raises(ClientError, match="there is no rollout 'gone'"):
         _ = [it async for it in load(client, [RolloutSummary(id="gone")] * 3)]
-    assert not reading()
 
 
 async def test_a_call_that_failed_is_reported(

@@ -15,7 +15,7 @@ from clients.profiles import PROFILES
 from fakes.process import PATHS, ROOT, Gateway, upstream
 
 from penstock.adapters.samples import Options, Sample, samples
-from penstock.adapters.source import one
+from penstock.adapters.source import load
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import Diagnosis
 from penstock.gateway.model.rollout import RolloutSummary
@@ -125,7 +125,7 @@ async def _penstock(home: Path, *words: str) -> str:
 async def rows(gateway: Gateway, rollout: RolloutSummary) -> tuple[list[Sample], Diagnosis, list[str]]:
     """The rows of a rollout, what the doctor says of it, and the statuses of its calls."""
     async with Client(gateway.url) as client:
-        episode = await one(client, rollout)
+        (episode,) = [one async for one in load(client, [rollout])]
         calls = [span async for span in client.spans(rollout.id, filter="kind:llm")]
         told = await client.diagnosis(rollout.id)
     return samples(episode, Options(model="policy"))[0], told, [str(call.status) for call in calls]

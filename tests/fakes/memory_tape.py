@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -27,6 +26,8 @@ from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.measure import Measure
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.store.audit_log import AuditLog
+from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.wanted import EVERYTHING, Wanted
 from penstock.gateway.webhooks.service import Webhooks
 
 T0 = 1_790_000_000_000_000_000
@@ -47,7 +48,7 @@ SECRET = b"a secret of 16 bytes or more"
 
 
 class MemoryTape:
-    """Everything in dicts. It is also the feed."""
+    """Everything in dicts, with a feed of its own."""
 
     def __init__(self) -> None:
         self._rollouts: dict[str, Rollout] = {}
@@ -55,7 +56,7 @@ class MemoryTape:
         self._spans: dict[tuple[str, str, int], tuple[int, Span]] = {}
         self._exchanges: dict[tuple[str, str, int], Exchange] = {}
         self._changes: list[Change] = []
-        self._changed = asyncio.Condition()
+        self.feed = Feed(0)
 
     def add(self, span: Span, exchange: Exchange | None = None, **about_rollout: Any) -> None:
         """Record a span, and its rollout and attempt if they are new."""
@@ -88,13 +89,7 @@ class MemoryTape:
 
     async def tell(self) -> None:
         """Wake the followers."""
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def wait(self, since: int) -> int:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.cursor() > since)
-            return self.cursor()
+        self.feed.committed(self.cursor(), [b"s"])
 
     def find_response(self, response_id: str) -> Span | None:
         return next((span for _, span in self._spans.values() if span.response_id == response_id), None)
@@ -137,9 +132,9 @@ class MemoryTape:
     def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]:
         return ((span, self.exchange(span)) for span in spans)
 
-    def changes(self, since: int, limit: int) -> tuple[list[Change], int]:
+    def changes(self, since: int, limit: int, wanted: Wanted = EVERYTHING) -> tuple[list[Change], int]:
         found = self._changes[since : since + limit]
-        return found, found[-1].cursor if found else since
+        return [one for one in found if wanted.takes(one)], found[-1].cursor if found else since
 
     def cursor(self) -> int:
         return len(self._changes)
@@ -193,7 +188,7 @@ async def serving(
                 NO_DESK,
                 NO_RELEASES,
                 NO_RUNS,
-                tape,
+                tape.feed,
                 {},
                 auth,
                 metrics,

@@ -226,7 +226,7 @@ async def bench(home: Path, provider: Counting, config: Mapping[str, Any] | None
     found = Config.model_validate({"upstream": upstream} | dict(config or {}))
     pools = {one.name: Pool(one) for one in found.upstreams()}
     store = open_store(home / "data")
-    recorder = Recorder(store, Tape(), Metrics(), lambda cursor: None)
+    recorder = Recorder(store, Tape(), Metrics(), lambda cursor, records: None)
     pins = Pins(ReleaseReader(store), recorder, Metrics(), Redactor(), asyncio.Future)
     recorder.start()
     async with aiohttp.ClientSession() as session:

@@ -193,14 +193,14 @@ AGENTS: list[Agent] = [claude_agent, gpt_agent]
 async def test_a_translated_rollout_is_one_sample(gateway: Gateway, engine: Provider, tape: Tape, agent: Agent) -> None:
     """Where the template writes what was generated as it was generated, the conversation is one sequence."""
     from penstock.adapters.samples import Options, samples
-    from penstock.adapters.source import one
+    from penstock.adapters.source import load
 
     engine.script, engine.log = STORY.copy(), []
     rollout = f"sample-{AGENTS.index(agent)}"
     await agent(gateway, rollout, True)
     await tape.spans(rollout, len(STORY))
     async with Client(gateway.url) as client:
-        episode = await one(client, await client.rollout(rollout))
+        (episode,) = [one async for one in load(client, [rollout])]
     found, report = samples(episode, Options(allow=frozenset({"no_reward"})))
     assert (report.samples, report.choices, report.dropped) == (1, len(STORY), [])
     (made,) = found

@@ -91,7 +91,7 @@ async def act_on_tools(person: Acting, shown: Showcase) -> None:
 
 async def asked_for(client: Client, rollout: str) -> None:
     """Waits until a call of a rollout waits for a person."""
-    looks = whenever(client, lambda _: True, client.waiting, lambda _: 0.2)
+    looks = whenever(client, client.waiting, lambda _: 0.2)
     async with asyncio.timeout(PATIENCE), aclosing(looks):
         async for questions in looks:
             if any(one.rollout == rollout for one in questions):

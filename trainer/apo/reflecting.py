@@ -110,7 +110,10 @@ class Reflecting:
         """Waits until the call of an attempt is on the tape: what is decided by an answer must find it there again. A
         gateway that was killed meanwhile may have lost it; then it is waited for in vain, and asked for again."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(RECORDED_S), aclosing(self._client.changes(cursor)) as changes:
+            async with (
+                asyncio.timeout(RECORDED_S),
+                aclosing(self._client.changes(cursor, ["span"], [self._rollout])) as changes,
+            ):
                 await self._ended(attempt, changes)
 
     async def _ended(self, attempt: str, changes: AsyncIterator[Change]) -> None:

@@ -19,8 +19,9 @@ GONE: Final = frozenset({404, 409})
 class Awaited:
     """Rollouts that were queued and are waited for. `run` must run beside it: it follows the gateway's changes."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, names: Sequence[str] = ()) -> None:
+        """`names`: what all of them are called, such as RUN-*; every rollout when not given."""
+        self._client, self._names = client, names
         self._waiting: dict[str, RolloutStatus] = {}
         """Where they stand."""
         self._news = asyncio.Condition()
@@ -30,7 +31,7 @@ class Awaited:
         """Follows the changes of rollouts, for ever."""
         cursor = (await self._client.stats(spans=0)).cursor
         self._follows.set()
-        async with aclosing(self._client.changes(cursor)) as changes:
+        async with aclosing(self._client.changes(cursor, ["rollout"], self._names, ENDED)) as changes:
             async for change in changes:
                 if change.rollout is not None and change.rollout.id in self._waiting:
                     await self._note(change.rollout.id, change.rollout.status)

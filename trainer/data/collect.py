@@ -8,7 +8,7 @@ and rollouts that have not ended when the step's time is over are cancelled; the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -20,7 +20,7 @@ from penstock.adapters.turns import Episode
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus, RolloutSummary
+from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus
 from penstock.trainer.data.awaiting import Awaited
 from penstock.trainer.data.fates import Fates
 from penstock.trainer.data.sampling import Sampled
@@ -134,7 +134,7 @@ class Collector:
         self._failed_reward, self._temperature = failed_reward, temperature
         self._run = run
         self._options = options
-        self._awaited = Awaited(client)
+        self._awaited = Awaited(client, [f"{run}-*"])
 
     async def run(self) -> None:
         """Follows the changes of rollouts, for ever."""
@@ -184,7 +184,7 @@ class Collector:
                 f"none of {len(order.names)} rollouts has ended in {timeout_s:g} s (rollouts.timeout); is there a "
                 f"runner? penstock run --watch --mode {order.mode} -- COMMAND"
             )
-        async with aclosing(load(self._client, self._ended(order))) as episodes:
+        async with aclosing(load(self._client, order.names)) as episodes:
             async for episode in episodes:
                 add(done, episode, self._options, self._temperature)
         self._awaited.forget(order.names)
@@ -195,10 +195,6 @@ class Collector:
         asked = self._client.spans(rollout, filter="name:reward_error", limit=1)
         said = [str((span.attributes or {}).get("reason", "")) async for span in asked]
         return said[0] if said else None
-
-    async def _ended(self, order: Order) -> AsyncGenerator[RolloutSummary]:
-        for name in order.names:
-            yield await self._client.rollout(name)
 
 
 def group_name(run: str, mode: Mode, name: str, place: int) -> str:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.adapters.samples import Options
-from penstock.adapters.source import one
+from penstock.adapters.source import load
 from penstock.adapters.turns import Episode, Try
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.change import Change
@@ -180,10 +180,10 @@ class Traffic:
     async def _read(self, names: Mapping[str, Seen]) -> Collected:
         done = Collected(figures={f"left_out/{name}": float(count) for name, count in (+self._left).items()})
         self._left.clear()
-        for name, seen in names.items():
-            episode = await one(self._client, await self._client.rollout(name))
-            options = Options(model=self._config.model.name)
-            add(done, as_seen(episode, seen), options, self._config.rollouts.temperature)
+        options = Options(model=self._config.model.name)
+        async with aclosing(load(self._client, names)) as episodes:
+            async for episode in episodes:
+                add(done, as_seen(episode, names[episode.rollout.id]), options, self._config.rollouts.temperature)
         return done
 
 

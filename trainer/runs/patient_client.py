@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Final, TypeVar
 
-from penstock.gateway.client.client import Client, ClientError, Recorded
+from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import Params
+from penstock.gateway.client.exchanges import WholeRollout
+from penstock.gateway.model.base import Kind
 
 T = TypeVar("T")
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
+MOST_BROKEN: Final = 8
+"""How often an answer of a gateway that is there may break off at one place."""
 PATIENCE_S: Final = 600.0
 """How long a gateway may be away before the run stops; it can be resumed."""
 
@@ -26,16 +31,21 @@ class Patient(Client):
         ask = super().read
         return await self._patiently(lambda: ask(method, path, params, body))
 
-    async def exchanges(self, rollout: str, of: str | None = None) -> AsyncGenerator[Recorded]:
-        """See `Client.exchanges`. They are given when all are there: a gateway that goes away among them gives the
-        first ones twice."""
-        ask = super().exchanges
-
-        async def every() -> list[Recorded]:
-            return [call async for call in ask(rollout, of)]
-
-        for call in await self._patiently(every):
-            yield call
+    async def whole_rollouts(self, ids: Sequence[str], kinds: Sequence[Kind] = ()) -> AsyncGenerator[WholeRollout]:
+        """See `Client.whole_rollouts`. When the gateway goes away among them, it is asked for the others."""
+        given, broken = 0, 0
+        while given < len(ids):
+            try:
+                async with aclosing(super().whole_rollouts(ids[given:], kinds)) as found:
+                    async for whole in found:
+                        given, broken = given + 1, 0
+                        yield whole
+            except ClientError as error:
+                broken += 1
+                if not error.temporary or broken > MOST_BROKEN:
+                    raise
+                # Comes back when the gateway does.
+                _ = await self.stats(spans=0)
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         clock = asyncio.get_running_loop().time

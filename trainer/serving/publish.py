@@ -194,10 +194,8 @@ class Publisher:
     async def _settled(self, release: Release, cursor: int) -> Release:
         """The release, as soon as its check is over."""
         now = (await self._client.release(release.id)).release
-        async with aclosing(self._client.changes(cursor)) as changes:
+        async with aclosing(self._client.changes(cursor, ["release"], [release.id])) as changes:
             while now.stage in ("draft", "checked", "replayed", "shadowed"):
-                async for change in changes:
-                    if change.kind == "release" and change.name == release.id:
-                        break
+                _ = await anext(changes)
                 now = (await self._client.release(release.id)).release
         return now

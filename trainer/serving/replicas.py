@@ -136,11 +136,12 @@ class Replicas:
         trouble = f"no server is free for {self._model}@{version}: upstream {upstream!r} serves {self._model}@{served}"
         cursor = (await self._client.stats(spans=0)).cursor
         rollouts = await self._pinned(served, trouble)
+        ended = self._client.changes(cursor, ["rollout"], status=ENDED)
         try:
-            async with asyncio.timeout(self._patience_s), aclosing(self._client.changes(cursor)) as changes:
+            async with asyncio.timeout(self._patience_s), aclosing(ended) as changes:
                 while rollouts:
                     async for change in changes:
-                        if change.rollout and change.rollout.id in rollouts and change.rollout.status in ENDED:
+                        if change.rollout and change.rollout.id in rollouts:
                             break
                     rollouts = await self._pinned(served, trouble)
         except TimeoutError:

@@ -27,6 +27,7 @@ from penstock.gateway.client.sync import SyncClient
 from penstock.gateway.model.answers import RolloutPage
 from penstock.gateway.model.change import Digest
 from penstock.gateway.model.queue import ClaimRequest, Event, RolloutSpec
+from penstock.gateway.model.rollout import RolloutStatus
 
 PATIENCE = 60.0
 GZIP = {"Accept-Encoding": "gzip"}
@@ -57,6 +58,39 @@ async def until(client: Client, since: int, every_s: float, end: int) -> list[Di
             if digest.cursor >= end:
                 break
     return found
+
+
+# A feed of what is wanted ---------------------------------------------------------------------------------------------
+
+
+async def test_a_follower_gets_what_it_wants_and_where_it_stands(client: Client) -> None:
+    since, group = (await client.stats(0)).cursor, name()
+    mine = [spec.id for spec in await client.enqueue([RolloutSpec(id=f"{group}-{at}") for at in range(3)])]
+    _ = await queued(client, 3)
+    for one in (mine[2], mine[0]):
+        _ = await client.cancel(one)
+    feed = client.changes(since, ["rollout"], [f"{group}-*"], [RolloutStatus.CANCELLED])
+    async with asyncio.timeout(PATIENCE), aclosing(feed) as changes:
+        # A rollout is told as it stands now and once, so its creation comes first.
+        first = [await anext(changes) for _ in range(2)]
+        _ = await client.cancel(mine[1])
+        last = await anext(changes)
+    assert {change.rollout.id for change in first if change.rollout} == {mine[0], mine[2]}
+    assert last.rollout is not None
+    assert (last.rollout.id, last.rollout.status) == (mine[1], "cancelled")
+    # It goes on from any cursor of the whole feed.
+    async with asyncio.timeout(PATIENCE), aclosing(client.changes(since, names=[mine[1]])) as changes:
+        assert {(await anext(changes)).kind for _ in range(2)} == {"rollout"}
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("kind=rollout,thing", "kind"), ("name=a,", "name"), ("name=a*b", "name"), ("status=over", "status")],
+)
+async def test_what_cannot_be_wanted_is_refused(base: Base, query: str, field: str) -> None:
+    async with aiohttp.ClientSession() as http, http.get(f"{base.url}/api/changes?{query}") as answer:
+        assert answer.status == 400
+        assert (await answer.json())["error"]["field"] == field
 
 
 # Digests --------------------------------------------------------------------------------------------------------------

@@ -172,7 +172,8 @@ async def test_the_server_answers_as_described(
             "webhook": "pager",
         }
         url = gateway.url + path.format(rid=rid, aid="a1", wid="w1", sequence=1, **names)
-        query = {"follow": "false"} if path == "/api/changes" else {}
+        needed = {"/api/changes": {"follow": "false"}, "/api/whole": {"ids": rid}}
+        query = needed.get(path, {})
         sent = bodies.get(path, {}) if method == "post" else None
         async with http.request(method, url, json=sent, params=query) as response:
             # No release waits for approval here, and no tool call for a person: that is refused, as it is described.

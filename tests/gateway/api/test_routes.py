@@ -440,7 +440,7 @@ async def test_followers_end_when_the_gateway_stops(served: Serving, http: aioht
 async def test_a_feed_that_fails_ends_the_stream_and_is_logged(
     served: Serving, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(since: int, limit: int) -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("the tape is gone")
 
     monkeypatch.setattr(served.tape, "changes", broken)

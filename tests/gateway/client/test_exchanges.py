@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.calls.turns import plain_bodies
-from penstock.gateway.client.exchanges import Recorded, Unpacker, pack
+from penstock.gateway.client.exchanges import RECORDS, Recorded, Unpacker, pack
 from penstock.gateway.model.exchange import Exchange
 
 calls = st.builds(
@@ -21,14 +21,14 @@ calls = st.builds(
 def test_records_are_found_wherever_they_are_cut(made: list[Recorded], cuts: list[int]) -> None:
     data = b"".join(map(pack, made))
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    unpacker = Unpacker()
+    unpacker = Unpacker(RECORDS)
     found = [call for start, end in pairwise(edges) for call in unpacker.feed(data[start:end])]
     assert found == made
 
 
 def test_a_record_that_is_cut_off_is_not_given() -> None:
     data = pack(Recorded("a1", 1, b"request", b"response"))
-    assert list(Unpacker().feed(data[:-1])) == []
+    assert list(Unpacker(RECORDS).feed(data[:-1])) == []
 
 
 def test_content_encodings_are_undone() -> None:

@@ -81,7 +81,7 @@ class Life:
         self.clock = clock
         self.store = open_store(path, map_bytes=1 << 20)
         self.metrics = Metrics()
-        self.recorder = Recorder(self.store, Tape(), self.metrics, lambda cursor: None)
+        self.recorder = Recorder(self.store, Tape(), self.metrics, lambda cursor, records: None)
         self.dispatcher = Dispatcher(self.recorder, self.metrics, clock, quiet_s=quiet_s)
 
     async def enqueue(self, *names: str, mode: Mode = "train", config: RolloutConfig = AGAIN) -> None:

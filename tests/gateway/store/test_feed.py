@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.rollout import Rollout, RolloutStatus
 from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 
 async def test_who_is_behind_returns_at_once() -> None:
@@ -32,3 +35,48 @@ async def test_a_commit_that_told_nothing_new_wakes_nobody() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     waiting.cancel()
+
+
+async def test_a_follower_sleeps_through_what_it_does_not_want() -> None:
+    feed = Feed(4)
+    with feed.watching(Wanted(["rollout"], ["run-*"])) as watch, feed.watching(EVERYTHING) as curious:
+        waiting, other = asyncio.ensure_future(watch.wait(4)), asyncio.ensure_future(curious.wait(4))
+        await asyncio.sleep(0)
+        feed.committed(7, [b"srun-1\0a1\0\0\0\0\1", b"rother\0", b"erun-1\0"])
+        assert await other == 4
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        feed.committed(8, [b"rrun-1\0"])
+        # It need not look at what it has slept through.
+        assert await waiting == 7
+
+
+async def test_a_follower_that_is_behind_does_not_wait() -> None:
+    feed = Feed(4)
+    with feed.watching(Wanted(["run"])) as watch:
+        # What came while it was busy may be for it.
+        feed.committed(9, [b"rother\0"])
+        assert await watch.wait(4) == 4
+        waiting = asyncio.ensure_future(watch.wait(9))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        feed.committed(10, [b"tr\0"])
+        assert await waiting == 9
+
+
+def test_what_is_wanted_is_told_by_the_first_bytes_of_a_record() -> None:
+    records = [b"rshop-1\0", b"ashop-1\0a1\0", b"sshop-1\0a1\0\0\0\0\1", b"rshop-12\0", b"eshop-1\0", b"tx\0"]
+
+    def found(wanted: Wanted) -> list[int]:
+        return [at for at, record in enumerate(records) if wanted.concerns(record)]
+
+    assert found(EVERYTHING) == [0, 1, 2, 3, 4, 5]
+    assert found(Wanted(["rollout"])) == [0, 3]
+    assert found(Wanted(names=["shop-1"])) == [0, 1, 2, 4]
+    assert found(Wanted(names=["shop-1*"])) == [0, 1, 2, 3, 4]
+    assert found(Wanted(["rollout", "run"], ["shop-1", "x"])) == [0, 5]
+    assert found(Wanted(names=["x*", "shop-12"])) == [3, 5]
+    ended = Wanted(status=[RolloutStatus.FAILED])
+    for status, wanted in ((RolloutStatus.FAILED, True), (RolloutStatus.RUNNING, False)):
+        change = Change(cursor=1, kind="rollout", rollout=Rollout(id="r", status=status))
+        assert (ended.takes(change), EVERYTHING.takes(change)) == (wanted, True)

@@ -57,6 +57,8 @@ class Call:
 class FakeStore:
     """A store that fails when it is told to."""
 
+    newest: Sequence[bytes] = ()
+
     def __init__(self) -> None:
         self.written: list[Entry] = []
         self.error: Callable[[Sequence[Entry]], BaseException | None] = lambda _: None
@@ -81,7 +83,7 @@ class Rack:
         self.recorder = Recorder(store, Tape(**config), self.metrics, self.commit)
         self.recorder.start()
 
-    def commit(self, cursor: int) -> None:
+    def commit(self, cursor: int, records: Sequence[bytes]) -> None:
         """What the recorder calls after a commit."""
         self.cursors.append(cursor)
         self.committed.set()

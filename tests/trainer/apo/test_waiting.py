@@ -58,5 +58,5 @@ async def test_a_run_without_a_runner_asks_for_one_and_is_not_silent(gateway: Ga
 
 
 async def until(client: Client, holds: Callable[[Run], bool]) -> Run:
-    async with aclosing(whenever(client, lambda _: True, lambda: client.run("shop"), lambda _: 0.2)) as looks:
+    async with aclosing(whenever(client, lambda: client.run("shop"), lambda _: 0.2)) as looks:
         return await anext(found async for found in looks if holds(found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +14,7 @@ from fakes.tape import Tape
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import Params
+from penstock.gateway.model.base import Kind
 from penstock.gateway.model.policy import Policy, Stage
 from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.report import Reporter
@@ -86,28 +87,29 @@ async def test_a_run_is_reported_once(client: Twice) -> None:
     assert (run.status, run.message, [one.version for one in run.made]) == ("failed", "no more", ["base"])
 
 
-async def test_calls_of_a_rollout_are_read_again_from_the_first(
+async def test_rollouts_that_were_not_read_are_asked_for_again(
     served: Gateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
         body = {"model": "base", "messages": [{"role": "user", "content": f"hello {number}"}]}
-        async with http.post(served.openai("r1") + "/chat/completions", json=body) as answer:
+        async with http.post(served.openai(f"r{number}") + "/chat/completions", json=body) as answer:
             assert answer.status == 200
-    _ = await Tape(served.url, http).spans("r1", 3)
-    whole = Client.exchanges
+        _ = await Tape(served.url, http).spans(f"r{number}", 1)
+    whole = Client.whole_rollouts
     lives = [2, 0, None]
-    """After so many calls the gateway goes away; then it stays."""
+    """After so many rollouts the gateway goes away; then it stays."""
 
-    async def cut(self: Client, rollout: str, of: str | None = None) -> AsyncGenerator[object]:
+    async def cut(self: Client, ids: Sequence[str], kinds: Sequence[Kind] = ()) -> AsyncGenerator[object]:
         left = lives.pop(0)
-        async for call in whole(self, rollout, of):
+        async for call in whole(self, ids, kinds):
             if left == 0:
                 raise ClientError("the gateway went away")
             left = None if left is None else left - 1
             yield call
 
-    monkeypatch.setattr(Client, "exchanges", cut)
+    monkeypatch.setattr(Client, "whole_rollouts", cut)
     async with Patient(served.url) as client:
-        found = [json.loads(call.request)["messages"][0]["content"] async for call in client.exchanges("r1")]
+        read = [one async for one in client.whole_rollouts(["r0", "r1", "r2"])]
+    found = [json.loads(call.request)["messages"][0]["content"] for one in read for call in one.calls]
     assert found == ["hello 0", "hello 1", "hello 2"]
     assert lives == []
