@@ -26,7 +26,7 @@ from penstock.gateway.canary.assignment import Asker, as_text
 from penstock.gateway.canary.outcomes import Tape, deadline, look
 from penstock.gateway.model.baggage import LONGEST, entry
 from penstock.gateway.model.policy import MISSING, Policy
-from penstock.gateway.model.release import Assignment, Outcome, Pin, Release, Seen
+from penstock.gateway.model.release import Assignment, Observed, Pin, Release, Seen
 from penstock.gateway.model.unit import Member
 
 MOST: Final = 100
@@ -74,17 +74,17 @@ def look_at(tape: Tape, members: Iterable[Known], release: Release, assignment: 
         return next((look(tape, pins, release, assignment, now) for _, pins in members), None)
     if now < deadline(release, assignment):
         return None
-    parts: list[Outcome] = []
+    parts: list[Observed] = []
     for member, pins in members:
         alone = assignment.model_copy(update=member.model_dump())
         one = look(tape, pins, release, alone, now)
         if one is None:
             return None
-        parts.append(Outcome.model_validate(one.model_dump(include=set(Outcome.model_fields))))
+        parts.append(Observed.model_validate(one.model_dump(include=set(Observed.model_fields))))
     return together(release.policy, assignment, parts, now)
 
 
-def together(policy: Policy, assignment: Assignment, parts: Sequence[Outcome], now: int) -> Seen:
+def together(policy: Policy, assignment: Assignment, parts: Sequence[Observed], now: int) -> Seen:
     """What is seen of a unit, from what was seen of its rollouts."""
     seen = Seen(number=assignment.number, rollout=assignment.rollout, seen_ns=now, parts=list(parts))
     judged = [one for one in parts if one.left_out is None]
@@ -134,6 +134,6 @@ def _disagreeing(policy: Policy, assignment: Assignment, seen: Seen) -> Iterator
         yield f"observation {seen.number} is not the mean of the {len(names)} rollouts of its unit"
 
 
-def apart(seen: Seen) -> list[Outcome]:
+def apart(seen: Seen) -> list[Observed]:
     """What was seen of each rollout by itself."""
     return list(seen.parts) or [seen]

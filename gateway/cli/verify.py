@@ -21,7 +21,7 @@ from penstock.gateway.client.connection import ClientError
 from penstock.gateway.client.parallel import each
 from penstock.gateway.client.release_history import read_history
 from penstock.gateway.display.release_series import History
-from penstock.gateway.model.release import Assignment, Entry, Outcome, Release
+from penstock.gateway.model.release import Assignment, Entry, Observed, Release
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.wording import counted
@@ -115,7 +115,7 @@ async def _served(
     return list(served(release, assignment, pins, spans, audit)), mine
 
 
-async def _reward(client: Client, release: Release, number: int, seen: Outcome) -> str | None:
+async def _reward(client: Client, release: Release, number: int, seen: Observed) -> str | None:
     """What is wrong with the reward of a rollout of an observation."""
     who = f"observation {number} of rollout {seen.rollout}"
     if seen.span is None:
@@ -133,7 +133,7 @@ async def _reward(client: Client, release: Release, number: int, seen: Outcome) 
     return _compared(who, release, seen, Reward.of(span))
 
 
-def _compared(who: str, release: Release, seen: Outcome, reward: Reward) -> str | None:
+def _compared(who: str, release: Release, seen: Observed, reward: Reward) -> str | None:
     policy = release.policy
     value = reward.value if policy.reward is None else reward.dimensions.get(policy.reward)
     if value != seen.raw_reward or value is None:

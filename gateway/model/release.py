@@ -93,7 +93,7 @@ class Assignment(Noun):
     """What was seen of it early; None while that is awaited, and where the policy has no early guard."""
 
 
-class Outcome(Noun):
+class Observed(Noun):
     """What was seen of a rollout when it was counted."""
 
     rollout: Id
@@ -115,14 +115,14 @@ class Outcome(Noun):
     """ATTEMPT#SEQUENCE of the reward's span; None for a unit."""
 
 
-class Seen(Outcome):
+class Seen(Observed):
     """What was seen of an assignment when it was counted; decisions are made from this and nothing else."""
 
     number: int
     """Its place in the order of assignment."""
     seen_ns: int
     """When it was counted."""
-    parts: list[Outcome] = Field(default_factory=list[Outcome])
+    parts: list[Observed] = Field(default_factory=list[Observed])
     """What was seen of each rollout of a unit, in their order; empty for a rollout that is assigned by itself."""
 
 

@@ -18,7 +18,7 @@ from penstock.gateway.canary.verify import acted, decided, glanced
 from penstock.gateway.canary.warnings import warnings
 from penstock.gateway.display.release_series import History
 from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import Assignment, Early, Entry, Outcome, Release, ReleaseView, Seen, Stage
+from penstock.gateway.model.release import Assignment, Early, Entry, Observed, Release, ReleaseView, Seen, Stage
 from penstock.gateway.model.resource import GATEWAY
 
 START = 1_790_000_000 * 10**9
@@ -34,9 +34,9 @@ def steady(stable: float, candidate: float, seed: int = 7) -> Draw:
     return lambda _, arm: float(chance.random() < (candidate if arm == "candidate" else stable))
 
 
-def seen_alone(seen: Seen, **change: Any) -> Outcome:
+def seen_alone(seen: Seen, **change: Any) -> Observed:
     """What was seen, as that of a rollout of a unit."""
-    return Outcome.model_validate(seen.model_dump(include=set(Outcome.model_fields)) | change)
+    return Observed.model_validate(seen.model_dump(include=set(Observed.model_fields)) | change)
 
 
 @dataclass
