@@ -36,7 +36,7 @@ def point(step: int, draw: random.Random, dropped: int) -> Point:
         "staleness/mean": round(abs(draw.gauss(0.6, 0.2)), 2),
     }
     if step % 10 == 0:
-        values["evaluation/reward"] = round(reward - 0.05, 4)
+        values["evaluation/held-out/reward"] = round(reward - 0.05, 4)
     return Point(step=step, values=values)
 
 

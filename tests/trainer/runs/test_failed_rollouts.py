@@ -35,4 +35,5 @@ async def test_a_step_s_reward_has_the_failures_in_it_and_its_line_their_share(
     assert found["reward"] == pytest.approx(reward)
     assert (found["updates"], found["samples"]) == (updates, GROUPS * SIZE if updates else 0)
     (line,) = [line for line in life.text.splitlines() if line.startswith("step 1/1")]
-    assert f"reward {reward:.4g}  failed 0.3333" in line
+    assert f"  reward {reward:.4g}  " in line
+    assert "  failed 0.3333  " in line
