@@ -130,7 +130,7 @@ async def greeted(shown: Showcase, name: str) -> None:
 async def started(client: Client, name: str, candidate: str, *stages: Stage) -> None:
     """A release in its canary."""
     how = {"stages": list(stages) or [Stage(split=0.5, rollouts=60)], "margin_absolute": 0.5, "horizon": 400}
-    how |= {"guards": {"margin": 0.5}, **SKIP}
+    how |= {"guards": {"margin": 0.5}, "holdback": {"rollouts": 0}, **SKIP}
     new = NewRelease(candidate=candidate, policy=Policy.model_validate(how), author="ben")
     release = await client.start_release(name, new)
     await reached(client, release.id, lambda view: view.release.stage == "canary")

@@ -84,7 +84,7 @@ def _share(one: Measure) -> float:
 
 def _lane(one: Measure, size: int) -> Text:
     full = min(size, int(_share(one) * size + 1e-9))
-    style = "green" if one.follows == "promotes" else "red"
+    style = "green" if one.follows in ("promotes", "passes") else "red"
     head = "▶" if full < size else ""
     return Text.assemble(("━" * full + head, style), ("┄" * (size - full - 1), "dim"), "▌")
 

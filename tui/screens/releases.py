@@ -13,11 +13,11 @@ from rich.text import Text
 from penstock.gateway.client.release_history import read_history
 from penstock.gateway.display import releases as shown
 from penstock.gateway.display.release_series import History, Point, series
-from penstock.gateway.display.release_summary import audience, moves, share, stage_name, units, waits
+from penstock.gateway.display.release_summary import audience, left_out, moves, share, stage_name, units, waits
 from penstock.gateway.display.table import Column, Listing
 from penstock.gateway.display.text import ago, clean, compact, joined, plain
 from penstock.gateway.model.audit import Said
-from penstock.gateway.model.release import Release, ReleaseView
+from penstock.gateway.model.release import ARMS, Release, ReleaseView
 from penstock.tui.panes.race import race
 from penstock.tui.view import Action, Pane, Table, View, pane
 
@@ -174,13 +174,16 @@ def _coverage(closer: Closer, now_ns: int) -> RenderableType:
     view, release = closer.view, closer.view.release
     only = audience(release.only)
     figures = view.figures
-    counted = int(figures.get("seen", 0))
-    missing = sum(int(figures.get(f"{arm}.missing", 0)) for arm in ("stable", "candidate"))
+    left = left_out(release, figures)
+    counted = release.counted - left
+    missing = sum(
+        int(value) for name, value in figures.items() if name.endswith(tuple(f"{arm}.missing" for arm in ARMS))
+    )
     lines = {
         "reaches": f"calls of {only}; all others keep their stable version" if only else "every call",
         "assigned": units(release) or f"{release.assigned:,} rollouts",
         "counted": f"{counted:,}, of which {missing:,} had no outcome by the deadline" if counted else "none yet",
-        "left out": f"{release.counted - counted:,}: cancelled, or on both versions",
+        "left out": f"{left:,}: cancelled, or on both versions",
         "awaited": f"{view.waiting:,}",
         "oldest": f"{view.oldest}, assigned {ago(view.oldest_ns, now_ns)}" if view.oldest and view.oldest_ns else "",
     }

@@ -522,11 +522,11 @@ async def test_an_edited_text_and_a_call_of_another_version_are_found(
     shell: Shell, traffic: Traffic, gateway: Gateway, client: Client
 ) -> None:
     await traffic.start("travel", "v2", policy(0.5, rollouts=100))
-    await traffic.run(names("r", 6), lambda arm: 1.0)
-    pins = {name: (await client.pins(name))[0] for name in names("r", 6)}
+    await traffic.run(names("r", 16), lambda arm: 1.0)
+    pins = {name: (await client.pins(name))[0] for name in names("r", 16)}
     name = next(name for name, pin in pins.items() if pin.arm == "candidate")
     verified = await shell.run("release", "verify", "travel")
-    assert ", 12 calls by its arm's version." in verified.text, verified.err
+    assert ", 32 calls by its arm's version." in verified.text, verified.err
     async with Misled(gateway.url, name) as misled:
         problems = (await checked(misled, "travel-1")).problems
     assert problems == [f"call a1#1 of rollout {name} was served by travel@v1, its arm candidate has v2"]
