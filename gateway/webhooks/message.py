@@ -27,7 +27,6 @@ def id_of(entry: Entry) -> str:
 
 def body(release: Release, entry: Entry) -> bytes:
     """The body of the message on a link of the chain."""
-    stages = release.policy.stages
     data = ReleaseChanged(
         release=release.id,
         resource=release.resource,
@@ -37,7 +36,7 @@ def body(release: Release, entry: Entry) -> bytes:
         companions=release.companions,
         before=entry.before,
         after=entry.after,
-        canary=stages[entry.step].name if entry.after == "canary" and entry.step < len(stages) else None,
+        canary=release.policy.ramp[entry.step].name if entry.after == "canary" else None,
         split=entry.split,
         who=entry.who,
         key=entry.key,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,17 @@ def test_a_message_has_the_figures_and_no_more_of_the_evidence() -> None:
     found = documented()(SECRET, headers([base64.b64decode(SECRET[6:])], "msg_1", _now(), made), made)
     assert found["data"]["figures"] == {"harm": 1.5, "number": 3, "ok": True, "rollout": "r" * 200}
     assert (found["type"], found["timestamp"]) == ("release.hold", "2023-11-14T22:13:20.123456Z")
+
+
+def test_a_message_names_the_stage_of_the_canary_the_holdback_too() -> None:
+    release = Release.model_validate(
+        {"id": "travel-1", "resource": "travel", "kind": "prompt", "stable": "v1", "candidate": "v2"}
+    )
+    names: list[str | None] = []
+    for step in range(len(release.policy.ramp)):
+        link = Entry(number=1, at_ns=1, who="gateway", action="advance", before="canary", after="canary", step=step)
+        names.append(json.loads(body(release, link.sealed("")))["data"]["canary"])
+    assert names == ["5%", "20%", "50%", "holdback"]
 
 
 def _now() -> int:
