@@ -118,7 +118,7 @@ def play(scenario: Scenario, rng: Random) -> Ending:
 
 
 def _ending(canary: Canary, alarms: dict[str, int]) -> Ending:
-    books = [canary.evidence] if canary.evidence.watch is None else [canary.evidence, canary.evidence.watch]
+    books = canary.evidence.books
     seen, exposed = sum(one.seen for one in books), sum(one.assigned[1] for one in books)
     return Ending(canary.verdict.action, seen, exposed, alarms)
 

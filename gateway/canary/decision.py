@@ -18,7 +18,7 @@ allow any looking, stopping and going on). Both take effect at the rollout that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -64,10 +64,9 @@ def decide(
 
     `approved`: whether a person lets this stage be left. `waived`: causes of holding that a person has set aside.
     """
-    books = [evidence] if evidence.watch is None else [evidence, evidence.watch]
-    if violated := hard_stop(sum(book.violations[1] for book in books)):
+    if violated := hard_stop(sum(book.violations[1] for book in evidence.books)):
         return _verdict("roll_back", "violations", violated, evidence)
-    for found in (_harm(policy, evidence, books), _mistrust(policy, evidence, books, waived, srm_alpha)):
+    for found in (_harm(policy, evidence), _mistrust(policy, evidence, waived, srm_alpha)):
         if found is not None:
             return found
     if stage == len(policy.stages):
@@ -220,8 +219,8 @@ def harm_limit(policy: Policy, alpha: float, *, held_back: bool) -> float:
     return 1 / (alpha * policy.holdback_scale if held_back else alpha)
 
 
-def _harm(policy: Policy, evidence: Evidence, books: Sequence[Evidence]) -> Verdict | None:
-    for book in books:
+def _harm(policy: Policy, evidence: Evidence) -> Verdict | None:
+    for book in evidence.books:
         limit = harm_limit(policy, policy.alpha, held_back=book is not evidence)
         if (harm := book.harm) >= limit:
             reason = f"harm: e = {harm:.4g} >= {limit:.4g} {_after(evidence, book)}"
@@ -240,11 +239,9 @@ def _guard_harm(policy: Policy, evidence: Evidence, book: Evidence, name: str) -
     return _verdict("roll_back", f"guard:{name}", f"guard {name}: e = {harm:.4g} >= {limit:.4g} {after}", evidence)
 
 
-def _mistrust(
-    policy: Policy, evidence: Evidence, books: Sequence[Evidence], waived: Collection[str], srm_alpha: float
-) -> Verdict | None:
+def _mistrust(policy: Policy, evidence: Evidence, waived: Collection[str], srm_alpha: float) -> Verdict | None:
     limit = 1 / srm_alpha
-    for book in books:
+    for book in evidence.books:
         for name, count in book.stages.items():
             if count.bayes >= limit and f"srm:{name}" not in waived:
                 return _verdict("hold", f"srm:{name}", _lopsided(name, count, limit, book.counts), evidence)

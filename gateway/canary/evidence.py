@@ -228,6 +228,11 @@ class Evidence:
         """Places of the rollouts that were counted last: with their outcome, and early."""
 
     @property
+    def books(self) -> tuple[Evidence, ...]:
+        """Itself, which tests the ramp, and that of the holdback, if the policy has one."""
+        return (self,) if self.watch is None else (self, self.watch)
+
+    @property
     def latest(self) -> Evidence:
         """What was seen in the holdback, once it has begun; else all of it."""
         return self.watch if self.watch is not None and self.watch.seen else self
