@@ -222,7 +222,7 @@ def figures(
 
 def told(name: str, one: Tried) -> Iterator[Figure]:
     """The figures of a scenario, with the targets of those that have one."""
-    if name.startswith(("whole", "guarded", "low", "silent", "users, whole")):
+    if name.startswith(("whole", "guarded", "low", "silent", "users, whole", "held back", "no holdback")):
         yield from _outcomes(name, one)
     elif name.startswith("beside"):
         yield from _compared(name, one)
@@ -243,6 +243,8 @@ def _outcomes(name: str, one: Tried) -> Iterator[Figure]:
         yield Figure(f"{name}: {action.replace('_', ' ')}", one.share(action), "%", at_most=bound)
     if one.share("promote"):
         yield Figure(f"{name}: promote, median", one.median("promote"), "rollouts")
+    if SCENARIOS[name].worse_from is not None and one.share("roll_back"):
+        yield Figure(f"{name}: roll back, median", one.median("roll_back"), "rollouts")
 
 
 def _compared(name: str, one: Tried) -> Iterator[Figure]:
