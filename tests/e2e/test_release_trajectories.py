@@ -55,7 +55,8 @@ async def test_real_rewards_decide(
     text = found.template.source
     await client.add_version("airline", NewVersion(kind="prompt", content={"text": text, "sent": True}))
     await client.add_version("airline", NewVersion(kind="prompt", version="same", content={"text": text}))
-    how = {"stages": [{"split": 0.5}], "margin_absolute": 0.25, "horizon": 3000, "guards": {"margin": 0.25}}
+    how = {"stages": [{"split": 0.5}], "holdback": {"rollouts": 0}, "margin_absolute": 0.25, "horizon": 3000}
+    how |= {"guards": {"margin": 0.25}}
     policy = Policy.model_validate(how | SKIP)
     traffic = Traffic(gateway.url, http, client)
     release = await traffic.start("airline", "same", policy)
