@@ -64,9 +64,9 @@ class Stage:
     def client(self) -> Client:
         return Client(self.gateway.url)
 
-    def hold(self, version: int) -> None:
-        """From now on this version does not answer."""
-        (self.home / "hold").write_text(f"policy@run.{version}")
+    def hold(self, version: int, word: str = "") -> None:
+        """From now on this version does not answer questions that have this word in them."""
+        (self.home / "hold").write_text(f"policy@run.{version} {word}".rstrip())
 
     def let_go(self) -> None:
         """It does again."""
@@ -77,13 +77,13 @@ class Stage:
         await life.said(rf"^step {step - 1}/{self.steps} ")
         await self.waits(step - 1)
 
-    async def waits(self, version: int = 0) -> None:
-        """Until every agent of the step waits at the server of this version."""
+    async def waits(self, version: int = 0, agents: int = GROUPS * SIZE) -> None:
+        """Until so many agents wait at the server of this version: every one of a step, where nothing is given."""
         port = self.ports[version % len(self.ports)]
         async with aiohttp.ClientSession() as http:
             while True:
                 with suppress(aiohttp.ClientError):
-                    async with http.get(f"http://127.0.0.1:{port}/held/{GROUPS * SIZE}") as answer:
+                    async with http.get(f"http://127.0.0.1:{port}/held/{agents}") as answer:
                         assert answer.status == 200
                         return
                 # It is being started.

@@ -5,8 +5,9 @@
 
 What a version answers follows from its name and the messages: ids of the tiny model's vocabulary and log-probabilities
 that are near those of a model that knows nothing. Calls to the model whose name stands in the file `--hold` are not
-answered while it is there; `GET /held/N` answers as soon as N of them wait. `GET /asked` lists what was asked for token
-ids, by model: what agents asked for, and not the gateway's checks. It takes `--slow` seconds to start.
+answered while it is there; a word after the name limits that to questions with this word in them. `GET /held/N` answers
+as soon as N calls wait. `GET /asked` lists what was asked for token ids, by model: what agents asked for, and not the
+gateway's checks. It takes `--slow` seconds to start.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ class Process(FakeEngine):
         if not body.get("return_token_ids") or (name != self.base and name not in self.adapters):
             return await super()._generate(request, body)
         self.models[name] += 1
-        await self._wait(name)
+        await self._wait(name, str(body["messages"][-1]["content"]))
         return web.json_response(answered(name, body["messages"], body.get("max_tokens", TOKENS)))
 
-    async def _wait(self, name: str) -> None:
-        while self.hold.exists() and self.hold.read_text() == name:
+    async def _wait(self, name: str, question: str) -> None:
+        while self._holds(name, question):
             self.held += 1
             async with self._news:
                 self._news.notify_all()
@@ -76,6 +77,12 @@ class Process(FakeEngine):
                     await asyncio.sleep(0.02)
             finally:
                 self.held -= 1
+
+    def _holds(self, name: str, question: str) -> bool:
+        if not self.hold.exists():
+            return False
+        model, _, word = self.hold.read_text().partition(" ")
+        return model == name and word in question
 
 
 def answered(name: str, messages: list[Json], most: int = TOKENS) -> Json:

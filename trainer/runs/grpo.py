@@ -4,6 +4,10 @@ A step takes groups of rollouts, gives each rollout credit against its group, up
 training gets the new version at once. With `rollouts.ahead` the next step's rollouts are queued before the update, so
 that agents work while the trainer computes; `rollouts.staleness` limits how old a sample may be.
 
+The held-out tasks of a step are queued behind the next step's rollouts and are awaited before the next weights are
+published: agents work on them while the next update is computed, and all of them see the weights of their step. Those
+of the last step are awaited at once.
+
 A run goes on exactly where it was. Its rollouts are named by step and those that have ended are found on the tape; the
 checkpoint has weights, optimiser, random numbers and place among the tasks. A step that is repeated, because the
 checkpoint is older, finds the same rollouts and comes to the same weights.
@@ -15,6 +19,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from time import monotonic
+from typing import NamedTuple
 
 from penstock.trainer.config import Config
 from penstock.trainer.data.collect import PLAIN, Collected, Collector, Order, Variant, group_name
@@ -32,6 +37,14 @@ from penstock.trainer.serving.pruning import step_of
 from penstock.trainer.serving.publish import Publisher
 from penstock.trainer.serving.replicas import Replicas
 from penstock.trainer.serving.restart import Upkeep
+
+
+class Evaluation(NamedTuple):
+    """Held-out tasks of a step, which are queued."""
+
+    step: int
+    orders: Sequence[Order]
+    """For each suite."""
 
 
 class Loop:
@@ -62,6 +75,10 @@ class Loop:
         self._curriculum = Curriculum(tasks, config.run.seed) if config.rollouts.curriculum and tasks else None
         self._ordered: Order | None = None
         """What the next step takes, when it is queued already."""
+        self._unasked: int | None = None
+        """The step whose held-out tasks are queued with the next step's rollouts."""
+        self._asked: Evaluation | None = None
+        """Held-out tasks that are queued and that nobody waits for yet."""
 
     def restore(self) -> None:
         """Goes to the newest checkpoint, if there is one. Raises `CheckpointError`."""
@@ -78,8 +95,9 @@ class Loop:
         await self._publisher.begin()
         await self._publish(self.place.version)
         self.served.set()
-        if self.place.step == 0:
-            await self._point(0, await self._evaluate(0))
+        if self.place.step == 0 or not self._at_once(self.place.step):
+            # Of a checkpoint, too: it was written before its held-out tasks had ended.
+            await self._point(self.place.step, await self._evaluation(self.place.step))
         while self.place.step < self.config.run.steps:
             await self._served()
             await self._step(self.place.step + 1)
@@ -102,7 +120,7 @@ class Loop:
     async def _step(self, step: int) -> None:
         began = monotonic()
         collected, taken = await self._collect(step)
-        place = replace(self.place, step=step, tasks=self.place.tasks + taken)
+        tasks = self.place.tasks + taken
         gathered = monotonic()
         await self._warn_of_sampling(step, collected)
         if self._curriculum is not None:
@@ -110,29 +128,36 @@ class Loop:
             self._curriculum.note(collected.rewards)
             collected.figures |= self._curriculum.figures()
         if self._ahead(step + 1):
-            self._ordered = await self._order(step + 1, place.tasks)
-        self._reporter.phase(step, "updates the weights")
-        learnt = await asyncio.to_thread(
-            learn, self.engine, collected.samples, self._staleness(place), self.config, collected.beside
-        )
-        updated = monotonic()
-        last = step == self.config.run.steps
+            self._ordered = await self._order(step + 1, tasks)
+        (learnt, updated), _ = await asyncio.gather(self._update(step, collected), self._evaluated_before())
+        # Only now: all held-out tasks of the step before have had the weights of that step.
+        place = replace(self.place, step=step, tasks=tasks)
+        evaluated, last = monotonic(), step == self.config.run.steps
         place.trained = step if learnt["updates"] else place.trained
         if place.due(last, self.config.publish.every):
             await self._publish(step)
             place.version = step
         published = monotonic()
         self.place = place
-        seconds = {"collect": gathered - began, "update": updated - gathered, "publish": published - updated}
-        evaluated = await self._evaluate(step) if last or step % self.config.evaluate.every == 0 else {}
+        seconds = {"collect": gathered - began, "update": updated - gathered, "publish": published - evaluated}
+        seconds["evaluate"] = evaluated - updated
+        found = await self._evaluation(step)
         timing = {f"seconds/{name}": value for name, value in seconds.items()}
         timing["tokens_per_second"] = learnt["tokens"] / (published - began)
-        await self._point(step, _summary(collected) | self._figures(collected) | learnt | evaluated | timing)
+        await self._point(step, _summary(collected) | self._figures(collected) | learnt | found | timing)
         # What is done again after a crash is reported again; what is not, must have been.
         await self._checkpoint(step)
         said = await self._idle.note(collected, learnt, self.place.version > 0)
         if said is not None:
             await self._reporter.event(step, said, "warning")
+
+    async def _update(self, step: int, collected: Collected) -> tuple[Metrics, float]:
+        """(what an update comes to, when it was done)."""
+        self._reporter.phase(step, "updates the weights")
+        stale = self._staleness(self.place)
+        learnt = await asyncio.to_thread(learn, self.engine, collected.samples, stale, self.config, collected.beside)
+        self._reporter.phase(step, "waits for held-out tasks")
+        return learnt, monotonic()
 
     # -- what a run of another kind does otherwise -------------------------------------------------------------------
 
@@ -207,6 +232,7 @@ class Loop:
         while True:
             self._reporter.phase(step, "collects rollouts")
             order = order or await self._order(step, self.place.tasks + taken, taken // rollouts.groups)
+            await self._queue_evaluation()
             collected.add(await self._collector.gather(order, self._patience))
             order, taken = None, taken + rollouts.groups
             if collected.informative >= rollouts.groups or taken + rollouts.groups > rollouts.groups * rollouts.dynamic:
@@ -219,25 +245,50 @@ class Loop:
             self._told_of_sampling = True
             await self._reporter.event(step, said, "warning")
 
-    async def _evaluate(self, step: int) -> Metrics:
-        """What the held-out suites come to with the newest weights; the first one says which weights are the best."""
-        if not self._suites:
+    async def _evaluation(self, step: int) -> Metrics:
+        """What the held-out tasks come to after a step; nothing yet where they run beside the next one."""
+        if not self._suites or not (step in {0, self.config.run.steps} or step % self.config.evaluate.every == 0):
+            return {}
+        if not self._at_once(step):
+            self._unasked = step
             return {}
         self._reporter.phase(step, "evaluates")
-        orders = [await self._held_out(step, suite) for suite in self._suites]
+        return await self._results(await self._held_out(step))
+
+    def _at_once(self, step: int) -> bool:
+        """Whether nothing is done until the held-out tasks of a step have ended."""
+        return step == self.config.run.steps
+
+    async def _queue_evaluation(self) -> None:
+        """Queues the held-out tasks of the step before, if it has any that are not queued."""
+        if self._unasked is not None:
+            self._asked, self._unasked = await self._held_out(self._unasked), None
+
+    async def _evaluated_before(self) -> None:
+        """Waits for the held-out tasks of the step before, and reports them as that step's."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            await self._point(asked.step, await self._results(asked))
+
+    async def _held_out(self, step: int) -> Evaluation:
+        """Queues the held-out tasks of a step."""
+        return Evaluation(step, [await self._suite(step, suite) for suite in self._suites])
+
+    async def _suite(self, step: int, suite: Suite) -> Order:
+        name, samples = f"{step}.{suite.settings.name}", suite.settings.samples
+        timeout = self.config.rollouts.timeout
+        return await self._collector.order("val", name, step, suite.tasks, samples, timeout, [self._evaluated()])
+
+    async def _results(self, asked: Evaluation) -> Metrics:
+        """What held-out tasks come to, which were queued with the newest weights; the first suite says which weights
+        are the best."""
         found: Metrics = {}
-        for suite, order in zip(self._suites, orders, strict=True):
+        for suite, order in zip(self._suites, asked.orders, strict=True):
             found |= figures(suite, await self._collector.gather(order, self._patience))
         reward = found.get(self._suites[0].reward)
         if reward is not None and self.place.evaluated(reward):
             await self._best(reward)
         return found
-
-    async def _held_out(self, step: int, suite: Suite) -> Order:
-        """Queues the rollouts of a suite."""
-        name, samples = f"{step}.{suite.settings.name}", suite.settings.samples
-        timeout = self.config.rollouts.timeout
-        return await self._collector.order("val", name, step, suite.tasks, samples, timeout, [self._evaluated()])
 
     async def _best(self, reward: float) -> None:
         """The newest weights are the best so far."""

@@ -26,7 +26,7 @@ from penstock.trainer.mathematics.update import Metrics
 from penstock.trainer.runs.best_weights import Place
 from penstock.trainer.runs.ending import Halted
 from penstock.trainer.runs.evaluation import Suite, reward_of
-from penstock.trainer.runs.grpo import Loop
+from penstock.trainer.runs.grpo import Evaluation, Loop
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.production_release import Showing
 from penstock.trainer.serving.publish import Publisher, release_policy
@@ -104,9 +104,13 @@ class OnlineLoop(Loop):
     async def _show(self) -> None:
         await self._showing.look(self.place, low=bool(self._evaluations.low))
 
-    async def _evaluate(self, step: int) -> Metrics:
-        found = await super()._evaluate(step)
-        self._note(step, found)
+    def _at_once(self, step: int) -> bool:
+        # It says whether the run goes on, and the next step may wait for days.
+        return True
+
+    async def _results(self, asked: Evaluation) -> Metrics:
+        found = await super()._results(asked)
+        self._note(asked.step, found)
         return found
 
     def _note(self, step: int, values: Mapping[str, float | None]) -> None:

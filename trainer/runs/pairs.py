@@ -88,6 +88,10 @@ class PairLoop(Loop):
     def _ahead(self, step: int) -> bool:
         return super()._ahead(step) and not self._due(step)
 
+    def _at_once(self, step: int) -> bool:
+        # A round may find another leader.
+        return super()._at_once(step) or self._due(step + 1)
+
     async def _collect(self, step: int) -> tuple[Collected, int]:
         if self._due(step):
             await self._round(step)
