@@ -180,7 +180,7 @@ def warm_up(home: Path, seed: int) -> None:
         examples, left = tokenise(lessons(LESSONS, seed * len(LAPS) + lap, firm), tokenizer)
         assert not left, left[0]
         made = home / f"lap-{lap}"
-        _ = teach(source, made, examples, seed + lap)
+        teach(source, made, examples, seed + lap)
         source = made
     source.rename(home / "model")
 

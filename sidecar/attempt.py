@@ -1,9 +1,8 @@
 """One attempt, from its claim to its end.
 
     the agent runs      its output goes to the journal; it is killed on timeout, when the attempt is lost or given back
-    it has ended        the journal is emptied: from here on the tape has everything that the agent did
-    it is judged        if it succeeded
-    it is finished      end, outcome and rewards in one request, sent until the gateway answers it
+    it is judged        if it succeeded, by a transcript of every call that has ended
+    it is finished      end, outcome, last events and rewards in one request, sent until the gateway answers it
 
 An attempt is *lost* when the gateway says that it is not ours any more, or when the gateway was not heard of for so
 long that it may have given the attempt to another worker. Then the agent is killed before the lease is over, and
@@ -16,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 from penstock.gateway.client.client import Client, ClientError
@@ -125,7 +125,9 @@ class AttemptRun:
             self._journal.close()
             attempt = None if rewards is None else await unless(self._over, self._finish(outcome, rewards, sender))
             if attempt is None and self._wants_events:
-                _ = await asyncio.wait({sender}, timeout=LAST_EVENTS_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_EVENTS_S):
+                        _ = await self._send(await self._last_events(sender))
             return self._result(attempt, outcome, time.monotonic() - began)
         finally:
             _ = sender.cancel()
@@ -190,7 +192,6 @@ class AttemptRun:
         try:
             found += printed(outcome.output, self._judge.named)
             if self._judge.named and self._status(outcome) == "succeeded":
-                await self._journal.flush()
                 transcript = await patiently(lambda: self._client.transcript(*self.key, outcome))
                 found += await self._judge.judge(outcome.output, transcript)
         except RewardError as e:
@@ -209,21 +210,33 @@ class AttemptRun:
         self, outcome: Outcome, rewards: list[Judgement], sender: asyncio.Future[None]
     ) -> FinishAnswer | None:
         self._finishing = True
-        await sender
+        events = await self._last_events(sender)
         try:
-            await self._look_around(outcome)
+            if self._excused and self._status(outcome) == "failed":
+                # When they are kept, so is every call that ended before them.
+                _, events = await self._send(events), list[Event]()
+                await self._look_around(outcome)
             given = [] if self._fault is not None else rewards
-            status = self._status(outcome)
-            asked = FinishRequest(worker=self._settings.name, status=status, outcome=outcome, rewards=given)
+            asked = FinishRequest(
+                worker=self._settings.name,
+                status=self._status(outcome),
+                outcome=outcome,
+                events=events,
+                rewards=given,
+            )
             return await patiently(lambda: self._client.finish(*self.key, asked), self._away)
         except ClientError as e:
             self._why, self._reason = "lost", str(e)
+            # An attempt that has ended otherwise takes events nevertheless.
+            _ = await self._send(events)
             return None
+
+    async def _last_events(self, sender: asyncio.Future[None]) -> list[Event]:
+        await sender
+        return await self._journal.last()
 
     async def _look_around(self, outcome: Outcome) -> None:
         """Finds out whether a failure was the agent's."""
-        if not self._excused or self._status(outcome) != "failed":
-            return
         self._fault = fault(await patiently(self._calls, self._away), self._gateway_away)
         if self._fault is not None:
             outcome.reason = f"{self._fault}: {outcome.reason or 'the agent failed'}"[:2000]
@@ -237,7 +250,8 @@ class AttemptRun:
 
     async def _send(self, events: list[Event]) -> bool:
         try:
-            _ = await patiently(lambda: self._client.add_events(*self.key, events), self._away)
+            if events:
+                _ = await patiently(lambda: self._client.add_events(*self.key, events), self._away)
         except ClientError:
             return False
         return True

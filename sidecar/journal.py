@@ -3,8 +3,8 @@
 An agent never waits for this: what it prints is taken at once and kept within `keep` bytes. The first half of that goes
 to the gateway as it comes, in batches. Later output waits in a ring of the other half, so that the end of a long
 output, where errors are, is kept too. An event `output_dropped` says what fell out between the two. While the gateway
-is away everything waits here. A batch whose answer was lost is sent again: `piece` numbers the events of a runner, so
-that a repeated one can be recognised.
+is away everything waits here. The last batch goes with the attempt's end, in one request. A batch whose answer was lost
+is sent again: `piece` numbers the events of a runner, so that a repeated one can be recognised.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Journal:
         self._head, self._half = keep - keep // 2, keep // 2
         self._tail: deque[_Text] = deque()
         self._tail_size = self._dropped = self._pieces = 0
-        self._news, self._hurry, self._empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._news, self._hurry = asyncio.Event(), asyncio.Event()
         self._closed = self._refused = False
 
     def line(self, stream: Stream, text: str) -> None:
@@ -82,19 +82,15 @@ class Journal:
         self._news.set()
 
     async def run(self) -> None:
-        """Sends until everything is sent after `close`, or nothing is wanted any more."""
-        try:
-            while not self._closed or self._waiting:
-                _ = await self._news.wait()
-                await self._gather()
-                while batch := self._batch():
-                    if not await self._send(batch):
-                        return
-                self._news.clear()
-                self._empty.set()
-        finally:
-            self._refused = True
-            self._empty.set()
+        """Sends until it is closed, or nothing is wanted any more."""
+        while not self._closed and not self._refused:
+            _ = await self._news.wait()
+            await self._gather()
+            while not self._closed and (batch := self._batch()):
+                if not await self._send(batch):
+                    self._refused = True
+                    return
+            self._news.clear()
 
     async def _gather(self) -> None:
         """Lets a batch grow, unless somebody waits for it."""
@@ -105,19 +101,19 @@ class Journal:
             pass
         self._hurry.clear()
 
-    async def flush(self) -> None:
-        """Returns when all events so far are kept, and with them every call that ended before."""
-        if not self._refused:
-            self._empty.clear()
-            self._news.set()
-            self._hurry.set()
-            _ = await self._empty.wait()
-
     def close(self) -> None:
-        """Takes no more events: `run` ends when all are sent."""
+        """Takes no more events; `run` ends when it has sent the batch that it is at."""
         self.release()
         self._closed = True
         self._hurry.set()
+
+    async def last(self) -> list[Event]:
+        """Sends what is left when `run` has ended, but for the last batch: that is for the caller to send."""
+        while not self._refused and (batch := self._batch()):
+            if not self._waiting:
+                return batch
+            self._refused = not await self._send(batch)
+        return []
 
     def _batch(self) -> list[Event]:
         events: list[Event] = []

@@ -53,7 +53,7 @@ class Route:
     answer: type[BaseModel] | str
     """Model of the answer, or its media type when it is not JSON."""
     handler: Callable[..., Any]
-    """Its docstring is the endpoint's description. With a body it is an operation, else a handler of aiohttp's."""
+    """Its docstring is the endpoint's description. It is an operation, or a handler of aiohttp's (`operation`)."""
     query: type[BaseModel] | None = None
     """Model whose fields are the query parameters."""
     body: type[BaseModel] | None = None
@@ -66,6 +66,13 @@ class Route:
     """True when no key is needed."""
     reads: bool = False
     """True for a POST that changes nothing: the read key opens it, as it opens every GET."""
+    often: bool = False
+    """True for a GET that runners ask for with every rollout."""
+
+    @property
+    def operation(self) -> bool:
+        """Whether it is answered where it was parsed (`gateway.api.operations`)."""
+        return self.often or self.body is not None
 
     @property
     def needs(self) -> Role:

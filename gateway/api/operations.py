@@ -1,9 +1,9 @@
-"""Requests with a body, which change something: answered where they were parsed.
+"""Requests with a body, which change something, and transcripts: answered where they were parsed.
 
-An operation is a plain function from the checked ids of its path and its checked body to the model of its answer.
-Workers claim, finish and beat all the time, and a second server between them and the dispatcher would cost more than
-the work itself. So these requests do not pass aiohttp, as reading ones do (`gateway.server.bridge`). The table is the
-same (`Route`).
+An operation is a plain function from the checked ids of its path and its checked body, if it has one, to the model of
+its answer. Workers claim, judge, finish and beat all the time, and a second server between them and the dispatcher
+would cost more than the work itself. So these requests do not pass aiohttp, as other reading ones do
+(`gateway.server.bridge`). The table is the same (`Route`).
 """
 
 from __future__ import annotations
@@ -37,20 +37,18 @@ class Operations:
     """The operations of the control API."""
 
     def __init__(self, control: Control, routes: Iterable[Route]) -> None:
-        """`routes` are those with a body."""
+        """`routes` are those of operations."""
         self._control = control
-        self._routes: dict[int, list[tuple[Route, list[str]]]] = {}
+        self._routes: dict[tuple[str, int], list[tuple[Route, list[str]]]] = {}
         self._running: set[asyncio.Task[None]] = set()
         for route in routes:
             segments = route.path.split("/")
-            self._routes.setdefault(len(segments), []).append((route, segments))
+            self._routes.setdefault((route.method, len(segments)), []).append((route, segments))
 
     def find(self, method: str, target: bytes) -> tuple[Route, dict[str, str]] | None:
         """The operation that a request asks for, and the ids in its path as they stand there."""
-        if method != "POST":
-            return None
         path = target.partition(b"?")[0].decode("latin-1").split("/")
-        for route, segments in self._routes.get(len(path), ()):
+        for route, segments in self._routes.get((method, len(path)), ()):
             ids: dict[str, str] = {}
             for wanted, given in zip(segments, path, strict=True):
                 if wanted[:1] == "{":
@@ -123,8 +121,7 @@ class _Running:
 async def operate(control: Control, route: Route, ids: Ids, content_type: str, body: bytes, key: str = "") -> BaseModel:
     """Checks what was asked and does it; raises `ApiError`, `Refused` or `TapeError`. `key`: name of the key that it
     came with."""
-    assert route.body is not None
-    asked = guard.body_of(content_type, body, route.body)
+    asked = None if route.body is None else guard.body_of(content_type, body, route.body)
     if isinstance(asked, Asked):
         asked.came_with(key)
     for name, value in ids.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.gateway.api.context import Control
@@ -90,9 +91,12 @@ async def heartbeat(control: Control, ids: Ids, asked: HeartbeatRequest) -> Hear
 
 
 async def finish(control: Control, ids: Ids, asked: FinishRequest) -> FinishAnswer:
-    """End an attempt, together with its rewards. When this is answered every earlier call of the attempt is durable and
-    visible. The same end may be sent again; another one, or that of a worker that has lost the attempt, is refused."""
-    done = await control.dispatcher.finish(ids["rid"], ids["aid"], asked)
+    """End an attempt, together with its last events and its rewards. When this is answered every earlier call of the
+    attempt is durable and visible. The same end may be sent again; another one, or that of a worker that has lost the
+    attempt, is refused."""
+    events = _entries(control, ids, asked.events)
+    done = await control.dispatcher.finish(ids["rid"], ids["aid"], asked, events)
+    await _look(control, ids, events)
     return FinishAnswer(rollout=done.rollout, attempt=done.attempt)
 
 
@@ -140,13 +144,21 @@ async def agent_events(control: Control, ids: Ids, asked: EventsRequest) -> Even
 
 
 async def _add(control: Control, ids: Ids, asked: EventsRequest, known: bool) -> EventsAnswer:
-    dispatcher, rollout, attempt = control.dispatcher, ids["rid"], ids["aid"]
-    now = dispatcher.now_ns()
-    entries = [_entry(rollout, attempt, event, now) for event in asked.events]
-    added = EventsAnswer(sequences=await dispatcher.add(entries, known))
-    if any(is_hard(entry.kind, entry.name, entry.attributes) for entry in entries):
-        await control.releases.violated(rollout)
+    entries = _entries(control, ids, asked.events)
+    added = EventsAnswer(sequences=await control.dispatcher.add(entries, known))
+    await _look(control, ids, entries)
     return added
+
+
+async def _look(control: Control, ids: Ids, events: Sequence[Entry]) -> None:
+    """A release does not wait for its turn when something bad has happened."""
+    if any(is_hard(entry.kind, entry.name, entry.attributes) for entry in events):
+        await control.releases.violated(ids["rid"])
+
+
+def _entries(control: Control, ids: Ids, events: Sequence[Event]) -> list[Entry]:
+    now = control.dispatcher.now_ns()
+    return [_entry(ids["rid"], ids["aid"], event, now) for event in events]
 
 
 def _entry(rollout: str, attempt: str, event: Event, now: int) -> Entry:

@@ -18,6 +18,7 @@ from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.filter import Query, Target, parse
 from penstock.gateway.api.guard import ApiError, answer, id_of, query_of, sequence_of
 from penstock.gateway.api.openapi import OCTETS
+from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.pages import (
     SCAN,
     SCAN_BODIES,
@@ -184,11 +185,13 @@ async def get_tools(request: web.Request) -> web.Response:
     return answer(await asyncio.to_thread(lambda: read_tools(tape, summary(tape, rollout), attempt, rule_of)))
 
 
-async def get_transcript(request: web.Request) -> web.Response:
-    """The task and every call of an attempt, read as messages: what reward functions get, in one answer. Reads the
-    bytes of its calls."""
-    tape, rollout = request.app[CONTROL].tape, _rollout(request)
-    return answer(await asyncio.to_thread(transcript_of, tape, rollout, _attempt(request, rollout)))
+async def get_transcript(control: Control, ids: Ids, asked: None) -> Transcript:
+    """The task and every call of an attempt, read as messages: what reward functions get, in one answer. Every call
+    that has ended is in it. Reads the bytes of its calls."""
+    await control.dispatcher.settled()
+    rollout = known_rollout(control.tape, ids["rid"])
+    aid = known_attempt(control.tape, rollout, ids["aid"])
+    return await asyncio.to_thread(transcript_of, control.tape, rollout, aid)
 
 
 def transcript_of(tape: Tape, rollout: Rollout, aid: str) -> Transcript:
@@ -295,16 +298,24 @@ def recent_workers(reader: QueueReader, now_ns: int) -> list[Worker]:
 
 
 def _rollout(request: web.Request) -> Rollout:
-    rid = id_of(request, "rid")
-    rollout = request.app[CONTROL].tape.rollout(rid)
+    return known_rollout(request.app[CONTROL].tape, id_of(request, "rid"))
+
+
+def known_rollout(tape: Tape, rid: str) -> Rollout:
+    """A rollout; raises `ApiError` where there is none."""
+    rollout = tape.rollout(rid)
     if rollout is None:
         raise ApiError(404, f"there is no rollout {rid!r}; `penstock rollouts` lists them", "rid", rid)
     return rollout
 
 
 def _attempt(request: web.Request, rollout: Rollout) -> str:
-    aid = id_of(request, "aid")
-    known = [attempt.id for attempt in request.app[CONTROL].tape.attempts(rollout.id)]
+    return known_attempt(request.app[CONTROL].tape, rollout, id_of(request, "aid"))
+
+
+def known_attempt(tape: Tape, rollout: Rollout, aid: str) -> str:
+    """An attempt's id; raises `ApiError` where there is no such attempt."""
+    known = [attempt.id for attempt in tape.attempts(rollout.id)]
     if aid not in known:
         hint = f"`penstock show {rollout.id}` shows them"
         raise ApiError(404, f"rollout {rollout.id!r} has no attempt {aid!r}; {hint}", "aid", aid, known[-20:])

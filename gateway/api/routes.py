@@ -183,7 +183,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", f"{_ATTEMPT}/tools", "tools", "Tools that an attempt used", ToolList, reading.get_tools),
     Route(
         "GET", f"{_ATTEMPT}/transcript", "transcript", "The task and every call of an attempt, read",
-        Transcript, reading.get_transcript,
+        Transcript, reading.get_transcript, often=True,
     ),
     Route(
         "GET", "/api/rollouts/{rid}/attempts", "attempts", "Attempts of a rollout",
@@ -292,8 +292,8 @@ AGENT_ROUTES: tuple[Route, ...] = (
 """What an agent may send below its own address; no part of the API."""
 
 
-OPERATIONS = [*(route for route in ROUTES if route.body is not None), *AGENT_ROUTES]
-"""The routes with a body: those that change something, and one that tries rules."""
+OPERATIONS = [*(route for route in ROUTES if route.operation), *AGENT_ROUTES]
+"""The routes with a body, which change something or try rules, and those that runners read with every rollout."""
 
 
 def make_control(control: Control) -> web.Application:
@@ -306,7 +306,7 @@ def make_control(control: Control) -> web.Application:
     app = web.Application(middlewares=[guard.middleware(control.auth, public, needs)], client_max_size=0)
     app[CONTROL] = control
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, route.handler if route.body is None else _operated(route))
+        app.router.add_route(route.method, route.path, _operated(route) if route.operation else route.handler)
     for scope in ("none", "{kind}/{rid}/{aid}"):
         app.router.add_post(f"{guard.AGENT}{scope}/v1/traces", post_traces)
     app.on_response_prepare.append(guard.add_headers)

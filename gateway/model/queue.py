@@ -167,6 +167,19 @@ class HeartbeatAnswer(Noun):
     """Whether there will be more work."""
 
 
+class Event(Noun):
+    """Something that happened in an attempt: a line of output, a state, a figure."""
+
+    name: str = Field(min_length=1, max_length=256)
+    """What it is, such as `stdout`."""
+    time_ns: int | None = Field(default=None, ge=0, lt=2**63)
+    """When; ns since the epoch. Now when not given."""
+    parent_id: str | None = Field(default=None, pattern=r"^[0-9a-f]{16}$")
+    """Span id of the agent's span that it stands in."""
+    attributes: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
+    """The rest of it."""
+
+
 class FinishRequest(Noun):
     """A worker says how an attempt ended. Its rewards are kept with it, in one transaction."""
 
@@ -176,6 +189,9 @@ class FinishRequest(Noun):
     """How it ended."""
     outcome: Outcome = Field(default_factory=Outcome)
     """What is known of it."""
+    events: list[Event] = Field(default_factory=list[Event], max_length=MOST_EVENTS)
+    """What happened last in it; kept before its rewards, as those that are added for themselves. Of an end that is
+    known already they are kept only if its `outcome.duration_ns` is not, so that none is kept twice."""
     rewards: list[Judgement] = Field(default_factory=list[Judgement], max_length=100)
     """How well it went."""
 
@@ -200,19 +216,6 @@ class RewardAnswer(Noun):
     """Whether the attempt had ended before."""
     reward: float | None
     """The attempt's reward now."""
-
-
-class Event(Noun):
-    """Something that happened in an attempt: a line of output, a state, a figure."""
-
-    name: str = Field(min_length=1, max_length=256)
-    """What it is, such as `stdout`."""
-    time_ns: int | None = Field(default=None, ge=0, lt=2**63)
-    """When; ns since the epoch. Now when not given."""
-    parent_id: str | None = Field(default=None, pattern=r"^[0-9a-f]{16}$")
-    """Span id of the agent's span that it stands in."""
-    attributes: dict[str, Scalar] = Field(default_factory=dict[str, Scalar])
-    """The rest of it."""
 
 
 class EventsRequest(Noun):

@@ -281,15 +281,15 @@ class Dispatcher:
         self._pass_on()
         return answers
 
-    async def finish(self, rollout: str, attempt: str, asked: FinishRequest) -> Finished:
-        """Ends an attempt; raises `Refused`."""
+    async def finish(self, rollout: str, attempt: str, asked: FinishRequest, events: Sequence[Entry] = ()) -> Finished:
+        """Ends an attempt; `events`: those of the request, as spans. Raises `Refused`."""
         name, now = (rollout, attempt), self.now_ns()
         rewards = [(judgement, self._trusts(judgement)) for judgement in asked.rewards]
         end = AttemptStatus(asked.status)
         try:
             done = await self._do(
                 lambda transaction: QueueOperations(transaction).finish(
-                    name, asked.worker, end, asked.outcome, rewards, now
+                    name, asked.worker, end, asked.outcome, rewards, now, events
                 )
             )
             self._watched.pop(name, None)
@@ -300,6 +300,11 @@ class Dispatcher:
             self._pass_on()
 
     # -- judging it --------------------------------------------------------------------------------------------------
+
+    async def settled(self) -> None:
+        """Returns when every call that has ended is on the tape, if the tape can be written."""
+        if not self._recorder.idle:
+            _ = await self._recorder.flush()
 
     async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
         """Keeps a reward; raises `Refused`."""

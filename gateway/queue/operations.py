@@ -265,8 +265,10 @@ class QueueOperations(Attempts):
         outcome: Outcome,
         rewards: Sequence[tuple[Judgement, bool]],
         now: int,
+        events: Sequence[Entry] = (),
     ) -> Finished:
-        """Ends an attempt with its rewards (and whether each is trusted). The same end may be sent again."""
+        """Ends an attempt with its last events and its rewards (and whether each is trusted). The same end may be sent
+        again: what came with it is not kept twice."""
         live, outcome = self._attempt(name), self._outcome(outcome)
         holder = get(live, "worker")
         if worker is not None and holder is not None and worker != holder:
@@ -285,6 +287,10 @@ class QueueOperations(Attempts):
             self._release(live)
         if ended and status_of(live) != end:
             raise Refused("conflict", f"attempt {'/'.join(name)} has ended as {status_of(live)}", "status", end)
+        # The clock may have ended it; its worker knows more.
+        more = get(live, "outcome") is None or get(live, "outcome")[records.OUTCOME.index("duration_ns")] is None
+        if not ended or (more and outcome.duration_ns is not None):
+            _ = self._spans.add(events, now)
         rewarded: list[RewardSource] = []
         for place, (judgement, trusted) in enumerate(rewards):
             # Rewards that come again with the same end are not kept again.
@@ -302,8 +308,7 @@ class QueueOperations(Attempts):
             self._follow(rollout, live, end, now)
             if holder is not None:
                 self._waiting.finished[holder] += 1
-        elif get(live, "outcome") is None or get(live, "outcome")[records.OUTCOME.index("duration_ns")] is None:
-            # The clock had ended it; its worker knows more.
+        elif more:
             put(live, outcome=records.outcome_values(outcome))
             self._tell(live)
         return Finished(rollout.model_copy(), attempt_of(live), None if ended else end, rewarded)

@@ -113,6 +113,11 @@ class Recorder:
         self._push(call, False, done)
 
     @property
+    def idle(self) -> bool:
+        """True when all that was queued is durable, or lost."""
+        return self._metrics.recorder_queue_calls == 0
+
+    @property
     def full(self) -> bool:
         """True when the end of the next call has to wait for the writer."""
         return self._metrics.recorder_queue_bytes > self._config.queue_bytes
@@ -161,6 +166,7 @@ class Recorder:
                 done.set_result(kept)
 
         self._push(None, True, release)
+        self._hurry.set()
         return await done
 
     async def close(self) -> None:

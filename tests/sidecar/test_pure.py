@@ -19,7 +19,7 @@ from penstock.sidecar.agent.environment import LARGEST_VARIABLE, environment, pl
 from penstock.sidecar.agent.output import LONGEST_LINE, Lines, Outputs, parsed
 from penstock.sidecar.agent.templates import TemplateError, fill
 from penstock.sidecar.agent.usage import gpus
-from penstock.sidecar.journal import LARGEST_EVENT, Journal
+from penstock.sidecar.journal import LARGEST_BATCH, LARGEST_EVENT, Journal
 from penstock.sidecar.progress import Tally, Terminal
 from penstock.sidecar.result import Result
 from penstock.sidecar.rewarding import RewardError, printed
@@ -180,6 +180,7 @@ async def test_while_the_gateway_is_away_a_bounded_part_is_kept() -> None:
     tape.open.set()
     journal.close()
     await running
+    tape.events += await journal.last()
     texts = "\n".join(str(event.attributes["text"]) for event in tape.events if event.name == "stdout")
     numbers = list(map(int, texts.split()))
     assert numbers == sorted(numbers)
@@ -189,24 +190,48 @@ async def test_while_the_gateway_is_away_a_bounded_part_is_kept() -> None:
     assert "output_dropped" in [event.name for event in tape.events]
 
 
-async def test_flushed_is_sent() -> None:
+async def test_the_last_batch_is_left_to_the_caller() -> None:
     tape = Tape()
     tape.open.set()
-    journal = Journal(tape.send, 1 << 20)
+    journal = Journal(tape.send, 4 * LARGEST_BATCH)
     running = asyncio.ensure_future(journal.run())
     journal.line("stdout", "one")
     journal.line("stderr", "two")
     journal.line("stderr", "three")
-    await journal.flush()
-    assert [(event.name, event.attributes["text"]) for event in tape.events] == [
-        ("stdout", "one"),
-        ("stderr", "two\nthree"),
-    ]
     journal.line("stdout", "x" * (LARGEST_EVENT + 1))
     journal.close()
     await running
-    assert [len(str(event.attributes["text"])) for event in tape.events[2:]] == [LARGEST_EVENT, 1]
-    await journal.flush()  # comes back though nothing runs any more
+    last = await journal.last()
+    assert not tape.events
+    assert [(event.name, len(str(event.attributes["text"]))) for event in last] == [
+        ("stdout", 3), ("stderr", 9), ("stdout", LARGEST_EVENT), ("stdout", 1),
+    ]  # fmt: skip
+    assert await journal.last() == []
+
+
+async def test_what_does_not_fit_in_the_last_batch_is_sent_before() -> None:
+    tape = Tape()
+    tape.open.set()
+    journal = Journal(tape.send, 4 * LARGEST_BATCH)
+    for number in range(LARGEST_BATCH // LARGEST_EVENT + 1):
+        journal.event(f"e{number}", {"text": "x" * LARGEST_EVENT})
+    journal.close()
+    assert [event.name for event in await journal.last()] == [f"e{LARGEST_BATCH // LARGEST_EVENT}"]
+    assert len(tape.events) == LARGEST_BATCH // LARGEST_EVENT
+
+
+async def test_what_is_refused_is_sent_no_more() -> None:
+    async def refuse(events: list[Event]) -> bool:
+        refused.append(len(events))
+        return False
+
+    refused: list[int] = []
+    journal = Journal(refuse, 4 * LARGEST_BATCH)
+    for number in range(3):
+        journal.event(f"e{number}", {"text": "x" * LARGEST_BATCH})
+    journal.close()
+    assert await journal.last() == []
+    assert refused == [1]
 
 
 # -- rewards -----------------------------------------------------------------------------------------------------------

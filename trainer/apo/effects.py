@@ -5,7 +5,7 @@ Every rollout of a prompt with a subset of the edits says something of each of t
     reward = task + sum of the effects of the edits in the prompt + noise
 
 with normal priors on every term (a Bayesian linear regression with random effects of tasks; Gelman et al., Bayesian
-Data Analysis, ch. 14). So N rollouts measure each of K edits as well as N / 2 pairs of prompts with and without it
+Data Analysis). So N rollouts measure each of K edits as well as N / 2 pairs of prompts with and without it
 would, instead of N / 2K: a screening design (Plackett & Burman 1946). That rewards are no sum exactly does no harm: the
 race at the end decides about whole prompts.
 """

@@ -5,13 +5,16 @@ Let r_1 … r_n be the rewards of a group, the rollouts of one task.
     dr_grpo      A_i = r_i - mean(r)                       Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO)
     grpo         A_i = (r_i - mean(r)) / (std(r) + eps)    Shao et al. 2024, arXiv:2402.03300 (DeepSeekMath)
     rloo         A_i = r_i - mean(r_j, j != i)             Ahmadian et al. 2024, arXiv:2402.14740
-    reinforce++  as grpo, over the whole batch             Hu et al. 2025, arXiv:2501.03262
+    reinforce++  as grpo, over the whole batch             Hu et al. 2025, arXiv:2501.03262, who do so with tokens
+                                                           and have the KL term in them
 
-std is the sample's (n - 1), eps 1e-6. The unit is the rollout, however many calls or samples it was cut into:
-normalising over rows instead would let long rollouts decide the mean.
+std is the sample's (n - 1) and eps 1e-6, as in verl; DeepSeekMath has no eps and does not say which std. The unit is
+the rollout, however many calls or samples it was cut into: normalising over rows instead would let long rollouts decide
+the mean.
 
 With `credit = "turn"` the unit is the call and r its return (`adapters.rewards.returns`); the baseline is taken over
-all calls of the group (for rloo: of the other rollouts), as in the process supervision of DeepSeekMath, §4.1.3.
+all calls of the group (for rloo: of the other rollouts). The process supervision of DeepSeekMath, §4.1.3, compares all
+steps of a group, too, but normalises their rewards and sums afterwards.
 
 Rollouts that failed are compared too, by the reward that they were given for it, also where nothing that they said can
 be trained on: otherwise a policy that makes its agents crash or loop would be compared with its good days only.
@@ -22,8 +25,9 @@ with such an answer has no loss; its reward is still compared (overlong filterin
 
     0  for n <= a,    (a - n) / (b - a)  for a < n <= b,    -1  for n > b, and for an answer that was cut off
 
-where n is the tokens of the rollout's longest answer and (a, b) = `overlong_tokens`, in the paper (L_max - L_cache,
-L_max). By turns each call pays for its own answer.
+where n is the tokens of the rollout's longest answer and (a, b) = `overlong_tokens`. The paper (equation 13) has one
+answer, (a, b) = (L_max - L_cache, L_max), and looks at the length alone: -1 for what was cut off is ours. By turns each
+call pays for its own answer.
 
 A group whose rewards are all the same teaches nothing, and a group of one has nothing to compare with. Both are left
 out and reported; otherwise they would only dilute the mean over rollouts. `reinforce++` knows no groups, only the

@@ -9,7 +9,7 @@ Only trained tokens are named: N of them, each by its row and column. Every loss
 value. With R rollouts in the update, of n_1 ... n_R trained tokens, a token of rollout i weighs
 
     rollout-mean  1 / (R n_i)     mean over rollouts of their mean: GRPO, Shao et al. 2024, arXiv:2402.03300, eq. 3
-    token-mean    1 / sum of n    DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 8
+    token-mean    1 / sum of n    DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 8: there over a group, here over all
     constant      1 / (R L)       Dr. GRPO, Liu et al. 2025, arXiv:2503.20783, section 3.2; L is given
 
 The weights follow from the update alone: how examples are merged, packed or spread over micro-batches changes nothing

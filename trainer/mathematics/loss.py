@@ -6,13 +6,14 @@ the step began (`old`), and the trainer's now (pi). With r = pi / old, advantage
     pg      -u' A log pi                                         Williams 1992 (REINFORCE)
     ppo     -u' min(r A, clip(r, 1 - low, 1 + high) A)           Schulman et al. 2017, arXiv:1707.06347; high > low is
                                                                  clip-higher: Yu et al. 2025, arXiv:2503.14476 (DAPO)
-    gspo    as ppo, r the geometric mean over the tokens of a    Zheng et al. 2025, arXiv:2507.18071 (its token form,
-            call, each with the gradient of its own token        whose gradient is that of the sequence form)
+    gspo    as ppo, r the geometric mean over the tokens of a    Zheng et al. 2025, arXiv:2507.18071: token form, with
+            call, each with the gradient of its own token        the gradient of the sequence form where the tokens of
+                                                                 a call are worth the same
     cispo   -u' sg[clip(r, 1 - low, 1 + high)] A log pi          MiniMax 2025, arXiv:2506.13585
 
 u' corrects for the engine computing other probabilities than the trainer, and for stale rollouts (decoupled from the
-clip: Hilton et al. 2022, arXiv:2110.00641; truncated: Yao et al. 2025, "Your efficient RL framework secretly brings you
-off-policy RL training"):
+clip: Hilton et al. 2022, arXiv:2110.00641; truncated by token: Yao et al. 2025, "Your efficient RL framework secretly
+brings you off-policy RL training"):
 
     token     min(u, high)
     sequence  min(product of u over a call, high)
@@ -268,7 +269,8 @@ def preference_loss(
     """DPO: the mean of -log sigmoid(beta (gap of the chosen - gap of the rejected)), gap = log pi - log reference.
 
     Each pair of tensors is (chosen, rejected), [M] log-probabilities of whole sides, or their means over tokens
-    (Rafailov et al. 2023, arXiv:2305.18290; normalised by length: Meng et al. 2024, arXiv:2405.14734).
+    (Rafailov et al. 2023, arXiv:2305.18290; with means it is not SimPO, which has no reference, but what Meng et al.
+    2024, arXiv:2405.14734, compare it with as DPO normalised by length).
     """
     chosen, rejected = (beta * (now - then) for now, then in zip(policy, reference, strict=True))
     loss = -logsigmoid(chosen - rejected).mean()

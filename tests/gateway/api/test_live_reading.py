@@ -49,6 +49,19 @@ async def queued(client: Client, count: int, **spec: object) -> list[str]:
     return [one.id for one in await client.enqueue(specs)]
 
 
+async def test_a_transcript_has_every_call_that_has_ended(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    """A runner asks for it as soon as its agent has had the last answer, which need not be on the tape yet."""
+    rollout, question = name(), {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    async with Client(gateway.url) as client:
+        for count in range(1, 21):
+            async with http.post(f"{gateway.url}/rollout/{rollout}/v1/chat/completions", json=question) as answer:
+                assert answer.status == 200
+                _ = await answer.read()
+            calls = (await client.transcript(rollout, "a1")).calls
+            assert len(calls) == count
+            assert all(call.turn is not None for call in calls)
+
+
 async def until(client: Client, since: int, every_s: float, end: int) -> list[Digest]:
     """The digests from one cursor to another."""
     found = list[Digest]()

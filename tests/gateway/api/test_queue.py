@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from io import BytesIO
 from typing import Any
 from uuid import uuid4
@@ -379,6 +379,40 @@ async def test_an_end_may_be_said_again_and_no_other(client: Client) -> None:
     ):
         assert attempt.rollout in await refused(client.finish(attempt.rollout, attempt.id, other), 409)
     assert (await client.rollout(attempt.rollout)).reward == 0.5
+
+
+async def test_an_end_brings_its_last_events_once(client: Client) -> None:
+    attempt = await taken(client)
+    events = [Event(name="stdout", attributes={"text": "done"}), Event(name="exit", time_ns=5)]
+    asked = FinishRequest(worker="w1", status="succeeded", events=events, rewards=[Judgement(value=0.5)])
+    for _ in range(2):
+        done = await client.finish(attempt.rollout, attempt.id, asked)
+        assert done.attempt.reward == 0.5
+    assert [(span.kind, span.name) for span in await spans(client, attempt)] == [
+        ("event", "stdout"),
+        ("event", "exit"),
+        ("reward", "reward"),
+    ]
+
+
+async def test_a_worker_brings_the_events_of_an_attempt_that_the_clock_has_ended(client: Client) -> None:
+    attempt = await taken(client, config=RolloutConfig(timeout_s=0.05))
+    held = Held(rollout=attempt.rollout, attempt=attempt.id, running=True)
+    _ = await client.heartbeat("w1", HeartbeatRequest(attempts=[held]))
+    async with aclosing(client.changes(0, ["rollout"], [attempt.rollout], [RolloutStatus.FAILED])) as changes:
+        _ = await anext(changes)
+    outcome = Outcome(reason="killed", duration_ns=9)
+    asked = FinishRequest(worker="w1", status="timeout", outcome=outcome, events=[Event(name="exit")])
+    for _ in range(2):
+        assert (await client.finish(attempt.rollout, attempt.id, asked)).attempt.outcome == outcome
+    assert [span.name for span in await spans(client, attempt)] == ["exit"]
+
+
+async def test_an_end_that_is_refused_brings_no_events(client: Client) -> None:
+    attempt = await taken(client)
+    asked = FinishRequest(worker="w2", status="succeeded", events=[Event(name="exit")])
+    assert "is held by worker 'w1'" in await refused(client.finish(attempt.rollout, attempt.id, asked), 409)
+    assert await spans(client, attempt) == []
 
 
 async def test_what_is_not_there_cannot_end(client: Client) -> None:

@@ -49,7 +49,7 @@ def dapo(tokens: list[Floats]) -> float:
 
 
 def dr_grpo(tokens: list[Floats]) -> float:
-    """1/G sum_i 1/L sum_t, L the same for all: Dr. GRPO, `masked_mean(..., constant)` of its appendix."""
+    """1/G sum_i 1/L sum_t, L the same for all: Dr. GRPO, `masked_mean` with a constant in its listing 1."""
     return float(np.mean([one.sum() / LENGTH for one in tokens]))
 
 
