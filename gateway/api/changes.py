@@ -148,7 +148,6 @@ async def _send(response: compression.Writes, control: Control, cursor: int, pie
         if after > cursor:
             cursor = after
             await asyncio.sleep(pause_s)
-            continue
         try:
             async with asyncio.timeout(control.keep_alive_s):
                 cursor = await watch.wait(cursor)

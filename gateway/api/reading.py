@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final, Literal
 
 from aiohttp import web
@@ -51,7 +52,7 @@ from penstock.gateway.model.answers import (
 from penstock.gateway.model.base import ID_PATTERN, Kind, Noun
 from penstock.gateway.model.exchange import Exchange, Side
 from penstock.gateway.model.queue import WorkerList
-from penstock.gateway.model.rollout import Outcome, Rollout, Worker
+from penstock.gateway.model.rollout import Attempt, Outcome, Rollout, Worker
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.model.transcript import Call, Transcript
 from penstock.gateway.queue.reader import QueueReader
@@ -60,8 +61,9 @@ BLOCK: Final = 1 << 20
 """Bytes of calls that are read before they are sent."""
 SHOWN_NS: Final = 15 * 60 * 10**9
 """How long a worker is still listed after its last sign of life."""
-
-
+FEW: Final = 64
+SHORT: Final = 64 << 10
+"""Spans, and bytes of calls, that are read where the request was parsed."""
 MOST_IDS: Final = 200
 """Rollouts of one question by their ids."""
 _UNSEEN: Final = {
@@ -188,16 +190,20 @@ async def get_tools(request: web.Request) -> web.Response:
 async def get_transcript(control: Control, ids: Ids, asked: None) -> Transcript:
     """The task and every call of an attempt, read as messages: what reward functions get, in one answer. Every call
     that has ended is in it. Reads the bytes of its calls."""
+    tape = control.tape
     await control.dispatcher.settled()
-    rollout = known_rollout(control.tape, ids["rid"])
-    aid = known_attempt(control.tape, rollout, ids["aid"])
-    return await asyncio.to_thread(transcript_of, control.tape, rollout, aid)
+    rollout = known_rollout(tape, ids["rid"])
+    attempt = known_attempt(tape, rollout, ids["aid"])
+    first = list(islice(tape.spans(rollout.id, attempt.id), FEW + 1))
+    if len(first) <= FEW and sum(span.request_bytes + span.response_bytes for span in first) <= SHORT:
+        # Another thread would cost more than the reading.
+        return transcript_of(tape, rollout, attempt, first)
+    every = tape.spans(rollout.id, attempt.id)
+    return await asyncio.to_thread(lambda: transcript_of(tape, rollout, attempt, list(every)))
 
 
-def transcript_of(tape: Tape, rollout: Rollout, aid: str) -> Transcript:
-    """An attempt that is there, as reward functions get it."""
-    attempt = next(one for one in tape.attempts(rollout.id) if one.id == aid)
-    spans = list(tape.spans(rollout.id, aid))
+def transcript_of(tape: Tape, rollout: Rollout, attempt: Attempt, spans: Sequence[Span]) -> Transcript:
+    """An attempt with all its spans, as reward functions get it."""
     calls = tape.exchanges(span for span in spans if span.kind == "llm")
     return Transcript(
         rollout=rollout,
@@ -310,16 +316,16 @@ def known_rollout(tape: Tape, rid: str) -> Rollout:
 
 
 def _attempt(request: web.Request, rollout: Rollout) -> str:
-    return known_attempt(request.app[CONTROL].tape, rollout, id_of(request, "aid"))
+    return known_attempt(request.app[CONTROL].tape, rollout, id_of(request, "aid")).id
 
 
-def known_attempt(tape: Tape, rollout: Rollout, aid: str) -> str:
-    """An attempt's id; raises `ApiError` where there is no such attempt."""
-    known = [attempt.id for attempt in tape.attempts(rollout.id)]
+def known_attempt(tape: Tape, rollout: Rollout, aid: str) -> Attempt:
+    """An attempt; raises `ApiError` where there is none."""
+    known = {attempt.id: attempt for attempt in tape.attempts(rollout.id)}
     if aid not in known:
         hint = f"`penstock show {rollout.id}` shows them"
-        raise ApiError(404, f"rollout {rollout.id!r} has no attempt {aid!r}; {hint}", "aid", aid, known[-20:])
-    return aid
+        raise ApiError(404, f"rollout {rollout.id!r} has no attempt {aid!r}; {hint}", "aid", aid, list(known)[-20:])
+    return known[aid]
 
 
 def _span(request: web.Request) -> Span:

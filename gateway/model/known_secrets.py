@@ -29,6 +29,8 @@ _PREFIX: Final = b"pst_"
 _TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9._~-]+")
 _MARKUP: Final = re.compile(r"[/+&<>'=]")
 """Characters that some JSON writers escape without need."""
+_PLAIN: Final = re.compile(rb"[A-Za-z0-9._~-]*")
+"""What is written in one way everywhere, as most tokens are."""
 _ESCAPE: Final = re.compile(r"%[0-9A-F]{2}")
 _LETTER, _DIGIT = re.compile(rb"[A-Za-z]"), re.compile(rb"[0-9]")
 
@@ -149,9 +151,9 @@ def _basic(blob: bytes) -> tuple[bytes, ...]:
 def _forms(value: bytes) -> Iterator[bytes]:
     """A value as it may be written: as it is, in a JSON string, in a URL."""
     yield value
-    text = value.decode("utf-8", "surrogateescape")
-    if text.isalnum():
+    if _PLAIN.fullmatch(value):
         return
+    text = value.decode("utf-8", "surrogateescape")
     for form in (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]):
         yield _bytes(form)
         yield _bytes(form.replace("/", "\\/"))

@@ -17,7 +17,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.environment import ORDER, Cursor, Environment
 from penstock.gateway.store.records import Style
-from penstock.gateway.store.view import View
+from penstock.gateway.store.view import BLOCK, View
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 _ID = re.compile(ID_PATTERN)
@@ -114,7 +114,8 @@ class Reader:
                 found = view.spans(rollout, attempt, after, _STEP)
             yield from found
             after += len(found)
-            if not found:
+            if not found or after % BLOCK:
+                # A page ends with its block, or there are no more.
                 return
 
     def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
@@ -35,6 +36,14 @@ def test_every_way_to_write_it(written: str) -> None:
     body = f'{{"error":"Incorrect API key provided: {written}. Find it"}}'
     hidden = Secrets([KEY.encode()]).hide(body.encode()).decode()
     assert hidden == body.replace(written, "*" * len(written))
+
+
+@pytest.mark.parametrize("write", [json.dumps, quote, str])
+def test_letters_of_other_alphabets_are_written_in_many_ways_too(write: Callable[[str], str]) -> None:
+    key = "Schlüssel0123456789"
+    body = "the key " + write(key).strip('"') + " is wrong"
+    hidden = Secrets([key.encode()]).hide(body.encode()).decode()
+    assert hidden.count("*") == len(body.encode()) - len("the key  is wrong")
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200), st.sampled_from(sorted(WRITTEN.values())))
