@@ -159,21 +159,33 @@ def does_as_shown(directory: Path) -> float:
     the tools that they show, for the right city, and says what any of these answers."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     model = Qwen2ForCausalLM.from_pretrained(directory).eval()
-
-    def likeliest(example: Example) -> list[bool]:
-        """For each of its turns, whether every token is the likeliest after those before it."""
-        ids = torch.from_numpy(np.concatenate([example.prompt, example.response]).astype(np.int64))
-        with torch.inference_mode():
-            best = model(input_ids=ids[None]).logits[0, len(example.prompt) - 1 : -1].argmax(-1).numpy()
-        turns = np.split(np.where(example.mask, best == example.response, True), turns_of(example.mask))
-        return [bool(turn.all()) for turn in turns]
-
+    asked = [*product(TOPICS, CITIES)]
+    shown = [
+        Lesson(called, "a1", conversation(topic, city, called)) for topic, city in asked for called in tools_for(topic)
+    ]
+    examples = tokenise(shown, tokenizer)[0]
+    turns = [one for at in range(0, len(examples), 64) for one in likeliest(model, examples[at : at + 64])]
     right: list[bool] = []
-    for topic, city in product(TOPICS, CITIES):
-        shown = [Lesson(called, "a1", conversation(topic, city, called)) for called in tools_for(topic)]
-        calls, answers = zip(*map(likeliest, tokenise(shown, tokenizer)[0]), strict=True)
+    for both in zip(turns[::2], turns[1::2], strict=True):
+        calls, answers = zip(*both, strict=True)
         right.append(any(calls) and all(answers))
     return fmean(right)
+
+
+def likeliest(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> list[list[bool]]:
+    """For each turn of each example, whether every token is the likeliest after those before it."""
+    rows = [torch.from_numpy(np.concatenate([one.prompt, one.response]).astype(np.int64)) for one in examples]
+    # What pads the end of a row is after all that is looked at.
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    with torch.inference_mode():
+        best = model(input_ids=ids).logits.argmax(-1).numpy()
+    found: list[list[bool]] = []
+    for row, one in zip(best, examples, strict=True):
+        start = len(one.prompt) - 1
+        said = row[start : start + len(one.response)] == one.response
+        turns = np.split(np.where(one.mask, said, True), turns_of(one.mask))
+        found.append([bool(turn.all()) for turn in turns])
+    return found
 
 
 def turns_of(mask: NDArray[np.bool_]) -> NDArray[np.intp]:

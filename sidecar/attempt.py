@@ -35,6 +35,7 @@ from penstock.sidecar.rewarding import Judge, RewardError, printed
 from penstock.sidecar.settings import Settings
 
 Why = Literal["timeout", "lost", "returned"]
+CONFLICT = 409
 LAST_EVENTS_S = 5.0
 """How long a cancelled attempt may still take to send its output; s."""
 
@@ -227,8 +228,9 @@ class AttemptRun:
             return await patiently(lambda: self._client.finish(*self.key, asked), self._away)
         except ClientError as e:
             self._why, self._reason = "lost", str(e)
-            # An attempt that has ended otherwise takes events nevertheless.
-            _ = await self._send(events)
+            if e.status == CONFLICT:
+                # An attempt that has ended otherwise takes events nevertheless.
+                _ = await self._send(events)
             return None
 
     async def _last_events(self, sender: asyncio.Future[None]) -> list[Event]:

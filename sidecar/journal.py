@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.gateway.model.queue import Event, Scalar
@@ -42,8 +43,8 @@ class Journal:
         self._head, self._half = keep - keep // 2, keep // 2
         self._tail: deque[_Text] = deque()
         self._tail_size = self._dropped = self._pieces = 0
-        self._news, self._hurry = asyncio.Event(), asyncio.Event()
-        self._closed = self._refused = False
+        self._news, self._closed = asyncio.Event(), asyncio.Event()
+        self._refused = False
 
     def line(self, stream: Stream, text: str) -> None:
         """A line of output."""
@@ -83,29 +84,25 @@ class Journal:
 
     async def run(self) -> None:
         """Sends until it is closed, or nothing is wanted any more."""
-        while not self._closed and not self._refused:
+        while not self._closed.is_set():
             _ = await self._news.wait()
             await self._gather()
-            while not self._closed and (batch := self._batch()):
+            while not self._closed.is_set() and (batch := self._batch()):
                 if not await self._send(batch):
                     self._refused = True
                     return
             self._news.clear()
 
     async def _gather(self) -> None:
-        """Lets a batch grow, unless somebody waits for it."""
-        try:
+        """Lets a batch grow, until it is closed."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(BATCH_S):
-                _ = await self._hurry.wait()
-        except TimeoutError:
-            pass
-        self._hurry.clear()
+                _ = await self._closed.wait()
 
     def close(self) -> None:
         """Takes no more events; `run` ends when it has sent the batch that it is at."""
         self.release()
-        self._closed = True
-        self._hurry.set()
+        self._closed.set()
 
     async def last(self) -> list[Event]:
         """Sends what is left when `run` has ended, but for the last batch: that is for the caller to send."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from multidict import CIMultiDict
 from pydantic import BaseModel
@@ -46,13 +47,13 @@ class Operations:
             self._routes.setdefault((route.method, len(segments)), []).append((route, segments))
 
     def find(self, method: str, target: bytes) -> tuple[Route, dict[str, str]] | None:
-        """The operation that a request asks for, and the ids in its path as they stand there."""
+        """The operation that a request asks for, and the ids in its path."""
         path = target.partition(b"?")[0].decode("latin-1").split("/")
         for route, segments in self._routes.get((method, len(path)), ()):
             ids: dict[str, str] = {}
             for wanted, given in zip(segments, path, strict=True):
                 if wanted[:1] == "{":
-                    ids[wanted[1:-1]] = given
+                    ids[wanted[1:-1]] = unquote(given)
                 elif wanted != given:
                     break
             else:

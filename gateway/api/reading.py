@@ -51,11 +51,13 @@ from penstock.gateway.model.answers import (
 )
 from penstock.gateway.model.base import ID_PATTERN, Kind, Noun
 from penstock.gateway.model.exchange import Exchange, Side
+from penstock.gateway.model.lifecycle import LIVE
 from penstock.gateway.model.queue import WorkerList
 from penstock.gateway.model.rollout import Attempt, Outcome, Rollout, Worker
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.model.transcript import Call, Transcript
 from penstock.gateway.queue.reader import QueueReader
+from penstock.gateway.store.directory import TapeError
 
 BLOCK: Final = 1 << 20
 """Bytes of calls that are read before they are sent."""
@@ -189,11 +191,13 @@ async def get_tools(request: web.Request) -> web.Response:
 
 async def get_transcript(control: Control, ids: Ids, asked: None) -> Transcript:
     """The task and every call of an attempt, read as messages: what reward functions get, in one answer. Every call
-    that has ended is in it. Reads the bytes of its calls."""
-    tape = control.tape
-    await control.dispatcher.settled()
+    that has ended is in it: of an attempt that is under way there is none while the tape cannot be written. Reads the
+    bytes of its calls."""
+    tape, unwritten = control.tape, await control.dispatcher.unwritten()
     rollout = known_rollout(tape, ids["rid"])
     attempt = known_attempt(tape, rollout, ids["aid"])
+    if unwritten is not None and attempt.status in LIVE:
+        raise TapeError(unwritten)
     first = list(islice(tape.spans(rollout.id, attempt.id), FEW + 1))
     if len(first) <= FEW and sum(span.request_bytes + span.response_bytes for span in first) <= SHORT:
         # Another thread would cost more than the reading.

@@ -315,8 +315,8 @@ def make_control(control: Control) -> web.Application:
 
 
 def _operated(route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """An operation as an aiohttp handler, for paths that are written with escapes, which `Operations.find` does not
-    know.
+    """An operation as an aiohttp handler, for paths whose words are written with escapes, which `Operations.find` does
+    not know.
     """
 
     async def handle(request: web.Request) -> web.Response:

@@ -301,10 +301,12 @@ class Dispatcher:
 
     # -- judging it --------------------------------------------------------------------------------------------------
 
-    async def settled(self) -> None:
-        """Returns when every call that has ended is on the tape, if the tape can be written."""
-        if not self._recorder.idle:
-            _ = await self._recorder.flush()
+    async def unwritten(self) -> str | None:
+        """Returns when every call that has ended is on the tape; why they are not, where the tape cannot be written."""
+        written = self._recorder.idle and self._recorder.failing is None
+        if written or await self._recorder.flush():
+            return None
+        return self._recorder.failing or "the gateway's log says why"
 
     async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
         """Keeps a reward; raises `Refused`."""

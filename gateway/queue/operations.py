@@ -281,6 +281,7 @@ class QueueOperations(Attempts):
         if status_of(live) == AttemptStatus.UNRESPONSIVE or ended_quietly(live):
             self.sign_of_life(live, now)
         if end == AttemptStatus.ENVIRONMENT and status_of(live) == AttemptStatus.FAILED:
+            _ = self._spans.add(events, now)
             return self._hand_back(live, outcome, now)
         ended = status_of(live) not in LIVE
         if ended:

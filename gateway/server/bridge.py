@@ -1,8 +1,9 @@
 """Reaches the control API from the port of the calls: an aiohttp server at the other end of a socket pair.
 
 A control request passes the same parser and the same queue as a call, so both kinds can follow each other on a
-keep-alive connection. A request that changes something is an operation and answered at once (`gateway.api.operations`).
-Every other goes to aiohttp unchanged, on a connection that nobody else uses until it is answered. Neither is recorded.
+keep-alive connection. A request that changes something or wants a transcript is an operation and answered at once
+(`gateway.api.operations`). Every other goes to aiohttp unchanged, on a connection that nobody else uses until it is
+answered. Neither is recorded.
 """
 
 from __future__ import annotations

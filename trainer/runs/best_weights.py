@@ -34,6 +34,8 @@ class Place:
     """The step that the best weights are of; None while nothing was evaluated."""
     best_reward: float | None = None
     """Their mean reward on the held-out tasks."""
+    owed: bool = False
+    """Whether the held-out tasks of `step` have been left to the next step, and have not ended yet."""
 
     def due(self, last: bool, every: int) -> bool:
         """Whether weights are published now: those that are new, every so many steps, and the last ones always."""

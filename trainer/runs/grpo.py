@@ -75,10 +75,8 @@ class Loop:
         self._curriculum = Curriculum(tasks, config.run.seed) if config.rollouts.curriculum and tasks else None
         self._ordered: Order | None = None
         """What the next step takes, when it is queued already."""
-        self._unasked: int | None = None
-        """The step whose held-out tasks are queued with the next step's rollouts."""
         self._asked: Evaluation | None = None
-        """Held-out tasks that are queued and that nobody waits for yet."""
+        """Held-out tasks that are queued and have not ended."""
 
     def restore(self) -> None:
         """Goes to the newest checkpoint, if there is one. Raises `CheckpointError`."""
@@ -95,8 +93,8 @@ class Loop:
         await self._publisher.begin()
         await self._publish(self.place.version)
         self.served.set()
-        if self.place.step == 0 or not self._at_once(self.place.step):
-            # Of a checkpoint, too: it was written before its held-out tasks had ended.
+        if self.place.step == 0 or (self.place.owed and self._at_once(self.place.step)):
+            # Of a checkpoint, where no step is left that they could run beside.
             await self._point(self.place.step, await self._evaluation(self.place.step))
         while self.place.step < self.config.run.steps:
             await self._served()
@@ -129,7 +127,7 @@ class Loop:
             collected.figures |= self._curriculum.figures()
         if self._ahead(step + 1):
             self._ordered = await self._order(step + 1, tasks)
-        (learnt, updated), _ = await asyncio.gather(self._update(step, collected), self._evaluated_before())
+        learnt, updated = await self._update_beside(step, collected)
         # Only now: all held-out tasks of the step before have had the weights of that step.
         place = replace(self.place, step=step, tasks=tasks)
         evaluated, last = monotonic(), step == self.config.run.steps
@@ -140,10 +138,10 @@ class Loop:
         published = monotonic()
         self.place = place
         seconds = {"collect": gathered - began, "update": updated - gathered, "publish": published - evaluated}
+        speed = learnt["tokens"] / sum(seconds.values())
         seconds["evaluate"] = evaluated - updated
         found = await self._evaluation(step)
-        timing = {f"seconds/{name}": value for name, value in seconds.items()}
-        timing["tokens_per_second"] = learnt["tokens"] / (published - began)
+        timing = {f"seconds/{name}": value for name, value in seconds.items()} | {"tokens_per_second": speed}
         await self._point(step, _summary(collected) | self._figures(collected) | learnt | found | timing)
         # What is done again after a crash is reported again; what is not, must have been.
         await self._checkpoint(step)
@@ -151,12 +149,23 @@ class Loop:
         if said is not None:
             await self._reporter.event(step, said, "warning")
 
+    async def _update_beside(self, step: int, collected: Collected) -> tuple[Metrics, float]:
+        """Updates the weights while the held-out tasks of the step before are waited for; as `_update`."""
+        both = asyncio.ensure_future(self._update(step, collected)), asyncio.ensure_future(self._evaluated_before())
+        try:
+            return (await asyncio.gather(*both))[0]
+        finally:
+            for one in both:
+                one.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
     async def _update(self, step: int, collected: Collected) -> tuple[Metrics, float]:
         """(what an update comes to, when it was done)."""
         self._reporter.phase(step, "updates the weights")
         stale = self._staleness(self.place)
         learnt = await asyncio.to_thread(learn, self.engine, collected.samples, stale, self.config, collected.beside)
-        self._reporter.phase(step, "waits for held-out tasks")
+        if self.place.owed:
+            self._reporter.phase(step, "waits for held-out tasks")
         return learnt, monotonic()
 
     # -- what a run of another kind does otherwise -------------------------------------------------------------------
@@ -200,8 +209,10 @@ class Loop:
         return {}
 
     def _kept(self) -> frozenset[int]:
-        """Steps whose weights are needed beyond the newest."""
-        return frozenset() if self.place.best is None else frozenset({self.place.best})
+        """Steps whose weights are needed beyond the newest: the best ones, those whose held-out tasks may say that they
+        are, and after a crash those of steps that are done again, whose version is registered and not made again."""
+        known = {self.place.version} if self.place.best is None else {self.place.version, self.place.best}
+        return frozenset({*known, *range(self.place.step + 1, self.config.run.steps + 1)})
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
@@ -232,11 +243,15 @@ class Loop:
         while True:
             self._reporter.phase(step, "collects rollouts")
             order = order or await self._order(step, self.place.tasks + taken, taken // rollouts.groups)
-            await self._queue_evaluation()
+            taken += rollouts.groups
+            last = taken + rollouts.groups > rollouts.groups * rollouts.dynamic
+            if last:
+                await self._queue_evaluation()
             collected.add(await self._collector.gather(order, self._patience))
-            order, taken = None, taken + rollouts.groups
-            if collected.informative >= rollouts.groups or taken + rollouts.groups > rollouts.groups * rollouts.dynamic:
+            if last or collected.informative >= rollouts.groups:
+                await self._queue_evaluation()
                 return collected, taken
+            order = None
 
     async def _warn_of_sampling(self, step: int, collected: Collected) -> None:
         """Says once that agents sample otherwise than training assumes."""
@@ -247,10 +262,9 @@ class Loop:
 
     async def _evaluation(self, step: int) -> Metrics:
         """What the held-out tasks come to after a step; nothing yet where they run beside the next one."""
-        if not self._suites or not (step in {0, self.config.run.steps} or step % self.config.evaluate.every == 0):
-            return {}
-        if not self._at_once(step):
-            self._unasked = step
+        due = self.place.owed or step in {0, self.config.run.steps} or step % self.config.evaluate.every == 0
+        self.place.owed = due and bool(self._suites) and not self._at_once(step)
+        if not (due and self._suites) or self.place.owed:
             return {}
         self._reporter.phase(step, "evaluates")
         return await self._results(await self._held_out(step))
@@ -260,15 +274,15 @@ class Loop:
         return step == self.config.run.steps
 
     async def _queue_evaluation(self) -> None:
-        """Queues the held-out tasks of the step before, if it has any that are not queued."""
-        if self._unasked is not None:
-            self._asked, self._unasked = await self._held_out(self._unasked), None
+        """Queues the held-out tasks of the step before, if they are owed and not queued."""
+        if self.place.owed and self._asked is None:
+            self._asked = await self._held_out(self.place.step)
 
     async def _evaluated_before(self) -> None:
         """Waits for the held-out tasks of the step before, and reports them as that step's."""
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            await self._point(asked.step, await self._results(asked))
+        if self._asked is not None:
+            await self._point(self._asked.step, await self._results(self._asked))
+            self._asked, self.place.owed = None, False
 
     async def _held_out(self, step: int) -> Evaluation:
         """Queues the held-out tasks of a step."""

@@ -6,14 +6,17 @@ from __future__ import annotations
 import json
 import signal
 from contextlib import aclosing
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
+from fakes.asking import reward
 from fakes.settings import Sections
 from fakes.staging import GROUPS, RUNNER, SIZE, Learnt, Served, Stage, served, staged
+from fakes.vllm_process import answered
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import RolloutStatus
@@ -25,9 +28,8 @@ REWARD = "evaluation/held-out/reward"
 METRICS = ("reward", "loss", "updates", REWARD)
 
 
-def sections(home: Path, ahead: bool) -> Sections:
-    tasks = [json.dumps({"question": f"unseen{number}"}) for number in range(HELD_OUT)]
-    (home / "held-out.jsonl").write_text("\n".join(tasks))
+def sections(home: Path, ahead: bool = False) -> Sections:
+    write(home, *(f"unseen{number}" for number in range(HELD_OUT)))
     return {
         "run": {"checkpoint_every": 1},
         "model": {"rank": 4},
@@ -35,6 +37,10 @@ def sections(home: Path, ahead: bool) -> Sections:
         "engine": {"batch_tokens": 512},
         "evaluate": {"every": 1, "suite": [{"tasks": home / "held-out.jsonl"}]},
     }
+
+
+def write(home: Path, *questions: str) -> None:
+    (home / "held-out.jsonl").write_text("".join(json.dumps({"question": one}) + "\n" for one in questions))
 
 
 async def results(stage: Stage) -> tuple[Learnt, Served]:
@@ -93,3 +99,51 @@ async def killed_beside_step_2(stage: Stage) -> None:
         life.signal(signal.SIGKILL)
         assert await life.ended() == -signal.SIGKILL
     stage.let_go()
+
+
+# -- what the checkpoint does not know yet ---------------------------------------------------------------------------
+
+
+def liked_best(best: int, *others: int) -> str:
+    """A question whose answer by the weights of one step has a higher reward than by those of others."""
+
+    def judged(question: str, step: int) -> float:
+        asked = [{"role": "user", "content": f"{question} run-val-{step}.held-out-0-0"}]
+        said = answered(f"policy@run.{step}", asked)["choices"][0]["message"]["content"]
+        return reward({}, {"said": said}, None)
+
+    questions = (f"unseen{number}" for number in count())
+    return next(one for one in questions if judged(one, best) > max(judged(one, step) for step in others))
+
+
+async def test_weights_that_turn_out_to_be_the_best_after_a_crash_are_there(tmp_path: Path, model: Path) -> None:
+    """The checkpoint of step 2 does not have its evaluation; the newest version is that of step 3 when it is read."""
+    own = sections(tmp_path)
+    write(tmp_path, liked_best(2, 0, 4))
+    own["run"]["checkpoint_every"] = own["evaluate"]["every"] = 2
+    own["publish"] = {"keep": 1}
+    async with staged(tmp_path, model, 4, own) as stage:
+        stage.hold(3)
+        async with stage.life() as life:
+            await stage.waits(3)
+            life.signal(signal.SIGKILL)
+            assert await life.ended() == -signal.SIGKILL
+        stage.let_go()
+        async with stage.life() as life:
+            await life.said("goes on at step 3")
+            await life.said("run.2 are the best on the held-out tasks")
+            assert await life.ended() == 0
+        assert (tmp_path / "run" / "best").resolve().name == "run.2"
+        assert list((tmp_path / "run" / "best").iterdir())
+
+
+async def test_a_run_that_shall_end_at_its_checkpoint_has_its_evaluation(tmp_path: Path, model: Path) -> None:
+    async with staged(tmp_path, model, STEPS, sections(tmp_path)) as stage:
+        await killed_beside_step_2(stage)
+        settings = tmp_path / "train.toml"
+        settings.write_text(settings.read_text().replace(f"steps = {STEPS}", "steps = 1"))
+        await stage.to_the_end()
+        async with stage.client as client:
+            points = [point async for point in client.points("run")]
+    assert [point.step for point in points] == [0, 1]
+    assert points[1].values[REWARD] is not None
