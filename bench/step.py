@@ -146,7 +146,7 @@ class Direct:
         output = lookup.agent(task, self._client)
         _answers.reset(token)
         calls = [choices[0] for body in said if (choices := read_outputs(body, False))]
-        reward = lookup.reward(task, output, None)
+        reward = lookup.reward(task, output)
         return list(samples_of(f"{group}-{number}", str(group), calls, reward))
 
 

@@ -73,7 +73,7 @@ def agent(task: dict[str, Any], client: OpenAI | None = None) -> dict[str, Any]:
     return {"answer": ""}
 
 
-def reward(task: dict[str, Any], output: dict[str, Any], transcript: object) -> float:
+def reward(task: dict[str, Any], output: dict[str, Any]) -> float:
     """1 for the right number, else 0."""
     return float(output["answer"] == fact(task["topic"], task["city"]))
 

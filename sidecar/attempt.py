@@ -193,8 +193,10 @@ class AttemptRun:
         try:
             found += printed(outcome.output, self._judge.named)
             if self._judge.named and self._status(outcome) == "succeeded":
-                transcript = await patiently(lambda: self._client.transcript(*self.key, outcome))
-                found += await self._judge.judge(outcome.output, transcript)
+                transcript = None
+                if self._judge.reads_calls:
+                    transcript = await patiently(lambda: self._client.transcript(*self.key, outcome))
+                found += await self._judge.judge(self.claim.rollout.input, outcome.output, transcript)
         except RewardError as e:
             self._no_reward(str(e))
         except Exception as e:

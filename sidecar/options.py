@@ -54,7 +54,7 @@ class RunOptions:
     image_arg: Words = None
     """One more option of `docker run`; may be repeated."""
     reward: str | None = None
-    """module:function that gets task, output and transcript and returns the reward."""
+    """module:function that gets task, output and, if it takes a third argument, transcript; it returns the reward."""
     reward_command: str | None = None
     """Shell command that gets the same as JSON on stdin and prints the reward as its last line."""
     reward_timeout: str = "5m"

@@ -43,6 +43,8 @@ class Judge:
         self._judging = judging
         self.function = None if judging.function is None else _load(judging.function)
         """The function, if it is one."""
+        self.reads_calls = judging.command is not None or (self.function is not None and takes(self.function, 3))
+        """Whether it wants the transcript."""
         if judging.command is not None:
             _look_up(judging.command)
 
@@ -51,20 +53,36 @@ class Judge:
         """Whether there is a judge."""
         return self.function is not None or self._judging.command is not None
 
-    async def judge(self, output: Any, transcript: Transcript) -> list[Judgement]:
-        """The judge's reward; raises `RewardError`, and whatever the function raises."""
+    async def judge(self, task: Any, output: Any, transcript: Transcript | None) -> list[Judgement]:
+        """The judge's reward; raises `RewardError`, and whatever the function raises. `transcript`: not needed where it
+        reads no calls."""
         said: list[Judgement] = []
         try:
             async with asyncio.timeout(self._judging.timeout_s):
                 if self.function is not None:
-                    value = await _call(self.function, transcript.rollout.input, output, transcript)
+                    value = await _call(self.function, task, output, *([transcript] if self.reads_calls else []))
                     said += _one(value, "runner", "runner-function")
                 if self._judging.command is not None:
-                    value = await _ask(self._judging.command, output, transcript)
+                    assert transcript is not None, "a command reads calls"
+                    value = await _ask(self._judging.command, task, output, transcript)
                     said += _one(value, "runner", "runner-command")
         except TimeoutError:
             raise RewardError(f"it took longer than {self._judging.timeout_s:g} s") from None
         return said
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many arguments; True where nobody can tell, as of some that are not
+    written in Python."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        _ = signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def printed(output: Any, judged: bool) -> list[Judgement]:
@@ -158,9 +176,9 @@ async def _call(function: Callable[..., Any], *given: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _ask(command: str, output: Any, transcript: Transcript) -> Any:
+async def _ask(command: str, task: Any, output: Any, transcript: Transcript) -> Any:
     """The last JSON line that the command prints when it gets a function's arguments."""
-    given = {"task": transcript.rollout.input, "output": output, "transcript": transcript.model_dump(mode="json")}
+    given = {"task": task, "output": output, "transcript": transcript.model_dump(mode="json")}
     outputs = Outputs(_unheard)
     asked = Command(("/bin/sh", "-c", command), dict(os.environ), to_json(given).encode())
     process = await start(asked, GRACE_S, outputs.feed)

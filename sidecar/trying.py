@@ -1,8 +1,8 @@
 """`penstock run --check`: can agents and their judge begin? No agent runs and nothing is claimed.
 
 What is certain is refused, by `preflight` of the agents and here of the judge: a function that is not there, or that
-does not take task, output and transcript. Then the function is tried on a task with a stand-in for an agent's answer.
-An error that may come from the stand-in itself (it lacks a field, a value is of another type) proves nothing. Any other
+takes neither two arguments nor three. Then the function is tried on a task with a stand-in for an agent's answer. An
+error that may come from the stand-in itself (it lacks a field, a value is of another type) proves nothing. Any other
 error, a reward that is no number, and no reward at all are warned of: without rewards nothing is learnt.
 """
 
@@ -17,7 +17,7 @@ from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, Roll
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.transcript import Call, Transcript
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
-from penstock.sidecar.rewarding import Judge, RewardError
+from penstock.sidecar.rewarding import Judge, RewardError, takes
 from penstock.sidecar.settings import Judging, UsageError
 
 OF_THE_STAND_IN: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
@@ -41,7 +41,7 @@ async def tried(judging: Judging, task: Any) -> str | None:
         return None
     _check_parameters(judging.function, judge.function)
     try:
-        said = await Judge(Judging(judging.function, None, judging.timeout_s)).judge({}, stand_in(task))
+        said = await Judge(Judging(judging.function, None, judging.timeout_s)).judge(task, {}, stand_in(task))
     except OF_THE_STAND_IN:
         return None
     except RewardError as error:
@@ -60,18 +60,11 @@ async def tried(judging: Judging, task: Any) -> str | None:
 
 
 def _check_parameters(name: str, function: Any) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        # Some are not written in Python.
-        return
-    try:
-        _ = signature.bind(None, None, None)
-    except TypeError:
+    if not (takes(function, 2) or takes(function, 3)):
         raise UsageError(
-            f"--reward: {name}({', '.join(signature.parameters)}) is called with three arguments, task, output and "
-            "transcript, which it does not take; let it take them"
-        ) from None
+            f"--reward: {name}({', '.join(inspect.signature(function).parameters)}) is called with two arguments, task "
+            "and output, or with the transcript as a third; it can take neither two nor three"
+        )
 
 
 def stand_in(task: Any) -> Transcript:

@@ -15,7 +15,7 @@ def raises(task: dict[str, Any], output: dict[str, Any], transcript: object) -> 
     raise RuntimeError("the key of the grader is missing")
 
 
-def of_two(task: dict[str, Any], output: dict[str, Any]) -> float:
+def of_one(task: dict[str, Any]) -> float:
     """A judge that takes too little."""
     return 1.0
 

@@ -70,6 +70,14 @@ async def test_a_judge_sees_every_call(client: Client, start_run: StartRun) -> N
     assert run.stdout == "2 succeeded, 0 failed, mean reward 2.000 of 2\n"
 
 
+async def test_a_judge_of_two_arguments_needs_no_transcript(client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, {"n": 21})
+    run = await start_run("--callable", "functions:double", "--reward", "functions:answered", agent=())
+    assert await run.ended() == 0, run.stderr
+    assert (await only_attempt(client)).reward == 1.0
+    assert run.stdout == "1 succeeded, 0 failed, mean reward 1.000 of 1\n"
+
+
 async def test_output_is_kept_in_its_order_with_its_end(client: Client, start_run: StartRun) -> None:
     _ = await enqueue(client, None)
     script = "import sys\nfor n in range(20000): print(n)\nprint('bad end', file=sys.stderr); sys.exit(3)"

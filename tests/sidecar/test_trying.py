@@ -8,6 +8,7 @@ import pytest
 from fakes.runs import AGENTS, PYTHON, StartRun, enqueue
 
 from penstock.gateway.client.client import Client
+from penstock.sidecar.rewarding import Judge
 from penstock.sidecar.settings import Judging, UsageError
 from penstock.sidecar.trying import ANSWER, first_task, tried
 
@@ -34,10 +35,19 @@ async def test_a_judge_that_fails_whatever_it_is_given_is_doubted(name: str, why
 
 
 async def test_a_judge_that_does_not_take_what_it_is_given_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match=r"--reward: fakes\.judges:of_one\(task\) is called with three arguments, task"
-    ):
+    with pytest.raises(UsageError, match=r"--reward: fakes\.judges:of_one\(task\) is called with two arguments, task"):
         _ = await tried(Judging(f"{HERE}:of_one"), None)
+
+
+@pytest.mark.parametrize(("name", "reads"), [("right", True), ("infinite", True), ("of_two", False)])
+def test_a_transcript_is_made_for_who_takes_it(name: str, reads: bool) -> None:
+    assert Judge(Judging(f"{HERE}:{name}")).reads_calls == reads
+
+
+async def test_a_judge_of_two_arguments_works() -> None:
+    judge, task = Judge(Judging(f"{HERE}:of_two")), {"city": "Ulm"}
+    assert [one.value for one in await judge.judge(task, task, None)] == [1.0]
+    assert await tried(Judging(f"{HERE}:of_two"), task) is None
 
 
 def test_the_first_task_is_tried(tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def calls(task: Any, output: Any, transcript: Transcript) -> dict[str, Any]:
     return {"reward": len(transcript.calls), "agreement": output["answers"][-1] == transcript.text, "reason": "counted"}
 
 
+def answered(task: Any, output: Any) -> float:
+    """Wants no transcript."""
+    return float(output["twice"] == 2 * task["n"])
+
+
 async def judged(task: Any, output: Any, transcript: Transcript) -> Judgement:
     """An async judge with an opinion of its own."""
     await asyncio.sleep(0)

@@ -114,9 +114,9 @@ async def test_a_run_that_learns_nothing_says_why_and_fails(
         ),
         (
             "true",
-            {"rollouts": {"run": run(reward="of_two")}},
-            "rollouts.run: --reward: fakes.unteachable:of_two(task, output) is called with three arguments, task, "
-            "output and transcript, which it does not take; let it take them",
+            {"rollouts": {"run": run(reward="of_one")}},
+            "rollouts.run: --reward: fakes.unteachable:of_one(task) is called with two arguments, task and output, or "
+            "with the transcript as a third; it can take neither two nor three",
         ),
         (
             "true",
@@ -124,7 +124,7 @@ async def test_a_run_that_learns_nothing_says_why_and_fails(
             "rollouts.run: --reward: 'fakes.unteachable:nobody': fakes.unteachable has no 'nobody'",
         ),
     ],
-    ids=["not-routed", "not-trained", "model-name", "judge-of-two", "no-judge"],
+    ids=["not-routed", "not-trained", "model-name", "judge-of-one", "no-judge"],
 )
 async def test_what_is_wrong_is_said_before_the_first_step(
     tmp_path: Path, model: Path, train: str | None, sections: Sections, said: str

@@ -30,7 +30,7 @@ class Regrader:
         """(reward, ""), or (None, why there is none)."""
         output = None if transcript.attempt.outcome is None else transcript.attempt.outcome.output
         try:
-            said = await self._judge.judge(output, transcript)
+            said = await self._judge.judge(transcript.rollout.input, output, transcript)
         # A grader is the user's program: whatever it raises is told, and advice goes on without it.
         except Exception as error:
             return None, f"the grader, asked again: {type(error).__name__}: {error}"
