@@ -33,7 +33,15 @@ from penstock.gateway.webhooks.service import Webhooks
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""
 EMPTY = QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
-NO_DESK = cast(Dispatcher, SimpleNamespace(reader=SimpleNamespace(queue=lambda: EMPTY, workers=list)))
+
+
+async def _all_written() -> None:
+    """Nothing waits for the tape."""
+
+
+NO_DESK = cast(
+    Dispatcher, SimpleNamespace(reader=SimpleNamespace(queue=lambda: EMPTY, workers=list), unwritten=_all_written)
+)
 """Nothing waits."""
 NO_RELEASES = cast(
     Driver,
