@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from penstock.trainer.config import Config
 from penstock.trainer.config_evaluate import Suite as Settings
-from penstock.trainer.data.collect import Collected
+from penstock.trainer.data.collect import Collected, Order
 from penstock.trainer.data.tasks import Task, read_tasks
 from penstock.trainer.mathematics.interval import wilson
 
@@ -34,6 +34,14 @@ class Suite(NamedTuple):
     def reward(self) -> str:
         """The metric of its mean reward."""
         return reward_of(self.settings)
+
+
+class Evaluation(NamedTuple):
+    """Held-out tasks of a step, which are queued."""
+
+    step: int
+    orders: Sequence[Order]
+    """For each suite."""
 
 
 def reward_of(settings: Settings) -> str:

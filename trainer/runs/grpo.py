@@ -19,7 +19,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from time import monotonic
-from typing import NamedTuple
 
 from penstock.trainer.config import Config
 from penstock.trainer.data.collect import PLAIN, Collected, Collector, Order, Variant, group_name
@@ -30,21 +29,13 @@ from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.update import Metrics, learn
 from penstock.trainer.runs.best_weights import Place, link, to_release
-from penstock.trainer.runs.evaluation import Suite, figures
+from penstock.trainer.runs.evaluation import Evaluation, Suite, figures
 from penstock.trainer.runs.nothing_learnt import Idle
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.pruning import step_of
 from penstock.trainer.serving.publish import Publisher
 from penstock.trainer.serving.replicas import Replicas
 from penstock.trainer.serving.restart import Upkeep
-
-
-class Evaluation(NamedTuple):
-    """Held-out tasks of a step, which are queued."""
-
-    step: int
-    orders: Sequence[Order]
-    """For each suite."""
 
 
 class Loop:

@@ -25,8 +25,8 @@ from penstock.trainer.mathematics.early_stop import Evaluations
 from penstock.trainer.mathematics.update import Metrics
 from penstock.trainer.runs.best_weights import Place
 from penstock.trainer.runs.ending import Halted
-from penstock.trainer.runs.evaluation import Suite, reward_of
-from penstock.trainer.runs.grpo import Evaluation, Loop
+from penstock.trainer.runs.evaluation import Evaluation, Suite, reward_of
+from penstock.trainer.runs.grpo import Loop
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.production_release import Showing
 from penstock.trainer.serving.publish import Publisher, release_policy
