@@ -76,6 +76,8 @@ class Loop:
             state = found[1]
             self.engine.restore(state["engine"])
             self.place = Place(**state["place"])
+            # The suites may have been taken away meanwhile.
+            self.place.owed = self.place.owed and bool(self._suites)
             self._restored(state)
 
     async def run(self) -> None:
@@ -254,8 +256,10 @@ class Loop:
     async def _evaluation(self, step: int) -> Metrics:
         """What the held-out tasks come to after a step; nothing yet where they run beside the next one."""
         due = self.place.owed or step in {0, self.config.run.steps} or step % self.config.evaluate.every == 0
-        self.place.owed = due and bool(self._suites) and not self._at_once(step)
-        if not (due and self._suites) or self.place.owed:
+        if not (due and self._suites):
+            return {}
+        self.place.owed = not self._at_once(step)
+        if self.place.owed:
             return {}
         self._reporter.phase(step, "evaluates")
         return await self._results(await self._held_out(step))
