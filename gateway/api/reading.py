@@ -198,12 +198,12 @@ async def get_transcript(control: Control, ids: Ids, asked: None) -> Transcript:
     attempt = known_attempt(tape, rollout, ids["aid"])
     if unwritten is not None and attempt.status in LIVE:
         raise TapeError(unwritten)
-    first = list(islice(tape.spans(rollout.id, attempt.id), FEW + 1))
+    spans = tape.spans(rollout.id, attempt.id)
+    first = list(islice(spans, FEW + 1))
     if len(first) <= FEW and sum(span.request_bytes + span.response_bytes for span in first) <= SHORT:
         # Another thread would cost more than the reading.
         return transcript_of(tape, rollout, attempt, first)
-    every = tape.spans(rollout.id, attempt.id)
-    return await asyncio.to_thread(lambda: transcript_of(tape, rollout, attempt, list(every)))
+    return await asyncio.to_thread(lambda: transcript_of(tape, rollout, attempt, [*first, *spans]))
 
 
 def transcript_of(tape: Tape, rollout: Rollout, attempt: Attempt, spans: Sequence[Span]) -> Transcript:

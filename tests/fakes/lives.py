@@ -3,8 +3,7 @@ imported torch once.
 
     async with begun(home / "train.toml", gateway.url) as life:
         await life.said("step 1/3")
-        life.kill()
-        assert await life.ended() == -9
+        await life.kill()
 """
 
 from __future__ import annotations
@@ -69,6 +68,11 @@ class Life:
     def signal(self, number: int) -> None:
         """Sends it a signal."""
         os.kill(self.pid, number)
+
+    async def kill(self) -> None:
+        """`kill -9`, of which it dies."""
+        self.signal(signal.SIGKILL)
+        assert await self.ended() == -signal.SIGKILL
 
     def child(self, word: bytes) -> int:
         """The process that it has started with this word in its command."""

@@ -5,7 +5,7 @@ scripted unless it is told otherwise.
         stage.hold(1)                       # this version does not answer
         async with stage.life() as life:    # the same command may be given again and again
             await stage.in_step(life, 2)
-            life.signal(signal.SIGKILL)
+            await life.kill()
 
 What a scripted vLLM answers follows from the version and the question, so what a run has learnt can be held against
 another's, number by number.
@@ -119,9 +119,9 @@ def settings(home: Path, model: Path, ports: Sequence[int], steps: int) -> Secti
     }
 
 
-def write_tasks(home: Path, *questions: str) -> None:
+def write_tasks(home: Path, *questions: str, name: str = "tasks") -> None:
     """A file of tasks."""
-    (home / "tasks.jsonl").write_text("".join(json.dumps({"question": one}) + "\n" for one in questions))
+    (home / f"{name}.jsonl").write_text("".join(json.dumps({"question": one}) + "\n" for one in questions))
 
 
 def address(port: int) -> str:

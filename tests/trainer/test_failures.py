@@ -90,8 +90,7 @@ async def test_a_trainer_that_is_killed_goes_on_where_it_was(stage: Stage, whole
     stage.hold(1)
     async with stage.life() as life:
         await stage.in_step(life, 2)
-        life.signal(signal.SIGKILL)
-        assert await life.ended() == -signal.SIGKILL
+        await life.kill()
     stage.let_go()
     await stage.to_the_end()
     assert await stage.learnt() == whole

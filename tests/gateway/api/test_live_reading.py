@@ -49,6 +49,20 @@ async def queued(client: Client, count: int, **spec: object) -> list[str]:
     return [one.id for one in await client.enqueue(specs)]
 
 
+async def until(client: Client, since: int, every_s: float, end: int) -> list[Digest]:
+    """The digests from one cursor to another."""
+    found = list[Digest]()
+    async with asyncio.timeout(PATIENCE), aclosing(client.digests(since, every_s)) as feed:
+        async for digest in feed:
+            found.append(digest)
+            if digest.cursor >= end:
+                break
+    return found
+
+
+# What a judge reads -------------------------------------------------------------------------------------------------
+
+
 async def test_a_transcript_has_every_call_that_has_ended(gateway: Gateway, http: aiohttp.ClientSession) -> None:
     """A runner asks for it as soon as its agent has had the last answer, which need not be on the tape yet."""
     rollout, question = name(), {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -60,17 +74,6 @@ async def test_a_transcript_has_every_call_that_has_ended(gateway: Gateway, http
             calls = (await client.transcript(rollout, "a1")).calls
             assert len(calls) == count
             assert all(call.turn is not None for call in calls)
-
-
-async def until(client: Client, since: int, every_s: float, end: int) -> list[Digest]:
-    """The digests from one cursor to another."""
-    found = list[Digest]()
-    async with asyncio.timeout(PATIENCE), aclosing(client.digests(since, every_s)) as feed:
-        async for digest in feed:
-            found.append(digest)
-            if digest.cursor >= end:
-                break
-    return found
 
 
 # A feed of what is wanted ---------------------------------------------------------------------------------------------

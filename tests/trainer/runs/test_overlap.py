@@ -3,8 +3,6 @@ while they do."""
 
 from __future__ import annotations
 
-import json
-import signal
 from contextlib import aclosing
 from itertools import count
 from pathlib import Path
@@ -15,7 +13,7 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 
 from fakes.asking import reward
 from fakes.settings import Sections
-from fakes.staging import GROUPS, RUNNER, SIZE, Learnt, Served, Stage, served, staged
+from fakes.staging import GROUPS, RUNNER, SIZE, Learnt, Served, Stage, served, staged, write_tasks
 from fakes.vllm_process import answered
 
 from penstock.gateway.client.client import Client
@@ -29,7 +27,7 @@ METRICS = ("reward", "loss", "updates", REWARD)
 
 
 def sections(home: Path, ahead: bool = False) -> Sections:
-    write(home, *(f"unseen{number}" for number in range(HELD_OUT)))
+    write_tasks(home, *(f"unseen{number}" for number in range(HELD_OUT)), name="held-out")
     return {
         "run": {"checkpoint_every": 1},
         "model": {"rank": 4},
@@ -37,10 +35,6 @@ def sections(home: Path, ahead: bool = False) -> Sections:
         "engine": {"batch_tokens": 512},
         "evaluate": {"every": 1, "suite": [{"tasks": home / "held-out.jsonl"}]},
     }
-
-
-def write(home: Path, *questions: str) -> None:
-    (home / "held-out.jsonl").write_text("".join(json.dumps({"question": one}) + "\n" for one in questions))
 
 
 async def results(stage: Stage) -> tuple[Learnt, Served]:
@@ -96,8 +90,7 @@ async def killed_beside_step_2(stage: Stage) -> None:
             await step_has_ended(client, 2)
             # Nothing is published before the held-out tasks have ended.
             assert {one.version for one in (await client.resource("policy")).versions} == {"base", "run.0", "run.1"}
-        life.signal(signal.SIGKILL)
-        assert await life.ended() == -signal.SIGKILL
+        await life.kill()
     stage.let_go()
 
 
@@ -119,15 +112,14 @@ def liked_best(best: int, *others: int) -> str:
 async def test_weights_that_turn_out_to_be_the_best_after_a_crash_are_there(tmp_path: Path, model: Path) -> None:
     """The checkpoint of step 2 does not have its evaluation; the newest version is that of step 3 when it is read."""
     own = sections(tmp_path)
-    write(tmp_path, liked_best(2, 0, 4))
+    write_tasks(tmp_path, liked_best(2, 0, 4), name="held-out")
     own["run"]["checkpoint_every"] = own["evaluate"]["every"] = 2
     own["publish"] = {"keep": 1}
     async with staged(tmp_path, model, 4, own) as stage:
         stage.hold(3)
         async with stage.life() as life:
             await stage.waits(3)
-            life.signal(signal.SIGKILL)
-            assert await life.ended() == -signal.SIGKILL
+            await life.kill()
         stage.let_go()
         async with stage.life() as life:
             await life.said("goes on at step 3")
@@ -147,3 +139,16 @@ async def test_a_run_that_shall_end_at_its_checkpoint_has_its_evaluation(tmp_pat
             points = [point async for point in client.points("run")]
     assert [point.step for point in points] == [0, 1]
     assert points[1].values[REWARD] is not None
+
+
+async def test_a_run_whose_suites_are_taken_away_goes_on(tmp_path: Path, model: Path) -> None:
+    """Its checkpoint owes an evaluation that nobody asks for any more."""
+    async with staged(tmp_path, model, STEPS, sections(tmp_path)) as stage:
+        await killed_beside_step_2(stage)
+        settings = tmp_path / "train.toml"
+        whole = settings.read_text()
+        settings.write_text(whole[: whole.index("[[evaluate.suite]]")])
+        await stage.to_the_end()
+        async with stage.client as client:
+            points = [point async for point in client.points("run")]
+    assert [REWARD in point.values for point in points] == [True, False, False, False]

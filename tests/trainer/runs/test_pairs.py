@@ -3,7 +3,6 @@ nothing. The vLLM is scripted, the engine proposes what a test wants; everything
 
 from __future__ import annotations
 
-import signal
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -79,8 +78,7 @@ async def test_a_run_of_both_goes_on_after_kill_9_and_ends_with_a_pair(tmp_path:
         async with stage.life() as life:
             # Its last checkpoint is of step 2, so the second round is held again.
             await life.said(rf"^step 3/{STEPS} ")
-            life.signal(signal.SIGKILL)
-            assert await life.ended() == -signal.SIGKILL
+            await life.kill()
         await stage.to_the_end()
         assert await stage.learnt(LEARNT) == whole
         assert await points(stage) == cells

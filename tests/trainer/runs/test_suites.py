@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
 from fakes.settings import Sections
-from fakes.staging import GROUPS, RUNNER, SIZE, Stage, staged
+from fakes.staging import GROUPS, RUNNER, SIZE, Stage, staged, write_tasks
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.run import Point
@@ -25,7 +23,7 @@ TASKS = 12
 def sections(home: Path, steps_between: int = 1) -> Sections:
     """Two suites, the second with three rollouts of each of its tasks, and a curriculum."""
     for name, count in (("easy", 2), ("hard", 3)):
-        write(home / f"{name}.jsonl", name, count)
+        write(home, name, count)
     hard = {"name": "hard", "tasks": home / "hard.jsonl", "samples": 3, "passed": 0.5}
     return {
         "run": {"checkpoint_every": 1},
@@ -36,8 +34,8 @@ def sections(home: Path, steps_between: int = 1) -> Sections:
     }
 
 
-def write(path: Path, name: str, count: int) -> None:
-    path.write_text("".join(json.dumps({"question": f"{name}{number}"}) + "\n" for number in range(count)))
+def write(home: Path, name: str, count: int) -> None:
+    write_tasks(home, *(f"{name}{number}" for number in range(count)), name=name)
 
 
 async def points(client: Client) -> list[Point]:
@@ -50,7 +48,7 @@ async def asked(client: Client) -> dict[str, Any]:
 
 
 async def test_each_suite_is_reported_and_the_first_decides(tmp_path: Path, model: Path) -> None:
-    write(tmp_path / "many.jsonl", "many", TASKS)
+    write(tmp_path, "many", TASKS)
     async with staged(tmp_path, model, 2, sections(tmp_path)) as stage:
         await stage.to_the_end()
         async with stage.client as client:
@@ -83,7 +81,7 @@ async def test_a_run_that_was_killed_takes_the_same_tasks(tmp_path: Path, model:
     for name in ("whole", "killed"):
         home = tmp_path / name
         home.mkdir()
-        write(home / "many.jsonl", "many", TASKS)
+        write(home, "many", TASKS)
         async with staged(home, model, 3, sections(home, steps_between=9)) as stage:
             if name == "killed":
                 await killed_in_step_2(stage)
@@ -99,8 +97,7 @@ async def killed_in_step_2(stage: Stage) -> None:
     stage.hold(1)
     async with stage.life() as life:
         await stage.in_step(life, 2)
-        life.signal(signal.SIGKILL)
-        assert await life.ended() == -signal.SIGKILL
+        await life.kill()
     stage.let_go()
 
 
