@@ -83,9 +83,9 @@ class ClientConnection(asyncio.Protocol):
         self.seen = 0.0
         """When the last byte of an unfinished request, or the end of the last answer, was seen; monotonic seconds."""
         self.hints = Hints()
+        """What is known of the conversations on this connection."""
         self.tunnel: object | None = None
         """What a sidecar has said of all that comes here; None where nothing was said."""
-        """What is known of the conversations on this connection."""
         self._reader = RequestReader(planes.request_bytes, planes.epoch_ns)
         self._draining = self._serving = False
 

@@ -20,6 +20,7 @@ from fakes.responses_websocket import websocket_host
 from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost, tls_host
+from fakes.websocket_agent import WEBSOCKET_AGENT
 
 from penstock.sidecar.intercept.authority import Authority
 
@@ -181,16 +182,6 @@ print(answer.readline(), flush=True)
 assert input() == "go on"
 print(answer.read())
 """
-SOCKET = """
-import json
-from websockets.sync.client import connect
-with connect("wss://HOST/v1/responses", additional_headers={"Authorization": "Bearer sk-real"}) as connection:
-    for said in ("Hello", "And now?"):
-        connection.send(json.dumps({"type": "response.create", "model": "gpt-5", "input": said}))
-        while (message := json.loads(connection.recv()))["type"] != "response.completed":
-            pass
-        print(message["response"]["output"][0]["content"][0]["text"])
-"""
 OTHER = """
 import http.client, os, ssl, sys
 proxy = os.environ["HTTPS_PROXY"].rpartition(":")[2]
@@ -240,7 +231,7 @@ async def test_a_websocket_passes(start_gateway: StartGateway, tmp_path: Path, h
         text = f'[[upstream]]\nname = "host"\nbase_url = "{host.url}/v1"\nca_file = "{trust}"\n'
         place = TlsHost(int(host.url.rpartition(":")[2]), trust)
         rig = Rig(place, await start_gateway(text), tmp_path)
-        done = await rig.run(SOCKET)
+        done = await rig.run(WEBSOCKET_AGENT)
         assert (done.code, done.text, done.err) == (0, "said 1\nsaid 2\n", "")
         spans = await Tape(rig.gateway.url, http).spans("r1", 2)
         assert [(span.dialect, span.http_status, span.status) for span in spans] == [("responses", 101, "ok")] * 2

@@ -14,20 +14,10 @@ from fakes.process import Gateway
 from fakes.responses_websocket import Host, websocket_host
 from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
+from fakes.websocket_agent import WEBSOCKET_AGENT
 from websockets.datastructures import Headers
 
 from penstock.sidecar.intercept.authority import Authority
-
-AGENT = """
-import json
-from websockets.sync.client import connect
-with connect("wss://HOST/v1/responses", additional_headers={"Authorization": "Bearer sk-real"}) as connection:
-    for said in ("Hello", "And now?"):
-        connection.send(json.dumps({"type": "response.create", "model": "gpt-5", "input": said}))
-        while (message := json.loads(connection.recv()))["type"] != "response.completed":
-            pass
-        print(message["response"]["output"][0]["content"][0]["text"])
-"""
 
 
 @dataclass
@@ -39,7 +29,7 @@ class Rig:
 
     @property
     def agent(self) -> tuple[str, ...]:
-        return (sys.executable, "-c", AGENT.replace("HOST", self.host.url.partition("://")[2]))
+        return (sys.executable, "-c", WEBSOCKET_AGENT.replace("HOST", self.host.url.partition("://")[2]))
 
     def seen(self) -> tuple[list[tuple[str, list[tuple[str, str]]]], object]:
         """What the host got, without the key of an opening, which is random."""
