@@ -224,6 +224,7 @@ from pathlib import Path
 from penstock.gateway.store import recorder
 from penstock.gateway.app import run as serve
 folder, run = Path(sys.argv[1]), recorder.Recorder._run
+folder.mkdir(parents=True, exist_ok=True)
 def profiled(self):
     profile = cProfile.Profile()
     profile.runcall(run, self)

@@ -5,6 +5,9 @@ trainer's own collector, which queues steps of 96 rollouts, waits for them and r
 prepared bytes at once, as vLLM writes them: first a tool call, then an answer, with token ids and log-probabilities. So
 a step is short, and nothing but the loop around the model is measured.
 
+How fast a core is differs from minute to minute where machines are shared, by a third and more. So a loop of Python is
+timed before and after the steps (`loop_seconds`): figures of two runs compare as far as their loops do.
+
 The first step does not count: agents and connections are started in it. `--profile DIR` leaves what the threads of the
 gateway did as `loop.prof` and `recorder.prof`, and slows it down.
 """
@@ -151,6 +154,16 @@ class Steps:
     """Of the runner and its agents."""
     trainer: float
     """Of the collector."""
+    loop: float
+    """Seconds of CPU of a loop of Python, the mean of before and after."""
+
+
+def loop_seconds() -> float:
+    """CPU of a million rounds of a loop."""
+    began = time.process_time()
+    for _ in range(1_000_000):
+        pass
+    return time.process_time() - began
 
 
 async def steps(url: str, gateway: int, runner: int, count: int) -> Steps:
@@ -159,15 +172,17 @@ async def steps(url: str, gateway: int, runner: int, count: int) -> Steps:
         collector = Collector(client, "bench", Options(model="policy"))
         following = asyncio.ensure_future(collector.run())
         await step(collector, 0)
+        loop = loop_seconds()
         before = [cpu_seconds(gateway), cpu_seconds(runner), time.process_time(), time.perf_counter()]
         for number in range(1, count + 1):
             await step(collector, number)
         after = [cpu_seconds(gateway), cpu_seconds(runner), time.process_time(), time.perf_counter()]
+        loop = (loop + loop_seconds()) / 2
         _ = following.cancel()
         with suppress(asyncio.CancelledError):
             await following
     spent = [one - other for one, other in zip(after, before, strict=True)]
-    return Steps(count * GROUPS * SIZE, spent[3], spent[0], spent[1], spent[2])
+    return Steps(count * GROUPS * SIZE, spent[3], spent[0], spent[1], spent[2], loop)
 
 
 async def step(collector: Collector, number: int) -> None:
@@ -199,6 +214,7 @@ def figures(found: Steps) -> Iterator[Figure]:
     yield Figure("CPU of the gateway", found.gateway * each, "ms a rollout", at_most=4)
     yield Figure("CPU of the runner and its agents", found.runner * each, "ms a rollout")
     yield Figure("CPU of the collector", found.trainer * each, "ms a rollout")
+    yield Figure("a million rounds of a Python loop", found.loop * 1e3, "ms")
     yield Figure(f"a step of {GROUPS * SIZE}, wall", found.wall / (found.rollouts / GROUPS / SIZE), "s")
 
 

@@ -57,8 +57,10 @@ async def get_whole(request: web.Request) -> web.StreamResponse:
 
 def _parts(tape: Tape, rollouts: Sequence[Rollout], kinds: Collection[str]) -> Iterator[Part]:
     for rollout in rollouts:
-        yield RolloutPart(summary(tape, rollout).model_dump_json(exclude_defaults=True).encode())
-        spans = [span for span in tape.spans(rollout.id) if span.kind in kinds]
+        whole = summary(tape, rollout)
+        yield RolloutPart(whole.model_dump_json(exclude_defaults=True).encode())
+        of_all = (tape.spans(rollout.id, attempt.id) for attempt in whole.attempts)
+        spans = [span for of_one in of_all for span in of_one if span.kind in kinds]
         for span in spans:
             yield SpanPart(span.model_dump_json(exclude_defaults=True).encode())
         for span, exchange in tape.exchanges(span for span in spans if span.kind == "llm"):

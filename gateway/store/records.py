@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
-from penstock.gateway.model.base import Mode, Origin
+from penstock.gateway.model.base import Mode, Noun, Origin
 from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.rollout import (
     Attempt,
@@ -75,10 +75,14 @@ ESTIMATE = codec.fields(Estimate)
 CONFIG = codec.fields(RolloutConfig)
 OUTCOME = codec.fields(Outcome)
 
+N = TypeVar("N", bound=Noun)
 Style = Sequence[Any]
 
 STYLE_DEFAULTS: list[Any] = [None] * len(STYLE)
 _OWN_DEFAULTS = [None, *codec.defaults(Span, list(OWN))]
+_UNCOUNTED: dict[str, Any] = dict.fromkeys(USAGE)
+_UNGUESSED: dict[str, Any] = dict.fromkeys(ESTIMATE)
+_SPAN = codec.fields(Span)
 _SPAN_DEFAULTS = {name: field.default for name, field in Span.model_fields.items() if not field.is_required()}
 _SEQUENCE, _CREATED, _SEEN, _ENDED, _STATUS, _TOTALS = map(
     ATTEMPT.index, ("sequence", "created_ns", "last_seen_ns", "ended_ns", "status", "totals")
@@ -233,15 +237,27 @@ def span_from(key: bytes, summary: bytes, style_of: Callable[[int], Style]) -> S
     found = _SPAN_DEFAULTS | dict(zip(OWN, own, strict=False))
     found |= zip(STYLE, style_of(style) if isinstance(style, int) else style, strict=False)
     if found["usage"] is not None:
-        found["usage"] = Usage.model_construct(**dict(zip(USAGE, found["usage"], strict=False)))
+        found["usage"] = _made(Usage, _UNCOUNTED | dict(zip(USAGE, found["usage"], strict=False)))
     if found["estimate"] is not None:
-        found["estimate"] = Estimate.model_construct(**dict(zip(ESTIMATE, found["estimate"], strict=False)))
+        found["estimate"] = _made(Estimate, _UNGUESSED | dict(zip(ESTIMATE, found["estimate"], strict=False)))
     if found["end_ns"] is not None:
         found["end_ns"] += found["start_ns"]
     found["status"] = SpanStatus(found["status"])
     trace = found["trace_id"] = found["trace_id"] or trace_id(rollout, attempt)
     found["span_id"] = found["span_id"] or span_id(trace, rollout, attempt, sequence)
-    return Span.model_construct(rollout=rollout, attempt=attempt, sequence=sequence, **found)
+    found |= {"rollout": rollout, "attempt": attempt, "sequence": sequence}
+    return _made(Span, {name: found[name] for name in _SPAN})
+
+
+def _made(kind: type[N], values: dict[str, Any]) -> N:
+    """A noun of checked values for all its fields, in their order: what `model_construct` makes, at a tenth of its
+    cost. Whatever reads the tape makes one of every span."""
+    made = kind.__new__(kind)
+    object.__setattr__(made, "__dict__", values)
+    object.__setattr__(made, "__pydantic_fields_set__", set(values))
+    object.__setattr__(made, "__pydantic_extra__", None)
+    object.__setattr__(made, "__pydantic_private__", None)
+    return made
 
 
 class Origins(NamedTuple):

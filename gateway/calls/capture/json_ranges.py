@@ -17,9 +17,13 @@ Tree: TypeAlias = Mapping[str, "Tree"]
 
 LEAF: Final[Tree] = {}
 _WS = r"[ \t\n\r]*"
-_KEY = re.compile(_WS + r'"([^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*)"' + _WS + ":" + _WS)
-_NEXT = re.compile(_WS + r"([,\]}])" + _WS)
-_OPEN = re.compile(r"[\[{]" + _WS)
+_KEY = r'"([^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*)"' + _WS + ":" + _WS
+_FIRST = re.compile(rf"\{{{_WS}(?:{_KEY}|\}})")
+"""The beginning of an object up to its first value, or an object without members."""
+_MEMBER = re.compile(_WS + rf"(?:,{_WS}{_KEY}|\}})")
+"""What stands between a value and the next, or the end of the object."""
+_NEXT = re.compile(_WS + r"([,\]])" + _WS)
+_OPEN = re.compile(r"\[" + _WS)
 _START, _END = re.compile(_WS + r"(?=\{)"), re.compile(_WS + r"\Z")
 _scan: Callable[[str, int], tuple[Any, int]] = cast(Any, json.JSONDecoder()).scan_once
 """The C function below `raw_decode`: (value, offset behind it). StopIteration where no value begins."""
@@ -53,24 +57,31 @@ def find(body: bytes, tree: Tree) -> list[Range]:
 
 def _object(text: str, at: int, tree: Tree, path: tuple[str, ...], found: list[Range]) -> int:
     """Walks through the object at an offset; the offset behind it."""
-    at, more = _opened(text, at, "}")
-    while more:
-        key, at = _key(text, at)
-        at, more = _next(text, _value(text, at, tree.get(key), (*path, key), found), "}")
-    return at
+    member = _FIRST.match(text, at)
+    while member is not None and (key := member[1]) is not None:
+        at = member.end()
+        if "\\" in key:
+            key = _scan(f'"{key}"', 0)[0]
+        below = tree.get(key)
+        # What is not wanted is skipped here: most members are, and a call for each is most of the cost.
+        at = _scan(text, at)[1] if below is None else _value(text, at, below, (*path, key), found)
+        member = _MEMBER.match(text, at)
+    if member is None:
+        raise ValueError("a key or a comma is missing")
+    return member.end()
 
 
 def _array(text: str, at: int, tree: Tree, path: tuple[str, ...], found: list[Range]) -> int:
     """Looks into the objects of the list at an offset; the offset behind it."""
-    at, more = _opened(text, at, "]")
+    at, more = _opened(text, at)
     while more:
         inside = text.startswith("{", at)
-        at, more = _next(text, _object(text, at, tree, path, found) if inside else _scan(text, at)[1], "]")
+        at, more = _next(text, _object(text, at, tree, path, found) if inside else _scan(text, at)[1])
     return at
 
 
-def _value(text: str, at: int, tree: Tree | None, path: tuple[str, ...], found: list[Range]) -> int:
-    """Notes the value at an offset, looks into it or skips it; the offset behind it."""
+def _value(text: str, at: int, tree: Tree, path: tuple[str, ...], found: list[Range]) -> int:
+    """Notes the value at an offset or looks into it; the offset behind it."""
     if tree and text.startswith("{", at):
         return _object(text, at, tree, path, found)
     if tree and text.startswith("[", at):
@@ -81,26 +92,17 @@ def _value(text: str, at: int, tree: Tree | None, path: tuple[str, ...], found: 
     return end
 
 
-def _key(text: str, at: int) -> tuple[str, int]:
-    """A key, and the offset of its value."""
-    match = _KEY.match(text, at)
-    if match is None:
-        raise ValueError("a key is missing")
-    key = match[1]
-    return (_scan(f'"{key}"', 0)[0] if "\\" in key else key), match.end()
-
-
-def _opened(text: str, at: int, close: str) -> tuple[int, bool]:
-    """(offset behind an opening bracket, whether anything follows before the closing one)."""
+def _opened(text: str, at: int) -> tuple[int, bool]:
+    """(offset behind the bracket of a list, whether anything follows before the closing one)."""
     match = _OPEN.match(text, at)
     at = at if match is None else match.end()
-    return (at + 1, False) if text.startswith(close, at) else (at, True)
+    return (at + 1, False) if text.startswith("]", at) else (at, True)
 
 
-def _next(text: str, at: int, close: str) -> tuple[int, bool]:
+def _next(text: str, at: int) -> tuple[int, bool]:
     """(offset of what comes after a comma, True), or (offset behind the closing bracket, False)."""
     match = _NEXT.match(text, at)
-    if match is None or match[1] not in (",", close):
+    if match is None:
         raise ValueError("a comma is missing")
     return match.end(), match[1] == ","
 
