@@ -261,26 +261,33 @@ def _compared(name: str, one: Tried) -> Iterator[Figure]:
 
 
 def plots(found: Mapping[str, Tried], folder: Path) -> None:
-    """Three pages of curves."""
+    """The pages of curves whose scenarios were tried."""
     folder.mkdir(parents=True, exist_ok=True)
-    null, drifting = found["beside, equal"], found["beside, rewards drift by -30 %"]
+    for name, page in _pages(found):
+        (folder / f"{name}.svg").write_text(page, encoding="utf-8")
+
+
+def _pages(found: Mapping[str, Tried]) -> Iterator[tuple[str, str]]:
+    """(name, page)"""
     shown = {
         "Penstock": None,
         "t-test, every rollout": "t-test after every rollout",
         "t-test once": "t-test once, at 2,000",
+        "Argo-style, 500": "Argo-style, windows of 500, 0.9 of the former rate",
     }
-    for file, title, one in (
-        ("canary-aa", "Identical candidate", null),
-        ("canary-drift", "Identical candidate while all rewards sink by 30 %", drifting),
+    for name, title, scenario in (
+        ("canary-aa", "Identical candidate", "beside, equal"),
+        ("canary-drift", "Identical candidate while all rewards sink by 30 %", "beside, rewards drift by -30 %"),
     ):
-        series = {name: one.curve(peer) for name, peer in shown.items()}
-        series["Argo-style, 500"] = one.curve("Argo-style, windows of 500, 0.9 of the former rate")
-        page = release_plots.lines(title, "rollouts", ROLLED_BACK, series, mark=0.05)
-        (folder / f"{file}.svg").write_text(page, encoding="utf-8")
-    drops = {f"{name} worse": found[f"drop of {name}"].curve() for name in DROPS}
-    page = release_plots.lines("Worse candidate", "rollouts (5 % → 20 % → 50 %)", ROLLED_BACK, drops)
-    (folder / "canary-drops.svg").write_text(page, encoding="utf-8")
-    (folder / "canary-outcomes.svg").write_text(_bars(found), encoding="utf-8")
+        if scenario in found:
+            series = {name: found[scenario].curve(peer) for name, peer in shown.items()}
+            yield name, release_plots.lines(title, "rollouts", ROLLED_BACK, series, mark=0.05)
+    drops = {f"{name} worse": found[f"drop of {name}"].curve() for name in DROPS if f"drop of {name}" in found}
+    if drops:
+        along = "rollouts (5 % → 20 % → 50 %)"
+        yield "canary-drops", release_plots.lines("Worse candidate", along, ROLLED_BACK, drops)
+    if any(name.startswith("whole") for name in found):
+        yield "canary-outcomes", _bars(found)
 
 
 def _bars(found: Mapping[str, Tried]) -> str:
@@ -303,7 +310,7 @@ def main() -> None:
     parser.add_argument("--canaries", type=int, default=10_000, help="in each scenario")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6) + 1)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--plots", type=Path, help="where SVG plots go; needs all but the A/A scenarios")
+    parser.add_argument("--plots", type=Path, help="where SVG plots go, those whose scenarios are tried")
     parser.add_argument("--only", nargs="+", default=[""], help="starts of names of scenarios")
     given = parser.parse_args()
     names = [name for name in SCENARIOS if name.startswith(tuple(given.only))]

@@ -1,8 +1,8 @@
 """The `penstock` command. Its commands stand in `cli.tables`, and one is loaded when it runs.
 
 `--help` shows the tables and loads no command, and so no server, no database and no client. All but `serve`, `check`,
-`completion` and `run` speak to a running gateway through `gateway.client.client` and to nothing else. Exit codes: 0
-done, 1 failed, 2 wrongly called, 130 interrupted.
+`backup`, `restore`, `completion` and `run` speak to a running gateway through `gateway.client.client` and to nothing
+else. Exit codes: 0 done, 1 failed, 2 wrongly called, 130 interrupted.
 """
 
 from __future__ import annotations

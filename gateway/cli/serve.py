@@ -1,8 +1,10 @@
-"""Commands that need no running gateway: `serve`, which is one, and those that read a tape directly."""
+"""Commands that need no running gateway: `serve`, which is one, and those that read a tape directly or copy one."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.gateway.client.console import Failure
@@ -39,21 +41,89 @@ def check(*, data: Path | None = None) -> None:
     data
         Directory of the tape; the one that ./penstock.toml names if not given.
     """
+    with _failures():
+        path = _data(data)
+        found = _examined(path, path)
+    if found:
+        raise Failure(f"{path} is not clean: {found:,} problems")
+    print("clean")
+
+
+def backup(to: Path, /, *, data: Path | None = None) -> None:
+    """Copy a tape into a new directory while a gateway writes it, and check the copy.
+
+    The copy is the tape as of one moment: rollouts, calls, versions of prompts, releases, runs. It is a directory that
+    `penstock serve --data` takes. Files that are no part of the tape are not in it: the configuration, adapters.
+
+    Parameters
+    ----------
+    to
+        Directory of the copy, which must not hold a tape yet.
+    data
+        Directory of the tape; the one that ./penstock.toml names if not given.
+    """
+    from penstock.gateway.store.backup import copied
+
+    with _failures():
+        path = _data(data)
+        with copied(path, to) as copy:
+            found = _examined(copy, to)
+    if found:
+        raise Failure(f"{to} is a whole copy of {path}, and neither is clean: {found:,} problems")
+    print("clean")
+
+
+def restore(backup: Path, /, *, data: Path | None = None) -> None:
+    """Put a backup where a gateway finds its tape, after it was checked.
+
+    A tape that is there already stays. Calls that ran when the backup was made end as interrupted when the gateway
+    starts.
+
+    Parameters
+    ----------
+    backup
+        Directory that `penstock backup` has made.
+    data
+        Directory of the tape; the one that ./penstock.toml names if not given.
+    """
+    from penstock.gateway.store.backup import copied
+
+    with _failures():
+        path = _data(data)
+        with copied(backup, path) as copy:
+            if found := _examined(copy, backup):
+                raise Failure(f"{backup} is not clean: {found:,} problems; nothing was restored")
+    print(f"clean; {path} has it now")
+
+
+def _data(given: Path | None) -> Path:
+    """The directory of the tape."""
+    from penstock.gateway.config import load
+
+    return load(_config(None), data=given).data
+
+
+def _examined(path: Path, name: Path) -> int:
+    """Prints what is on a tape and what is wrong with it, under a name; the number of problems."""
     from penstock.gateway.cli.check import examine
-    from penstock.gateway.config import ConfigError, load
+
+    figures, problems = examine(path)
+    print(f"{name}: " + ", ".join(f"{name} {count:,}" for name, count in figures.items()))
+    for problem in problems:
+        print(problem)
+    return len(problems)
+
+
+@contextmanager
+def _failures() -> Generator[None]:
+    """What a tape or its directory is refused for, as a line."""
+    from penstock.gateway.config import ConfigError
     from penstock.gateway.store.directory import TapeError
 
     try:
-        path = load(_config(None), data=data).data
-        figures, problems = examine(path)
+        yield
     except (ConfigError, TapeError, OSError) as e:
         raise Failure(str(e)) from None
-    print(f"{path}: " + ", ".join(f"{name} {count:,}" for name, count in figures.items()))
-    for problem in problems:
-        print(problem)
-    if problems:
-        raise Failure(f"{path} is not clean: {len(problems):,} problems")
-    print("clean")
 
 
 def _config(given: Path | None) -> Path | None:

@@ -75,6 +75,13 @@ COMMANDS: Final[dict[str, Command]] = {
     "check": Command(
         "penstock.gateway.cli.serve:check", "Read every record of a tape and report what is not as it should be."
     ),
+    "backup": Command(
+        "penstock.gateway.cli.serve:backup",
+        "Copy a tape into a new directory while a gateway writes it, and check the copy.",
+    ),
+    "restore": Command(
+        "penstock.gateway.cli.serve:restore", "Put a backup where a gateway finds its tape, after it was checked."
+    ),
     "tui": Command("penstock.tui.command:tui", "See agents, tools, releases and training live, and act on them."),
     "completion": Command(
         "penstock.gateway.cli.completion:completion", "Print the script that completes commands and options in a shell."
@@ -364,7 +371,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Releases": ("resource", "prompts", "release", "webhook"),
     "Training": ("doctor", "samples", "runs", "train"),
-    "Tape": ("export", "check"),
+    "Tape": ("export", "check", "backup", "restore"),
 }
 """How `--help` arranges commands."""
 

@@ -5,19 +5,25 @@ What a call holds follows from its number, so that a test can say what must be o
 
 from __future__ import annotations
 
+import os
 import random
 import resource
+import signal
 from collections.abc import Callable
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+import pytest
 from fakes.entries import call, finish, running
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
 from penstock.gateway.store import Store
+from penstock.gateway.store.backup import copied
 from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.environment import Environment
 from penstock.gateway.store.records import Entry
 
 SMALL = 1 << 20
@@ -107,3 +113,26 @@ def fill_within_a_limit(path: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
     fill_and_go_on(path, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard)))
+
+
+def back_up_and_die(source: Path, target: Path, writes: int) -> None:
+    """Copies a tape and is killed before it has put the copy in its place: after so many transactions, if it makes as
+    many."""
+    made, write = count(), Environment.write
+
+    def counted(self: Environment, apply: Callable[[Any], Any]) -> Any:
+        if next(made) == writes:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(self, apply)
+
+    Environment.write = counted
+    with copied(source, target):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def back_up_within_a_limit(source: Path, target: Path) -> None:
+    """Copies a tape to a disk on which it has no room, which a limit on the size of files stands for."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
+    with pytest.raises(TapeError, match="free or remount the disk"), copied(source, target):
+        pass

@@ -149,7 +149,17 @@ async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", every())
 def test_every_help_names_the_key(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of every command that speaks to a gateway."""
-    alone = ("serve", "check", "key", "completion", "sidecar bind", "sidecar release", "sidecar iptables")
+    alone = (
+        "serve",
+        "check",
+        "backup",
+        "restore",
+        "key",
+        "completion",
+        "sidecar bind",
+        "sidecar release",
+        "sidecar iptables",
+    )
     alone += ("train merge", "train apo report")
     if name in alone:
         return
@@ -242,6 +252,9 @@ def test_there_is_one_name_for_the_key() -> None:
         (("changes", "--gateway", "http://127.0.0.1:1"), 1, "nothing answers there; is `penstock serve` running?"),
         (("serve", "--config", "missing.toml"), 1, "missing.toml does not exist"),
         (("check", "--data", "nowhere"), 1, "nowhere"),
+        (("backup",), 2, "TO is missing. See penstock backup --help."),
+        (("backup", "to", "--data", "nowhere"), 1, "nowhere holds no tape; name the directory that `penstock serve"),
+        (("restore", "nowhere", "--data", "to"), 1, "nowhere holds no tape; name the directory that `penstock serve"),
     ],
 )
 async def test_errors_are_one_line(

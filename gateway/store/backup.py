@@ -1,0 +1,105 @@
+"""A copy of a tape, made while a gateway writes it.
+
+The copy is the tape as of one commit, record by record: pages that the tape does not use any more are not in it. It is
+written and looked at in `<data>/partial` and put in its place at the end, so that a copy that was killed is never taken
+for a tape; the next one begins anew. A tape is never overwritten.
+
+LMDB's own compacting copy is not used: in 0.9.36 it ends with a segmentation fault at `order`, whose values are sorted
+below one key.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.gateway.store.directory import TapeError, hold
+from penstock.gateway.store.environment import DATABASES, Environment, Txn
+
+_MAP_BYTES = 1 << 20
+"""Of a map that is opened; it is never smaller than the file, and grows."""
+_RECORDS, _BYTES = 4096, 16 << 20
+"""Of one transaction."""
+
+Record = tuple[bytes, bytes]
+
+
+@contextmanager
+def copied(source: Path, target: Path) -> Generator[Path]:
+    """Copies the tape of one directory into another: yields a directory in which the copy can be looked at, and puts it
+    in its place if nothing is raised there. Readers and the writer of the source go on; what is written meanwhile is
+    not in the copy, and pages that the writer frees are not used again before the copy is done.
+
+    Raises `TapeError` when there is no tape, when the target has one already, or when the disk does not take it.
+    """
+    tape = Environment(source, readonly=True, map_bytes=_MAP_BYTES)
+    try:
+        new = not target.exists()
+        lock = hold(target)
+        try:
+            if (target / "tape" / "data.mdb").exists():
+                raise TapeError(f"{target} holds a tape already, which stays as it is; name another directory")
+            _write(tape, target / "partial")
+            yield target / "partial"
+            _put_in_place(target)
+        except BaseException:
+            shutil.rmtree(target if new else target / "partial", ignore_errors=True)
+            raise
+        finally:
+            os.close(lock)
+    finally:
+        tape.close()
+
+
+def _write(tape: Environment, to: Path) -> None:
+    shutil.rmtree(to, ignore_errors=True)
+    copy = Environment(to, readonly=False, map_bytes=_MAP_BYTES)
+    try:
+        with tape.read() as txn:
+            for name in DATABASES:
+                for records in _batches(txn, tape.dbs[name]):
+                    copy.write(partial(_append, copy.dbs[name], records))
+    finally:
+        copy.close()
+
+
+def _batches(txn: Txn, database: Any) -> Iterator[list[Record]]:
+    """All records of a database, some at a time."""
+    records, size = list[Record](), 0
+    with txn.cursor(db=database) as cursor:
+        for key, value in cursor:
+            records.append((key, value))
+            size += len(value)
+            if len(records) == _RECORDS or size >= _BYTES:
+                yield records
+                records, size = [], 0
+    if records:
+        yield records
+
+
+def _append(database: Any, records: list[Record], txn: Txn) -> None:
+    with txn.cursor(db=database) as cursor:
+        _ = cursor.putmulti(records)
+
+
+def _put_in_place(target: Path) -> None:
+    try:
+        (target / "partial" / "tape" / "data.mdb").rename(target / "tape" / "data.mdb")
+        for directory in (target / "tape", target):
+            _sync(directory)
+    except OSError as error:
+        raise TapeError(f"cannot put the copy in {target} in its place: {error}") from error
+    shutil.rmtree(target / "partial", ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,95 @@
+"""`penstock backup` and `penstock restore` as people use them, beside a gateway that works."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.process import Gateway, upstreams
+from fakes.provider import Provider
+from fakes.shell import Shell
+
+from penstock.gateway.app import open_store
+from penstock.gateway.cli import check
+
+
+async def ask(gateway: Gateway, http: aiohttp.ClientSession, rollout: str) -> None:
+    body = {"model": "gpt-5", "messages": [{"role": "user", "content": f"Hello from {rollout}"}]}
+    async with http.post(gateway.openai(rollout) + "/chat/completions", json=body) as response:
+        assert response.status == 200
+
+
+async def test_a_backup_of_a_gateway_at_work_is_served_again(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    config = upstreams(openai=provider.openai_url)
+    gateway = await start_gateway(config)
+    shell = Shell(gateway.url, tmp_path)
+    for number in range(3):
+        await ask(gateway, http, f"before-{number}")
+    shown = await shell.run("show", "before-1")
+    token = (await shell.run("token", "late")).text.strip()
+    async with asyncio.TaskGroup() as together:
+        for number in range(20):
+            _ = together.create_task(ask(gateway, http, f"during-{number}"))
+        done = await shell.run("backup", "copies/monday", "--data", str(gateway.data))
+    assert (done.code, done.err) == (0, "")
+    assert done.text.startswith("copies/monday: rollouts ")
+    assert done.text.endswith("\nclean\n")
+    await gateway.kill()
+
+    place = f"gateway-1/{gateway.data.name}"  # where the next one looks
+    done = await shell.run("restore", "copies/monday", "--data", place)
+    assert (done.code, done.err) == (0, "")
+    assert done.text.endswith(f"\nclean; {place} has it now\n")
+    again = await start_gateway(config)
+    shell = Shell(again.url, tmp_path)
+    assert (await shell.run("show", "before-1")).text == shown.text
+    await ask(again, http, "after")
+    body = {"model": "gpt-5", "messages": [{"role": "user", "content": "Is my token good?"}]}
+    headers = {"Authorization": f"Bearer {token}"}
+    async with http.post(f"{again.url}/v1/chat/completions", json=body, headers=headers) as response:
+        assert response.status == 200
+    listed = (await shell.run("rollouts")).text
+    assert all(name in listed for name in ("before-0", "before-1", "before-2", "after", "late"))
+
+
+async def test_no_tape_is_overwritten(gateway: Gateway, http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    await ask(gateway, http, "r1")
+    shell, data = Shell(gateway.url, tmp_path), str(gateway.data)
+    assert (await shell.run("backup", "copy", "--data", data)).code == 0
+    for words in (("backup", "copy"), ("restore", "copy")):
+        done = await shell.run(*words, "--data", data)
+        assert (done.code, done.text) == (1, "")
+        assert done.err.startswith("penstock: ")
+        assert done.err.count("\n") == 1
+    assert (
+        "copy holds a tape already, which stays as it is; name another directory"
+        in (await shell.run("backup", "copy", "--data", data)).err
+    )
+
+
+def test_a_damaged_backup_is_not_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a damaged tape is backed up, because there is nothing better."""
+    from penstock.gateway.cli.serve import backup, restore
+    from penstock.gateway.client.console import Failure
+
+    with open_store(tmp_path / "data"):
+        pass
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(check, "examine", lambda path: ({"rollouts": 1}, ["rollout r1: odd"]))  # pyright: ignore
+    with pytest.raises(Failure, match="copy is a whole copy of data, and neither is clean: 1 problems"):
+        backup(Path("copy"), data=Path("data"))
+    assert "rollout r1: odd" in capsys.readouterr().out
+    with pytest.raises(Failure, match="copy is not clean: 1 problems; nothing was restored"):
+        restore(Path("copy"), data=Path("new"))
+    assert not Path("new").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    restore(Path("copy"), data=Path("new"))
+    assert Path("new/tape/data.mdb").exists()
