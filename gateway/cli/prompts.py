@@ -115,7 +115,7 @@ def _register(url: str, name: str, one: Proposal, author: str, json: bool) -> No
 
     async def ask(client: Client) -> None:
         made = await client.add_version(name, new)
-        show([made], json, lambda: resources.added(made, there=False))
+        show([made], json, lambda: resources.added(made, []))
 
     with_client(url, ask)
 

@@ -91,10 +91,9 @@ def add(
     new = version.new(*_content(text, weights))
 
     async def ask(client: Client) -> None:
-        before = {one.name: one for one in await client.resources()}.get(name)
+        before = [version for one in await client.resources() if one.name == name for version in one.versions]
         added = await client.add_version(name, new)
-        there = before is not None and added.version in {one.version for one in before.versions}
-        show([added], json, lambda: resources.added(added, there))
+        show([added], json, lambda: resources.added(added, before))
 
     with_client(gateway, ask)
 

@@ -252,16 +252,12 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         yield f"{there}; without harm it is promoted then"
     elif release.waits is None:
         last, seconds = release.step == len(policy.stages) - 1, policy.stages[release.step].seconds
+        sound = "no loss beyond the margin" + (", in no guard either" if margins_of(release) else "")
+        if last and view.rewarded >= stage.rollouts and not seconds and not policy.hold_split:
+            yield sound
+            return
+        then = "" if not last else "; only harm or a person ends it" if policy.hold_split else f"; then {sound}"
         long = f" and {duration(int(seconds * 1e9))}" if seconds else ""
-        then = (
-            ""
-            if not last
-            else "; only harm or a person ends it"
-            if policy.hold_split
-            else "; then no loss beyond the margin, in no guard either"
-            if margins_of(release)
-            else "; then no loss beyond the margin"
-        )
         there = f"{view.rewarded:,} of {stage.rollouts:,}"
         yield f"{there} rewarded {policy.counts} on the candidate in {stage.name}{long}{then}"
 

@@ -192,7 +192,10 @@ def foretold(release: Release, expected: Forecast) -> str:
 
 def long(days: float) -> str:
     """A time as a person says it."""
-    return f"about {days:.1f} days" if days >= 1 else f"about {days * 24:.1f} hours"
+    for unit, size in (("days", 1.0), ("hours", 1 / 24), ("minutes", 1 / 1440)):
+        if days >= size:
+            return f"about {days / size:.1f} {unit}"
+    return "less than a minute"
 
 
 def decided(release: Release) -> Text:

@@ -13,8 +13,7 @@ from penstock.gateway.display.release_summary import audience
 from penstock.gateway.display.rollouts import BRIEF, counted
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import abbreviate, age, ago, clean, joined, plain
-from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.resource import Resource, ResourceList, ResourceView
+from penstock.gateway.model.resource import Resource, ResourceList, ResourceView, recognisable
 from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.changing import changing
 from penstock.gateway.prompts.induce import FEWEST, Proposal
@@ -24,6 +23,10 @@ SLOT = "bold cyan"
 """Slots stand in braces: the colour only repeats it."""
 FEW = 4
 """Values that are named; more are counted."""
+_UNSENT = (
+    "No version of {name} is known to be what agents send, so no call gets another one. Register the text that they "
+    "send with --sent."
+)
 SIGNS = {"+": "green", "-": "red", "@": "cyan"}
 RESOURCES = (
     Column("resource"), Column("kind", 3), Column("stable"), Column("newest"), figure("versions", 2), figure("age", 1),
@@ -49,12 +52,15 @@ def resources(rows: Iterable[ResourceView], now_ns: int) -> Listing:
         newest = one.versions[-1]
         names = (plain(one.name), one.kind, plain(_stable(one)), plain(newest.version))
         figures = (f"{len(one.versions):,}", age(newest.created_ns, now_ns))
-        made.add_row(*names, *figures, _covered(one.coverage), plain(" ".join(one.releases)))
+        made.add_row(*names, *figures, _covered(one), plain(" ".join(one.releases)))
     return made
 
 
-def _covered(one: Coverage | None) -> Text:
-    return Text(coverage.brief(one), "" if one is None or one.fell_ns is None else "yellow")
+def _covered(one: ResourceView) -> Text:
+    if not recognisable(one.versions):
+        return Text("no text sent", "yellow")
+    fell = one.coverage is not None and one.coverage.fell_ns is not None
+    return Text(coverage.brief(one.coverage), "yellow" if fell else "")
 
 
 def _stable(one: ResourceView) -> str:
@@ -95,11 +101,13 @@ def version(one: Resource) -> Group:
     return Group(joined(Text(clean(one.place), style="bold"), one.kind), *lines, *shown)
 
 
-def added(one: Resource, there: bool) -> Group:
-    """A version that was registered, or was there already."""
+def added(one: Resource, before: Sequence[Resource]) -> Group:
+    """A version that was registered, or was there already. `before`: those that were there."""
     slots = "" if one.template is None else f" with {_slots(one.template)}"
+    there = one.version in {version.version for version in before}
     head = Text(f"{clean(one.place)} {'was registered already' if there else 'is registered'}{slots}.")
-    return Group(head, *_frozen(one))
+    unsent = [] if recognisable([*before, one]) else [Text(_UNSENT.format(name=clean(one.name)), "yellow")]
+    return Group(head, *unsent, *_frozen(one))
 
 
 def _frozen(one: Resource) -> Iterator[Text]:

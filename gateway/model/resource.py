@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -147,6 +147,12 @@ class Resource(Version):
     def place(self) -> str:
         """NAME@VERSION."""
         return f"{self.name}@{self.version}"
+
+
+def recognisable(versions: Iterable[Resource]) -> bool:
+    """Whether calls can use these versions of a resource: agents ask for a model by its name, and of a text they send
+    one by themselves."""
+    return any(one.kind == "model" or one.content.get("sent") for one in versions)
 
 
 class Rule(Noun):

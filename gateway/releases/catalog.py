@@ -21,7 +21,7 @@ from penstock.gateway.canary.unit import unit_of
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.release import Pin, Release
-from penstock.gateway.model.resource import Audience, Resource, Stable, ToolText
+from penstock.gateway.model.resource import Audience, Resource, Stable, ToolText, recognisable
 from penstock.gateway.model.template import Template
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.prompts.nearest import Sent
@@ -75,7 +75,9 @@ class Catalog:
                     )
                     continue
                 self.templates.setdefault(name, {})[version.version] = content.template
-                if content.sent or (isinstance(content, ToolText) and _sent(versions)):
+                # Agents send each version of a tool's text if they send one: whichever a server of tools was made to
+                # list, perhaps for another rollout of the same process.
+                if content.sent or (isinstance(content, ToolText) and recognisable(versions)):
                     known.append(Known.of(name, content))
                     self.sent.append(Sent(name, version.version, content.template, known[-1].tool))
         self.recogniser = Recogniser(known)
@@ -317,12 +319,6 @@ def _keep(kept: OrderedDict[K, list[Pin]], key: K, pins: list[Pin]) -> None:
     kept.move_to_end(key)
     if len(kept) > REMEMBERED:
         kept.popitem(last=False)
-
-
-def _sent(versions: Iterable[Resource]) -> bool:
-    """Whether agents send a version of a tool text. Then they send each of them: whichever a server of tools was made
-    to list, perhaps for another rollout of the same process."""
-    return any(version.content.get("sent") for version in versions)
 
 
 def _asker(call: Admitted, found: Uses) -> Asker:

@@ -13,7 +13,7 @@ import aiohttp
 
 from penstock.gateway.config import Upstream
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.resource import Resource, Stable
+from penstock.gateway.model.resource import Resource, Stable, recognisable
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.model.wording import counted
@@ -22,6 +22,10 @@ from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.upstreams.reach import reach
 
 Find = Callable[[str], tuple[Stable, list[Resource]] | None]
+_UNSENT = (
+    "no version of {name} is what agents send, so no call would get the candidate; "
+    "`penstock resource add {name} --file FILE --sent` registers the one that they send"
+)
 WARM = 4
 """Questions that are asked at once before a version gets traffic."""
 
@@ -57,6 +61,8 @@ class Checking:
             return await self._weights(content, content.name(candidate.name, candidate.version), progress)
         before = stable.template
         assert before is not None
+        if not recognisable(found[1]):
+            return Report(False, _UNSENT.format(name=name))
         return text_report(before, content.template)
 
     async def _weights(self, content: ModelVersion, name: str, progress: Progress) -> Report:

@@ -715,8 +715,11 @@ def test_resources_look_as_they_did() -> None:
         resources.version(one),
         resources.difference(one, two),
         resources.difference(two, two),
-        resources.added(two, there=False),
-        resources.added(frozen, there=False),
+        resources.added(two, [one]),
+        resources.added(frozen, []),
+        resources.added(one, [one]),
+        resources.added(two, []),
+        resources.listed(ResourceList(resources=[view.model_copy(update={"versions": [two]})]), NOW),
     ]
     check_widths("resources", Group(*(piece for it in pictures for piece in (it, Text()))))
 
@@ -758,3 +761,18 @@ def test_a_status_fits_its_terminal(width: int) -> None:
     lines = text_of(releases.status(trial.view, trial.audit, (21, 19), NOW), width).splitlines()
     assert max(map(len, lines)) <= width
     assert re.search(r"no loss", "\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [
+        (12.0, "about 12.0 days"),
+        (1.0, "about 1.0 days"),
+        (0.5, "about 12.0 hours"),
+        (1 / 48, "about 30.0 minutes"),
+        (1e-5, "less than a minute"),
+        (0.0, "less than a minute"),
+    ],
+)
+def test_times_are_said_as_people_say_them(days: float, said: str) -> None:
+    assert releases.long(days) == said

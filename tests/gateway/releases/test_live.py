@@ -408,6 +408,18 @@ async def test_a_candidate_that_agents_send_too_must_keep_the_slots(traffic: Tra
     assert check_entry.evidence["ok"] is False
 
 
+async def test_a_text_that_no_agent_is_known_to_send_is_not_released(traffic: Traffic, client: Client) -> None:
+    """Nothing would ever be rewritten, and the release would wait for ever."""
+    for text in ("You are a planner. Plan well.", "You are a planner. Plan very well."):
+        await client.add_version("planner", prompt(text))
+    release = await client.start_release("planner", NewRelease(candidate="v2", policy=policy(0.5, checked="required")))
+    view = await traffic.when(release.id, lambda view: not view.release.live)
+    assert view.release.stage == "rolled_back"
+    assert view.release.reason.startswith(
+        "check: no version of planner is what agents send, so no call would get the candidate; `penstock resource add "
+    )
+
+
 async def test_a_forecast_is_made_of_what_the_stable_version_did_before_the_start(
     traffic: Traffic, client: Client
 ) -> None:

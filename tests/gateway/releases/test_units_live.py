@@ -110,7 +110,7 @@ async def test_the_queue_names_a_person_in_the_metadata(traffic: Traffic, client
 
 
 async def test_a_hard_violation_in_a_later_rollout_of_a_person_rolls_back(traffic: Traffic, client: Client) -> None:
-    release = await traffic.start("travel", "v2", policy(0.99, unit="user.id", outcome_deadline_s=0.5))
+    release = await traffic.start("travel", "v2", policy(1 - 1e-9, unit="user.id", outcome_deadline_s=0.5))
     await call(traffic, "first", "ada")
     assert (await client.pins("first"))[0].arm == "candidate"
     await traffic.when(release.id, lambda view: view.release.counted == 1)
