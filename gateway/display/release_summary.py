@@ -251,15 +251,27 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         there = f"{view.rewarded:,} of {stage.rollouts:,} {policy.counts} in the {HOLDBACK}"
         yield f"{there}; without harm it is promoted then"
     elif release.waits is None:
-        last, seconds = release.step == len(policy.stages) - 1, policy.stages[release.step].seconds
+        yield from _awaited(view, stage.name, stage.rollouts)
+
+
+def _awaited(view: ReleaseView, stage: str, rollouts: int) -> Iterator[str]:
+    """What a stage of the ramp goes on for, or ends by."""
+    release, policy = view.release, view.release.policy
+    last, seconds = release.step == len(policy.stages) - 1, policy.stages[release.step].seconds
+    pieces: list[str] = []
+    long = duration(int(seconds * 1e9)) if seconds else ""
+    if view.rewarded < rollouts:
+        there = f"{view.rewarded:,} of {rollouts:,} rewarded {policy.counts} on the candidate in {stage}"
+        pieces.append(f"{there} and {long}" if long else there)
+    elif long:
+        pieces.append(f"{long} in {stage}")
+    if last and policy.hold_split:
+        pieces.append("only harm or a person ends it" if pieces else "harm or a person; nothing else ends it")
+    elif last:
         sound = "no loss beyond the margin" + (", in no guard either" if margins_of(release) else "")
-        if last and view.rewarded >= stage.rollouts and not seconds and not policy.hold_split:
-            yield sound
-            return
-        then = "" if not last else "; only harm or a person ends it" if policy.hold_split else f"; then {sound}"
-        long = f" and {duration(int(seconds * 1e9))}" if seconds else ""
-        there = f"{view.rewarded:,} of {stage.rollouts:,}"
-        yield f"{there} rewarded {policy.counts} on the candidate in {stage.name}{long}{then}"
+        pieces.append(f"then {sound}" if pieces else sound)
+    if pieces:
+        yield "; ".join(pieces)
 
 
 def units(release: Release) -> str | None:

@@ -13,7 +13,7 @@ from penstock.gateway.display.release_summary import audience
 from penstock.gateway.display.rollouts import BRIEF, counted
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import abbreviate, age, ago, clean, joined, plain
-from penstock.gateway.model.resource import Resource, ResourceList, ResourceView, recognisable
+from penstock.gateway.model.resource import Resource, ResourceList, ResourceView, sent
 from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.changing import changing
 from penstock.gateway.prompts.induce import FEWEST, Proposal
@@ -24,8 +24,8 @@ SLOT = "bold cyan"
 FEW = 4
 """Values that are named; more are counted."""
 _UNSENT = (
-    "No version of {name} is known to be what agents send, so no call gets another one. Register the text that they "
-    "send with --sent."
+    "No version of {name} is known to be what agents send: only calls that name it get one. If agents send one of its "
+    "texts by themselves, register that with --sent."
 )
 SIGNS = {"+": "green", "-": "red", "@": "cyan"}
 RESOURCES = (
@@ -57,7 +57,7 @@ def resources(rows: Iterable[ResourceView], now_ns: int) -> Listing:
 
 
 def _covered(one: ResourceView) -> Text:
-    if not recognisable(one.versions):
+    if one.coverage is None and one.kind != "model" and not sent(one.versions):
         return Text("no text sent", "yellow")
     fell = one.coverage is not None and one.coverage.fell_ns is not None
     return Text(coverage.brief(one.coverage), "yellow" if fell else "")
@@ -106,8 +106,8 @@ def added(one: Resource, before: Sequence[Resource]) -> Group:
     slots = "" if one.template is None else f" with {_slots(one.template)}"
     there = one.version in {version.version for version in before}
     head = Text(f"{clean(one.place)} {'was registered already' if there else 'is registered'}{slots}.")
-    unsent = [] if recognisable([*before, one]) else [Text(_UNSENT.format(name=clean(one.name)), "yellow")]
-    return Group(head, *unsent, *_frozen(one))
+    known = one.kind == "model" or sent([*before, one])
+    return Group(head, *([] if known else [Text(_UNSENT.format(name=clean(one.name)), "yellow")]), *_frozen(one))
 
 
 def _frozen(one: Resource) -> Iterator[Text]:

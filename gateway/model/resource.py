@@ -149,10 +149,9 @@ class Resource(Version):
         return f"{self.name}@{self.version}"
 
 
-def recognisable(versions: Iterable[Resource]) -> bool:
-    """Whether calls can use these versions of a resource: agents ask for a model by its name, and of a text they send
-    one by themselves."""
-    return any(one.kind == "model" or one.content.get("sent") for one in versions)
+def sent(versions: Iterable[Resource]) -> bool:
+    """Whether agents send one of these versions of a text by themselves."""
+    return any(one.content.get("sent") for one in versions)
 
 
 class Rule(Noun):

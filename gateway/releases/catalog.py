@@ -21,7 +21,7 @@ from penstock.gateway.canary.unit import unit_of
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.release import Pin, Release
-from penstock.gateway.model.resource import Audience, Resource, Stable, ToolText, recognisable
+from penstock.gateway.model.resource import Audience, Resource, Stable, ToolText, sent
 from penstock.gateway.model.template import Template
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.prompts.nearest import Sent
@@ -77,7 +77,7 @@ class Catalog:
                 self.templates.setdefault(name, {})[version.version] = content.template
                 # Agents send each version of a tool's text if they send one: whichever a server of tools was made to
                 # list, perhaps for another rollout of the same process.
-                if content.sent or (isinstance(content, ToolText) and recognisable(versions)):
+                if content.sent or (isinstance(content, ToolText) and sent(versions)):
                     known.append(Known.of(name, content))
                     self.sent.append(Sent(name, version.version, content.template, known[-1].tool))
         self.recogniser = Recogniser(known)

@@ -1,19 +1,20 @@
 """The first stage of a release: can the candidate be sent at all? It touches no agent.
 
-A text must keep every slot of the stable version, render, and not be empty. Weights must load on their upstream, and
-answer a canned prompt with log-probabilities that are numbers. They stay loaded, so that the canary's first call does
-not wait.
+A tool's text must be known to be what agents send: nothing else finds it in a call. A text must keep every slot of the
+stable version, render, and not be empty. Weights must load on their upstream, and answer a canned prompt with
+log-probabilities that are numbers. They stay loaded, so that the canary's first call does not wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import aiohttp
 
 from penstock.gateway.config import Upstream
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.resource import Resource, Stable, recognisable
+from penstock.gateway.model.resource import Resource, Stable, ToolText, sent
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.model.wording import counted
@@ -24,8 +25,9 @@ from penstock.gateway.upstreams.reach import reach
 Find = Callable[[str], tuple[Stable, list[Resource]] | None]
 _UNSENT = (
     "no version of {name} is what agents send, so no call would get the candidate; "
-    "`penstock resource add {name} --file FILE --sent` registers the one that they send"
+    "`penstock resource add {name} --tool TOOL --file FILE --sent` registers the one that they send"
 )
+_NAMED = "; no version is known to be what agents send (--sent), so only calls that name it get the candidate"
 WARM = 4
 """Questions that are asked at once before a version gets traffic."""
 
@@ -61,9 +63,11 @@ class Checking:
             return await self._weights(content, content.name(candidate.name, candidate.version), progress)
         before = stable.template
         assert before is not None
-        if not recognisable(found[1]):
+        known = sent(found[1])
+        if not known and isinstance(content, ToolText):
             return Report(False, _UNSENT.format(name=name))
-        return text_report(before, content.template)
+        report = text_report(before, content.template)
+        return report if known else replace(report, why=report.why + _NAMED)
 
     async def _weights(self, content: ModelVersion, name: str, progress: Progress) -> Report:
         upstream = self._upstreams.get(content.upstream)

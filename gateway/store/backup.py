@@ -1,8 +1,9 @@
 """A copy of a tape, made while a gateway writes it.
 
 The copy is the tape as of one commit, record by record: pages that the tape does not use any more are not in it. It is
-written and looked at in `<data>/partial` and put in its place at the end, so that a copy that was killed is never taken
-for a tape; the next one begins anew. A tape is never overwritten.
+written and looked at in a directory of its own inside the target, and put in its place at the end. So a copy that was
+killed is never taken for a tape, and the next one takes what it has left away. Nothing else is ever deleted, and no
+tape is overwritten.
 
 LMDB's own compacting copy is not used: in 0.9.36 it ends with a segmentation fault at `order`, whose values are sorted
 below one key.
@@ -10,11 +11,12 @@ below one key.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from penstock.gateway.store.environment import DATABASES, Environment, Txn
 
 _MAP_BYTES = 1 << 20
 """Of a map that is opened; it is never smaller than the file, and grows."""
+_PARTIAL = ".penstock-partial-"
+"""How directories of copies begin that are not done."""
 _RECORDS, _BYTES = 4096, 16 << 20
 """Of one transaction."""
 
@@ -39,31 +43,39 @@ def copied(source: Path, target: Path) -> Generator[Path]:
     """
     tape = Environment(source, readonly=True, map_bytes=_MAP_BYTES)
     try:
-        new = not target.exists()
         lock = hold(target)
         try:
             if (target / "tape" / "data.mdb").exists():
                 raise TapeError(f"{target} holds a tape already, which stays as it is; name another directory")
-            _write(tape, target / "partial")
-            yield target / "partial"
-            _put_in_place(target)
-        except BaseException:
-            shutil.rmtree(target if new else target / "partial", ignore_errors=True)
-            raise
+            for left in target.glob(f"{_PARTIAL}*"):  # by copies that were killed: nobody else holds the lock
+                shutil.rmtree(left, ignore_errors=True)
+            partial = _made(target)
+            try:
+                _write(tape, partial)
+                yield partial
+                _put_in_place(partial, target)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
         finally:
             os.close(lock)
     finally:
         tape.close()
 
 
+def _made(target: Path) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=target))
+    except OSError as error:
+        raise TapeError(f"cannot write a copy to {target}: {error.strerror}") from error
+
+
 def _write(tape: Environment, to: Path) -> None:
-    shutil.rmtree(to, ignore_errors=True)
     copy = Environment(to, readonly=False, map_bytes=_MAP_BYTES)
     try:
         with tape.read() as txn:
             for name in DATABASES:
                 for records in _batches(txn, tape.dbs[name]):
-                    copy.write(partial(_append, copy.dbs[name], records))
+                    copy.write(functools.partial(_append, copy.dbs[name], records))
     finally:
         copy.close()
 
@@ -87,14 +99,13 @@ def _append(database: Any, records: list[Record], txn: Txn) -> None:
         _ = cursor.putmulti(records)
 
 
-def _put_in_place(target: Path) -> None:
+def _put_in_place(partial: Path, target: Path) -> None:
     try:
-        (target / "partial" / "tape" / "data.mdb").rename(target / "tape" / "data.mdb")
-        for directory in (target / "tape", target):
+        (partial / "tape" / "data.mdb").rename(target / "tape" / "data.mdb")
+        for directory in (target / "tape", target, target.absolute().parent):
             _sync(directory)
     except OSError as error:
-        raise TapeError(f"cannot put the copy in {target} in its place: {error}") from error
-    shutil.rmtree(target / "partial", ignore_errors=True)
+        raise TapeError(f"the copy in {target} may not outlast a crash of the machine: {error}") from error
 
 
 def _sync(directory: Path) -> None:

@@ -102,8 +102,7 @@ class Environment:
 
     def _databases(self, readonly: bool) -> dict[str, Any]:
         try:
-            databases = {name: self._open_database(name, create=not readonly) for name in DATABASES}
-            self._check_format(databases["meta"], readonly)
+            databases = self._opened(readonly)
         except lmdb.Error as error:
             self._env.close()
             raise TapeError(
@@ -116,6 +115,16 @@ class Environment:
             # Readers that were killed keep pages from being used again.
             self._env.reader_check()
         return databases
+
+    def _opened(self, readonly: bool) -> dict[str, Any]:
+        while True:
+            try:
+                databases = {name: self._open_database(name, create=not readonly) for name in DATABASES}
+                self._check_format(databases["meta"], readonly)
+                return databases
+            except lmdb.MapResizedError:
+                # A gateway that is at work has made the file larger since it was opened here.
+                self._env.set_mapsize(0)
 
     def _open_database(self, name: str, create: bool) -> Any:
         # Numbers below one key take the eight bytes that they have and no more.
@@ -190,6 +199,8 @@ class Environment:
             self._resize(info["map_size"] * 2)
         elif used - self._mapped_at > REMAP_BYTES:
             self._mapped_at = used
+            # A reader that was killed keeps pages from being used again, and so makes the file grow.
+            self._env.reader_check()
             self._resize(info["map_size"])
 
     def _resize(self, size: int) -> None:

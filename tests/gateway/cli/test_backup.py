@@ -88,7 +88,7 @@ def test_a_damaged_backup_is_not_restored(
     assert "rollout r1: odd" in capsys.readouterr().out
     with pytest.raises(Failure, match="copy is not clean: 1 problems; nothing was restored"):
         restore(Path("copy"), data=Path("new"))
-    assert not Path("new").exists()
+    assert not Path("new/tape/data.mdb").exists()
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     restore(Path("copy"), data=Path("new"))

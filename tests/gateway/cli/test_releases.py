@@ -719,7 +719,7 @@ def test_resources_look_as_they_did() -> None:
         resources.added(frozen, []),
         resources.added(one, [one]),
         resources.added(two, []),
-        resources.listed(ResourceList(resources=[view.model_copy(update={"versions": [two]})]), NOW),
+        resources.listed(ResourceList(resources=[view.model_copy(update={"versions": [two], "coverage": None})]), NOW),
     ]
     check_widths("resources", Group(*(piece for it in pictures for piece in (it, Text()))))
 

@@ -198,7 +198,7 @@ def test_a_plain_experiment_has_no_limit_for_its_end() -> None:
     made = page_of(trial)
     assert "better than stable" in made
     assert "promotes at" not in made
-    assert "only harm or a person ends it" in made
+    assert "harm or a person; nothing else ends it" in made
 
 
 # --- text of strangers ---

@@ -20,6 +20,7 @@ from fakes.tape import Tape
 
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.cli.check import examine
+from penstock.gateway.cli.verify import checked as found_by_verify
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.demo.model import decide
@@ -41,13 +42,8 @@ def sent(provider: Provider) -> list[str]:
 
 
 async def checked(client: Client, release: str) -> list[str]:
-    """What `verify` finds."""
-    view, assigned, seen = await client.release(release), list[Assignment](), list[Seen]()
-    async for assignment, one in client.assignments(release):
-        assigned.append(assignment)
-        if one is not None:
-            seen.append(one)
-    return list(verify(view.release, assigned, seen, await client.audit(release)))
+    """What `penstock release verify` finds: also of one that moves on meanwhile."""
+    return (await found_by_verify(client, release)).problems
 
 
 async def test_without_a_release_the_stable_version_is_sent_and_nothing_changes(
@@ -408,16 +404,30 @@ async def test_a_candidate_that_agents_send_too_must_keep_the_slots(traffic: Tra
     assert check_entry.evidence["ok"] is False
 
 
-async def test_a_text_that_no_agent_is_known_to_send_is_not_released(traffic: Traffic, client: Client) -> None:
+async def test_a_tool_text_that_no_agent_is_known_to_send_is_not_released(traffic: Traffic, client: Client) -> None:
     """Nothing would ever be rewritten, and the release would wait for ever."""
-    for text in ("You are a planner. Plan well.", "You are a planner. Plan very well."):
-        await client.add_version("planner", prompt(text))
-    release = await client.start_release("planner", NewRelease(candidate="v2", policy=policy(0.5, checked="required")))
+    for text in ("Looks things up.", "Looks things up quickly."):
+        content = {"tool": "lookup", "text": text}
+        await client.add_version("lookup-text", NewVersion(kind="tool-text", content=content))
+    new = NewRelease(candidate="v2", policy=policy(0.5, checked="required"))
+    release = await client.start_release("lookup-text", new)
     view = await traffic.when(release.id, lambda view: not view.release.live)
     assert view.release.stage == "rolled_back"
     assert view.release.reason.startswith(
-        "check: no version of planner is what agents send, so no call would get the candidate; `penstock resource add "
+        "check: no version of lookup-text is what agents send, so no call would get the candidate; `penstock resource"
     )
+
+
+async def test_a_prompt_that_only_named_calls_get_is_released_and_says_so(traffic: Traffic, client: Client) -> None:
+    for text in ("You are a planner. Plan well.", "You are a planner. Plan very well."):
+        await client.add_version("planner", prompt(text))
+    new = NewRelease(candidate="v2", policy=policy(1 - 1e-9, checked="required"))
+    release = await client.start_release("planner", new)
+    await traffic.when(release.id, lambda view: view.release.stage == "canary")
+    (entry,) = [entry for entry in await client.audit(release.id) if entry.action == "check"]
+    assert entry.why.endswith("(--sent), so only calls that name it get the candidate")
+    await traffic.call("r1", "You are a planner. Plan well.", **{"x-penstock-prompt": "planner"})
+    assert (await client.pins("r1"))[0].version == "v2"
 
 
 async def test_a_forecast_is_made_of_what_the_stable_version_did_before_the_start(

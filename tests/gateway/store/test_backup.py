@@ -7,7 +7,9 @@ import random
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import cast
 
+import lmdb
 import pytest
 from fakes.crashing import back_up_and_die, back_up_within_a_limit, request, response, write_forever
 from fakes.entries import call, running
@@ -15,7 +17,7 @@ from fakes.entries import call, running
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
 from penstock.gateway.model.span import SpanStatus
-from penstock.gateway.store import Store
+from penstock.gateway.store import Store, environment
 from penstock.gateway.store.backup import copied
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.environment import DATABASES, Environment
@@ -44,6 +46,12 @@ def records(path: Path) -> Mapping[str, list[tuple[bytes, bytes]]]:
 def copy(source: Path, target: Path) -> None:
     with copied(source, target) as made, Store(made, readonly=True) as store:
         assert list(problems(store)) == []
+
+
+def readers(store: Store) -> str:
+    """LMDB's table of those who read."""
+    opened = cast("lmdb.Environment", vars(vars(store)["_env"])["_env"])
+    return opened.readers()
 
 
 def written(path: Path) -> Path:
@@ -107,14 +115,32 @@ def test_a_copy_that_is_killed_is_no_tape_and_is_made_anew(tmp_path: Path, proce
         assert records(target) == records(tmp_path / "data")
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, processes: ForkServerContext) -> None:
+def test_a_full_disk_leaves_no_tape(tmp_path: Path, processes: ForkServerContext) -> None:
     with open_store(tmp_path / "data") as store:
         store.write([call(request=random.Random(1).randbytes(4 << 20))])
     copier = processes.Process(target=back_up_within_a_limit, args=(tmp_path / "data", tmp_path / "copy"))
     copier.start()
     copier.join()
     assert copier.exitcode == 0
-    assert not (tmp_path / "copy").exists()
+    assert all(path.is_dir() or path.name == "lock" for path in (tmp_path / "copy").rglob("*"))
+    copy(tmp_path / "data", tmp_path / "copy")
+    assert records(tmp_path / "copy") == records(tmp_path / "data")
+
+
+def test_pages_that_a_killed_copy_held_are_used_again(
+    tmp_path: Path, processes: ForkServerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that is at work takes its place in LMDB's table of readers away when the file grows."""
+    monkeypatch.setattr(environment, "REMAP_BYTES", 1 << 16)
+    with open_store(written(tmp_path / "data")) as store:
+        copier = processes.Process(target=back_up_and_die, args=(tmp_path / "data", tmp_path / "copy", 6))
+        copier.start()
+        copier.join()
+        assert copier.exitcode == -9
+        assert str(copier.pid) in readers(store)
+        for number in range(64):
+            store.write([call("big", request=random.Random(number).randbytes(50_000))])
+        assert str(copier.pid) not in readers(store)
 
 
 def test_a_tape_is_never_overwritten(tmp_path: Path) -> None:
@@ -132,14 +158,19 @@ def test_a_tape_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_a_copy_that_is_not_wanted_leaves_what_was_there(tmp_path: Path) -> None:
     written(tmp_path / "data")
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "penstock.toml").write_text("port = 0\n")
+    for name in ("penstock.toml", "partial/thesis.tex", "partial/tape/data.mdb"):
+        path = tmp_path / "there" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine\n")
     for target in ("there", "new"):
         with pytest.raises(RuntimeError), copied(tmp_path / "data", tmp_path / target):
             raise RuntimeError
-    assert (tmp_path / "there" / "penstock.toml").read_text() == "port = 0\n"
-    assert not (tmp_path / "there" / "partial").exists()
-    assert not (tmp_path / "new").exists()
+        with pytest.raises(TapeError, match="holds no tape"):
+            Store(tmp_path / target, readonly=True)
+    copy(tmp_path / "data", tmp_path / "there")
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"lock", "partial", "penstock.toml", "tape"}
+    assert (tmp_path / "there" / "partial" / "thesis.tex").read_text() == "mine\n"
+    assert (tmp_path / "there" / "partial" / "tape" / "data.mdb").read_text() == "mine\n"
 
 
 def test_two_copies_at_once_do_not_mix(tmp_path: Path) -> None:
