@@ -219,18 +219,18 @@ def close(sockets: Sequence[Socket]) -> None:
 
 
 PROFILED = """
-import cProfile, sys, threading
+import cProfile, sys, time
 from pathlib import Path
 from penstock.gateway.store import recorder
 from penstock.gateway.app import run as serve
 folder, run = Path(sys.argv[1]), recorder.Recorder._run
 folder.mkdir(parents=True, exist_ok=True)
 def profiled(self):
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)
     profile.runcall(run, self)
     profile.dump_stats(folder / "recorder.prof")
 recorder.Recorder._run = profiled
-profile = cProfile.Profile()
+profile = cProfile.Profile(time.thread_time)
 try:
     config, data = (Path(word) if word else None for word in sys.argv[2:4])
     profile.runcall(serve, config, data, None, 0)

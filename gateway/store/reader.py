@@ -145,15 +145,19 @@ class Reader:
             newest = min(view.last("log"), since + max(_LOOKED, limit))
             while since < newest and len(found) < limit:
                 first, records = view.log_segment(since + 1)
-                record = records[since + 1 - first]
-                since += 1
-                if not wanted.concerns(record) or record in told:
-                    continue
-                if wanted.status and record[:1] == b"r":
-                    told.add(record)
-                change = view.change(since, record)
-                if change is not None and wanted.takes(change):
-                    found.append(change)
+                for record in records[since + 1 - first : newest + 1 - first]:
+                    since += 1
+                    if not wanted.concerns(record) or record in told:
+                        continue
+                    if wanted.status and record[:1] == b"r":
+                        told.add(record)
+                        if not wanted.stands(view.status(record)):
+                            continue
+                    change = view.change(since, record)
+                    if change is not None:
+                        found.append(change)
+                        if len(found) >= limit:
+                            break
         return found, since
 
     def exchange(self, span: Span) -> Exchange | None:

@@ -87,7 +87,7 @@ _SPAN_DEFAULTS = {name: field.default for name, field in Span.model_fields.items
 _SEQUENCE, _CREATED, _SEEN, _ENDED, _STATUS, _TOTALS = map(
     ATTEMPT.index, ("sequence", "created_ns", "last_seen_ns", "ended_ns", "status", "totals")
 )
-_MADE, _CONFIG = map(ROLLOUT.index, ("created_ns", "config"))
+_MADE, _CONFIG, _STANDS = map(ROLLOUT.index, ("created_ns", "config", "status"))
 _ENDS: tuple[str, ...] = tuple(AttemptStatus)
 _LISTS: dict[str, tuple[str, ...]] = {
     "origin": get_args(Origin),
@@ -325,6 +325,11 @@ def origins_of(record: bytes) -> Origins:
     """The values of a rollout's record that its attempts are relative to."""
     values = padded(record, _ROLLOUT_DEFAULTS)
     return Origins(values[0], values[1 + _MADE])
+
+
+def rollout_status(record: bytes) -> RolloutStatus:
+    """Where the rollout of a record stands."""
+    return RolloutStatus(_LISTS["status"][padded(record, _ROLLOUT_DEFAULTS)[1 + _STANDS]])
 
 
 def rollout_from(rollout: str, record: bytes, task: bytes | None) -> tuple[int, Rollout]:

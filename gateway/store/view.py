@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import QueueState
-from penstock.gateway.model.rollout import Attempt, Rollout
+from penstock.gateway.model.rollout import Attempt, Rollout, RolloutStatus
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.codec import Base, Body
@@ -25,6 +25,7 @@ from penstock.gateway.store.records import (
     origins_of,
     padded,
     rollout_from,
+    rollout_status,
     span_from,
 )
 from penstock.gateway.store.wanted import KINDS
@@ -231,6 +232,11 @@ class View:
             return None if found is None else Change(cursor=at, kind="attempt", attempt=attempt_of(*name, found[1]))
         rollout = self.rollout(key[:-1].decode("ascii"))
         return None if rollout is None else Change(cursor=at, kind="rollout", rollout=rollout)
+
+    def status(self, record: bytes) -> RolloutStatus | None:
+        """Where the rollout of a record of the log stands now; its task is not read for that."""
+        stored = self.get("rollouts", record[1:])
+        return None if stored is None else rollout_status(stored)
 
     def open_body(self, rollout: str, attempt: str, sequence: int) -> Body | None:
         """What is known of a call that still runs."""

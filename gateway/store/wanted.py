@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.gateway.model.change import Change, ChangeKind
+from penstock.gateway.model.change import ChangeKind
 from penstock.gateway.model.rollout import RolloutStatus
 
 KINDS: Final[dict[bytes, ChangeKind]] = {
@@ -46,9 +46,9 @@ class Wanted:
             return True
         return record[1 : record.index(0) + 1] in self._names or record.startswith(self._begins, 1)
 
-    def takes(self, change: Change) -> bool:
-        """Whether a change that `concerns` has let pass is wanted."""
-        return not self.status or change.rollout is None or change.rollout.status in self.status
+    def stands(self, status: RolloutStatus | None) -> bool:
+        """Whether a rollout is wanted that stands there; one that is gone is not, where anything is asked."""
+        return not self.status or status in self.status
 
 
 EVERYTHING: Final = Wanted()

@@ -142,7 +142,8 @@ class MemoryTape:
 
     def changes(self, since: int, limit: int, wanted: Wanted = EVERYTHING) -> tuple[list[Change], int]:
         found = self._changes[since : since + limit]
-        return [one for one in found if wanted.takes(one)], found[-1].cursor if found else since
+        told = [one for one in found if one.rollout is None or wanted.stands(one.rollout.status)]
+        return told, found[-1].cursor if found else since
 
     def cursor(self) -> int:
         return len(self._changes)

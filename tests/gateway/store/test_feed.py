@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.gateway.model.change import Change
-from penstock.gateway.model.rollout import Rollout, RolloutStatus
+from penstock.gateway.model.rollout import RolloutStatus
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
@@ -77,6 +76,5 @@ def test_what_is_wanted_is_told_by_the_first_bytes_of_a_record() -> None:
     assert found(Wanted(["rollout", "run"], ["shop-1", "x"])) == [0, 5]
     assert found(Wanted(names=["x*", "shop-12"])) == [3, 5]
     ended = Wanted(status=[RolloutStatus.FAILED])
-    for status, wanted in ((RolloutStatus.FAILED, True), (RolloutStatus.RUNNING, False)):
-        change = Change(cursor=1, kind="rollout", rollout=Rollout(id="r", status=status))
-        assert (ended.takes(change), EVERYTHING.takes(change)) == (wanted, True)
+    for status, wanted in ((RolloutStatus.FAILED, True), (RolloutStatus.RUNNING, False), (None, False)):
+        assert (ended.stands(status), EVERYTHING.stands(status)) == (wanted, True)
