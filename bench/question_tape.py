@@ -125,8 +125,8 @@ def _run(store: Store, batch: list[_Rollout]) -> None:
             given: list[tuple[Judgement, bool]] = []
             if one.reward is not None:
                 given.append((Judgement(value=one.reward, source="rule"), True))
-            last: Any = one.calls[-1].end_ns if one.calls else one.began
-            _ = queue.finish((one.name, "a1"), None, status, Outcome(), given, last)
+            last = one.calls[-1].end_ns if one.calls else None
+            _ = queue.finish((one.name, "a1"), None, status, Outcome(), given, last or one.began)
 
     _ = store.write([Task(begin)])
     for turn in range(max(len(one.calls) for one in batch)):

@@ -22,6 +22,11 @@ async def ask(gateway: Gateway, http: aiohttp.ClientSession, rollout: str) -> No
         assert response.status == 200
 
 
+def odd(path: Path) -> tuple[dict[str, int], list[str]]:
+    """What `check` finds on a damaged tape."""
+    return {"rollouts": 1}, ["rollout r1: odd"]
+
+
 async def test_a_backup_of_a_gateway_at_work_is_served_again(
     start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
@@ -82,7 +87,7 @@ def test_a_damaged_backup_is_not_restored(
     with open_store(tmp_path / "data"):
         pass
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(check, "examine", lambda path: ({"rollouts": 1}, ["rollout r1: odd"]))  # pyright: ignore
+    monkeypatch.setattr(check, "examine", odd)
     with pytest.raises(Failure, match="copy is a whole copy of data, and neither is clean: 1 problems"):
         backup(Path("copy"), data=Path("data"))
     assert "rollout r1: odd" in capsys.readouterr().out

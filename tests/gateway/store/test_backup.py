@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
@@ -23,14 +22,6 @@ from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.environment import DATABASES, Environment
 
 COPIES = 4
-
-
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    """Starts processes in milliseconds: what they import is imported once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fakes.crashing"])
-    return context
 
 
 def records(path: Path) -> Mapping[str, list[tuple[bytes, bytes]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import subprocess
@@ -21,14 +20,6 @@ from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.store import Store
 
 KILLS = 20
-
-
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    """Starts processes in milliseconds: what they import is imported once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fakes.crashing"])
-    return context
 
 
 def test_what_was_committed_survives_kill_9(tmp_path: Path, processes: ForkServerContext) -> None:
