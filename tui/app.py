@@ -23,6 +23,7 @@ from typing import Any, Final
 from rich.traceback import Traceback
 from textual.app import App, SuspendNotSupported
 from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.console import LOCAL, Failure
@@ -36,6 +37,7 @@ from penstock.tui.looking import Looking, What
 from penstock.tui.main_screen import Main
 from penstock.tui.screens import registry
 from penstock.tui.settings import Context
+from penstock.tui.terminal import Terminal
 from penstock.tui.traffic import Traffic
 from penstock.tui.view import Action, View
 from penstock.tui.widgets.dialogs import Confirm, Help
@@ -91,6 +93,11 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.theme = options.theme or FIRST_THEME
         self.main = Main(self)
         self.main.handler = Handler(self.main)
+
+    def get_driver_class(self) -> type[Driver]:
+        """Ours in a terminal; in a browser and in tests Textual's."""
+        found = super().get_driver_class()
+        return Terminal if found is LinuxDriver else found
 
     # Connecting -------------------------------------------------------------------------------------------------------
 

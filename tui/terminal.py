@@ -1,0 +1,55 @@
+"""Textual's driver of a terminal, made to survive the window that is closed.
+
+The kernel then sends SIGHUP and SIGCONT, every write fails, and every read says that nothing is left. Textual's own
+driver (8.2) takes the SIGCONT for a return from the background: it starts a second thread of each kind, and the writing
+thread ends at its first error with nobody left to empty its queue. After thirty more writes the program waits for
+ever, without a terminal. Here a SIGCONT without a terminal means nothing, and what nobody can see is thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import IO, Any, cast
+
+from textual.drivers.linux_driver import LinuxDriver
+
+
+class Terminal(LinuxDriver):
+    """The driver of `penstock tui` in a terminal."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._file = cast("IO[str]", Window(self._file))
+
+    def _sigcont_application(self, *_: object) -> None:
+        if os.isatty(self.fileno):
+            super()._sigcont_application()
+
+
+class Window:
+    """What is written, for as long as somebody has the window open."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        """Writes, or not."""
+        try:
+            self._file.write(text)
+        except OSError:  # the window is closed, which SIGHUP says too
+            return
+
+    def flush(self) -> None:
+        """Flushes, or not."""
+        try:
+            self._file.flush()
+        except OSError:
+            return
+
+    def fileno(self) -> int:
+        """The terminal's."""
+        return self._file.fileno()
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal still."""
+        return self._file.isatty()
