@@ -11,19 +11,22 @@ from __future__ import annotations
 import os
 from typing import IO, Any, cast
 
+from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 
 
 class Terminal(LinuxDriver):
     """The driver of `penstock tui` in a terminal."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(app, debug=debug, mouse=mouse, size=size)  # pyright: ignore[reportUnknownMemberType]
         self._file = cast("IO[str]", Window(self._file))
 
     def _sigcont_application(self, *_: object) -> None:
         if os.isatty(self.fileno):
-            super()._sigcont_application()
+            super()._sigcont_application()  # pyright: ignore[reportUnknownMemberType]
 
 
 class Window:

@@ -22,9 +22,9 @@ from multidict import CIMultiDict
 from pydantic import BaseModel, ValidationError
 
 from penstock.gateway.api import compression
-from penstock.gateway.api.filter import QueryError
 from penstock.gateway.api.pages import CursorError
 from penstock.gateway.calls.auth import Auth, credentials, is_token
+from penstock.gateway.filters.query import QueryError
 from penstock.gateway.http.request import LOOPBACK
 from penstock.gateway.model.answers import ErrorAnswer, Problem
 from penstock.gateway.model.audit import ROLES, Role

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from penstock.gateway.api.filter import FIELDS
 from penstock.gateway.api.openapi import Route, document
+from penstock.gateway.filters.query import FIELDS
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }

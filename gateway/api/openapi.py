@@ -20,7 +20,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from penstock.gateway.api.filter import FIELDS
+from penstock.gateway.filters.query import FIELDS
 from penstock.gateway.model.answers import ErrorAnswer
 from penstock.gateway.model.audit import Role
 

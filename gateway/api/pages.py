@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from typing import Any, Generic, Protocol, TypeVar
 
-from penstock.gateway.api.filter import Query
 from penstock.gateway.calls.turns import decode_body, encoding, read_exchange
+from penstock.gateway.filters.query import Query
 from penstock.gateway.model.attributes import TOOL
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.change import Change

@@ -10,13 +10,13 @@ from typing import Final
 from aiohttp import web
 
 from penstock.gateway.api.context import CONTROL, Control
-from penstock.gateway.api.filter import parse
 from penstock.gateway.api.guard import ApiError, answer
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.pages import Mark, Tape, Walk, decode_cursor, encode_cursor, page, span_filter, summary
 from penstock.gateway.calls.turns import plain_bodies
 from penstock.gateway.dialects.mcp import MCP
+from penstock.gateway.filters.query import parse
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span

@@ -16,7 +16,6 @@ from pydantic import Field
 
 from penstock.gateway.api import guard
 from penstock.gateway.api.context import CONTROL, Control
-from penstock.gateway.api.filter import Query, Target, parse
 from penstock.gateway.api.guard import ApiError, answer, id_of, query_of, sequence_of
 from penstock.gateway.api.openapi import OCTETS
 from penstock.gateway.api.operations import Ids
@@ -40,6 +39,7 @@ from penstock.gateway.api.tool_reading import read_tools
 from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.client.exchanges import Recorded, pack
 from penstock.gateway.diagnosis.diagnosis import diagnose
+from penstock.gateway.filters.query import Query, Target, parse
 from penstock.gateway.model.answers import (
     AttemptList,
     Bytes,

@@ -26,7 +26,6 @@ from penstock.gateway.api import (
     changes,
     definitions,
     digests,
-    filter_fields,
     guard,
     html_docs,
     openapi,
@@ -43,6 +42,7 @@ from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
 from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, Route
 from penstock.gateway.api.operations import Ids, operate
+from penstock.gateway.filters.fields import described
 from penstock.gateway.model.answers import (
     AttemptList,
     ChangePage,
@@ -108,7 +108,7 @@ async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> Token:
 
 async def get_filters(request: web.Request) -> web.Response:
     """The fields of filters with their operators, and their values where there is a choice: for completion."""
-    return answer(FilterFields(spans=filter_fields.described("spans"), rollouts=filter_fields.described("rollouts")))
+    return answer(FilterFields(spans=described("spans"), rollouts=described("rollouts")))
 
 
 async def get_openapi(request: web.Request) -> web.Response:

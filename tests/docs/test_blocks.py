@@ -21,9 +21,9 @@ from fakes.terminal import statements
 
 from penstock.gateway import config
 from penstock.gateway.__main__ import app, with_usual
-from penstock.gateway.api import filter
 from penstock.gateway.cli.tables import COMMANDS, GROUPS, Command, Group, every
 from penstock.gateway.client.console import Failure
+from penstock.gateway.filters import query
 from penstock.gateway.model.policy import Policy
 from penstock.trainer import config as trainer_config
 from penstock.trainer.apo import config as apo_config
@@ -108,7 +108,7 @@ def test_documented_json_is_json(block: Block) -> None:
 
 @pytest.mark.parametrize("block", marked("filter"), ids=place)
 def test_documented_filters_are_understood(block: Block) -> None:
-    assert filter.parse(block.text).terms
+    assert query.parse(block.text).terms
 
 
 @pytest.mark.parametrize("block", marked("file"), ids=place)

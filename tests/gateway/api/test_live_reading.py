@@ -19,11 +19,11 @@ from fakes.process import Gateway
 from fakes.provider import Provider
 from fakes.rig import Base
 
-from penstock.gateway.api import filter_fields
 from penstock.gateway.api.compression import LEAST, PackedFeed, accepts_gzip
-from penstock.gateway.api.filter import Target, parse
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.sync import SyncClient
+from penstock.gateway.filters.fields import described
+from penstock.gateway.filters.query import Target, parse
 from penstock.gateway.model.answers import RolloutPage
 from penstock.gateway.model.change import Digest
 from penstock.gateway.model.queue import ClaimRequest, Event, RolloutSpec
@@ -310,7 +310,7 @@ async def recorded(client: Client) -> None:
 async def test_the_filter_language_is_what_filters_take(client: Client, target: Target) -> None:
     language = await client.filter_fields()
     fields = language.spans if target == "spans" else language.rollouts
-    assert fields == filter_fields.described(target)
+    assert fields == described(target)
     assert len(fields) > 20
     for field in fields:
         for value in field.values:

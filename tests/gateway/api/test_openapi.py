@@ -22,10 +22,10 @@ from fakes.tape import Tape
 from jsonschema import Draft202012Validator
 
 from penstock.gateway.api import html_docs
-from penstock.gateway.api.filter import FIELDS
 from penstock.gateway.api.openapi import document, field_docs
 from penstock.gateway.api.routes import ROUTES
 from penstock.gateway.client.client import Client
+from penstock.gateway.filters.query import FIELDS
 from penstock.gateway.model.answers import SpanPage
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.release import NewRelease

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, cast, get_args
 
-from penstock.gateway.api import filter_matchers
-from penstock.gateway.api.filter_matchers import MakeMatcher, Refused
+from penstock.gateway.filters import matchers
+from penstock.gateway.filters.matchers import MakeMatcher, Refused
 from penstock.gateway.model.answers import FilterField
 from penstock.gateway.model.attributes import AMBIGUOUS
 from penstock.gateway.model.base import TOOLS, Kind, Mode, Origin
@@ -152,7 +152,7 @@ def _metadata(key: str) -> Field:
         found = None if rollout is None else _lookup(rollout.metadata or {}, key)
         return () if found is None else (found if isinstance(found, str) else json.dumps(found),)
 
-    return Field("a key of the rollout's metadata", TEXT, values, filter_matchers.pattern, "both", "rollout")
+    return Field("a key of the rollout's metadata", TEXT, values, matchers.pattern, "both", "rollout")
 
 
 def _source(span: Span) -> str | None:
@@ -179,11 +179,11 @@ def _about_rollout(
 
 
 def _text(help: str, read: Callable[[Span], Any]) -> Field:
-    return Field(help, TEXT, _of_span(read), filter_matchers.pattern)
+    return Field(help, TEXT, _of_span(read), matchers.pattern)
 
 
 def _count(help: str, read: Callable[[Span], Any]) -> Field:
-    return Field(help, NUMBER, _of_span(read), filter_matchers.count)
+    return Field(help, NUMBER, _of_span(read), matchers.count)
 
 
 def _about_attempts(help: str, operators: tuple[str, ...], read: Read, matcher: MakeMatcher) -> Field:
@@ -191,65 +191,55 @@ def _about_attempts(help: str, operators: tuple[str, ...], read: Read, matcher: 
 
 
 _BOTH: dict[str, Field] = {
-    "rollout": Field("its rollout", TEXT, _rollout_id, filter_matchers.pattern, "both"),
-    "mode": _about_rollout(
-        "what the rollout is for", CHOICE, lambda r: r.mode, filter_matchers.Choice(*get_args(Mode))
-    ),
+    "rollout": Field("its rollout", TEXT, _rollout_id, matchers.pattern, "both"),
+    "mode": _about_rollout("what the rollout is for", CHOICE, lambda r: r.mode, matchers.Choice(*get_args(Mode))),
     "origin": _about_rollout(
-        "how the rollout came to be", CHOICE, lambda r: r.origin, filter_matchers.Choice(*get_args(Origin))
+        "how the rollout came to be", CHOICE, lambda r: r.origin, matchers.Choice(*get_args(Origin))
     ),
-    "group": _about_rollout("the task that the rollout repeats", TEXT, lambda r: r.group, filter_matchers.pattern),
-    "priority": _about_rollout(
-        "the rollout's priority in the queue", NUMBER, lambda r: r.priority, filter_matchers.whole
-    ),
-    "tries": _about_rollout("attempts that the queue has handed out", NUMBER, lambda r: r.tries, filter_matchers.count),
-    "input": _about_rollout("part of the task", ("~",), _task, filter_matchers.part),
+    "group": _about_rollout("the task that the rollout repeats", TEXT, lambda r: r.group, matchers.pattern),
+    "priority": _about_rollout("the rollout's priority in the queue", NUMBER, lambda r: r.priority, matchers.whole),
+    "tries": _about_rollout("attempts that the queue has handed out", NUMBER, lambda r: r.tries, matchers.count),
+    "input": _about_rollout("part of the task", ("~",), _task, matchers.part),
     "reward": _about_attempts(
         "a reward's own value; of other spans the reward of their attempt; of a rollout its own",
         NUMBER,
         _reward,
-        filter_matchers.decimal,
+        matchers.decimal,
     ),
-    "worker": _about_attempts(
-        "name of the attempt's worker", TEXT, _of_attempts(lambda a: a.worker), filter_matchers.pattern
-    ),
+    "worker": _about_attempts("name of the attempt's worker", TEXT, _of_attempts(lambda a: a.worker), matchers.pattern),
     "attempt_status": _about_attempts(
-        "where the attempt stands", CHOICE, _of_attempts(lambda a: a.status), filter_matchers.Choice(*AttemptStatus)
+        "where the attempt stands", CHOICE, _of_attempts(lambda a: a.status), matchers.Choice(*AttemptStatus)
     ),
     "ambiguous": Field(
         "could a call without an address be another rollout's",
         CHOICE,
         _ambiguous,
-        filter_matchers.Choice("true", "false"),
+        matchers.Choice("true", "false"),
         "both",
         "attempts",
     ),
-    "started": Field(
-        "when it began: an ISO time, or how long ago (2h)", ORDER, _started_ns, filter_matchers.instant, "both"
-    ),
+    "started": Field("when it began: an ISO time, or how long ago (2h)", ORDER, _started_ns, matchers.instant, "both"),
     "since": Field(
-        "began at or after then: an ISO time, or how long ago (30d)", (":",), _started_ns, filter_matchers.since, "both"
+        "began at or after then: an ISO time, or how long ago (30d)", (":",), _started_ns, matchers.since, "both"
     ),
     "attempt": _text("its attempt", lambda s: s.attempt),
-    "model": Field("model asked for or served", TEXT, _models, filter_matchers.pattern),
+    "model": Field("model asked for or served", TEXT, _models, matchers.pattern),
     "dialect": _text("wire format", lambda s: s.dialect),
-    "kind": Field("what happened", CHOICE, _of_span(lambda s: s.kind), filter_matchers.Choice(*get_args(Kind))),
+    "kind": Field("what happened", CHOICE, _of_span(lambda s: s.kind), matchers.Choice(*get_args(Kind))),
     "name": _text("name of what is no call: reward, stdout ...", lambda s: s.name),
-    "source": Field("who gave the reward", CHOICE, _of_span(_source), filter_matchers.Choice(*get_args(RewardSource))),
+    "source": Field("who gave the reward", CHOICE, _of_span(_source), matchers.Choice(*get_args(RewardSource))),
     "agent": _text("name of the agent", lambda s: s.agent),
     "upstream": _text("name of the upstream", lambda s: s.upstream),
-    "tool": Field(
-        "a tool that was run, or that the answer asked for", TEXT, _nothing, filter_matchers.pattern, "tools"
-    ),
+    "tool": Field("a tool that was run, or that the answer asked for", TEXT, _nothing, matchers.pattern, "tools"),
     "server": _text("name of the server of tools", lambda s: s.upstream if s.kind in TOOLS else None),
-    "version": Field("NAME@VERSION of a resource that served it", TEXT, _versions, filter_matchers.pattern),
+    "version": Field("NAME@VERSION of a resource that served it", TEXT, _versions, matchers.pattern),
     "error": _text("reason of a failure, such as http_429", lambda s: s.error),
     "finish": _text("finish reason", lambda s: s.finish),
     "stream": Field(
-        "was it streamed", CHOICE, _of_span(lambda s: str(s.stream).lower()), filter_matchers.Choice("true", "false")
+        "was it streamed", CHOICE, _of_span(lambda s: str(s.stream).lower()), matchers.Choice("true", "false")
     ),
     "latency": Field(
-        "length of the call, with a unit: 250ms, 2s", NUMBER, _of_span(lambda s: s.duration_ns), filter_matchers.latency
+        "length of the call, with a unit: 250ms, 2s", NUMBER, _of_span(lambda s: s.duration_ns), matchers.latency
     ),
     "tokens": _count("input and output tokens", _tokens),
     "input_tokens": _count("prompt tokens", lambda s: s.usage and s.usage.input_tokens),
@@ -257,7 +247,7 @@ _BOTH: dict[str, Field] = {
     "tool_calls": _count("tool calls asked for", lambda s: s.tool_calls),
     "bytes": _count("size of both bodies", lambda s: s.request_bytes + s.response_bytes),
     "http": _count("HTTP status", lambda s: s.http_status),
-    "text": Field("part of the request or response body", ("~",), _nothing, filter_matchers.part, "bodies"),
+    "text": Field("part of the request or response body", ("~",), _nothing, matchers.part, "bodies"),
 }
 
 FIELDS: dict[Target, dict[str, Field]] = {
@@ -266,7 +256,7 @@ FIELDS: dict[Target, dict[str, Field]] = {
             "how it ended; failed is error or interrupted",
             CHOICE,
             _of_span(lambda s: s.status),
-            filter_matchers.Choice(*SpanStatus, failed=FAILED),
+            matchers.Choice(*SpanStatus, failed=FAILED),
         ),
         **_BOTH,
     },
@@ -275,7 +265,7 @@ FIELDS: dict[Target, dict[str, Field]] = {
             "where the rollout stands; waiting and ended are several at once, claimed is in a worker's hands",
             CHOICE,
             _statuses,
-            filter_matchers.Choice(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], ended=[*FINAL]),
+            matchers.Choice(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], ended=[*FINAL]),
             "both",
         ),
         **_BOTH,
@@ -290,7 +280,7 @@ def described(target: Target) -> list[FilterField]:
             name=name,
             help=one.help,
             operators=list(one.operators),
-            values=list(one.matcher.words) if isinstance(one.matcher, filter_matchers.Choice) else [],
+            values=list(one.matcher.words) if isinstance(one.matcher, matchers.Choice) else [],
         )
         for name, one in FIELDS[target].items()
     ]

@@ -1,24 +1,35 @@
 """Makes predicates of the values in a filter: (operator, value as written, now in ns) -> a predicate over a field's
 values.
 
-A matcher raises `Refused` for a value that it does not understand, and says what it would understand.
+A predicate is an object that can be asked what it compares, so that an index may ask the same of its columns
+(`filters.sql`). Its maker raises `Refused` for a value that it does not understand, and says what it would understand.
 """
 
 from __future__ import annotations
 
 import json
+import operator as comparisons
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from fnmatch import translate
-from typing import Any
+from typing import Any, Final
 
 from penstock.gateway.model.times import UNITS, nanoseconds
 
 Matcher = Callable[[Any], bool]
 """Says of one value of a field whether it is asked for."""
 MakeMatcher = Callable[[str, str, int], Matcher]
+
+_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    ">": comparisons.gt,
+    ">=": comparisons.ge,
+    "<": comparisons.lt,
+    "<=": comparisons.le,
+    "=": comparisons.eq,
+}
 
 
 class Refused(ValueError):
@@ -29,43 +40,84 @@ class Refused(ValueError):
         self.problem, self.allowed, self.nearest = problem, allowed, nearest
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A number that stands so to a limit."""
+
+    operator: str
+    """One of > >= < <= =."""
+    limit: float
+
+    def __call__(self, value: float) -> bool:
+        return _COMPARE[self.operator](value, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of some words."""
+
+    words: tuple[str, ...]
+
+    def __call__(self, value: str) -> bool:
+        return value in self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Containing:
+    """A text that has one of these parts, casefolded. `folded`: the text is casefolded already."""
+
+    parts: tuple[str, ...]
+    folded: bool
+
+    def __call__(self, value: str) -> bool:
+        text = value if self.folded else value.casefold()
+        return any(part in text for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """A text of this pattern, whatever its case."""
+
+    wanted: re.Pattern[str]
+
+    def __call__(self, value: str) -> bool:
+        return self.wanted.match(value) is not None
+
+
 def pattern(operator: str, value: str, now_ns: int) -> Matcher:
     """A pattern, the exact text, or a part of it."""
     if operator == "=":
-        return lambda v: v == value
+        return OneOf((value,))
     if operator == "~":
-        part = value.casefold()
-        return lambda v: part in v.casefold()
-    wanted = re.compile(translate(value.replace("[", "[[]")), re.IGNORECASE)
-    return lambda v: wanted.match(v) is not None
+        return Containing((value.casefold(),), folded=False)
+    return Like(re.compile(translate(value.replace("[", "[[]")), re.IGNORECASE))
 
 
 def part(operator: str, value: str, now_ns: int) -> Matcher:
     """A part of casefolded JSON: the text may stand there as it is, or escaped in either of the two usual ways."""
     forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
-    parts = [form.casefold() for form in forms]
-    return lambda text: any(part in text for part in parts)
+    return Containing(tuple(sorted(form.casefold() for form in forms)), folded=True)
 
 
 def count(operator: str, value: str, now_ns: int) -> Matcher:
     """A count."""
     if not re.fullmatch(r"[0-9]{1,18}", value):
         raise Refused(f"{value!r} is not a whole number", ("0", "1", "2", "..."))
-    return _compare(operator, int(value))
+    return _compared(operator, int(value))
 
 
 def whole(operator: str, value: str, now_ns: int) -> Matcher:
     """A whole number, which may be negative."""
     if not re.fullmatch(r"-?[0-9]{1,18}", value):
         raise Refused(f"{value!r} is not a whole number", ("-1", "0", "1", "..."))
-    return _compare(operator, int(value))
+    return _compared(operator, int(value))
 
 
 def decimal(operator: str, value: str, now_ns: int) -> Matcher:
     """A number."""
     if not re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", value):
         raise Refused(f"{value!r} is not a number", ("-1", "0.5", "1", "..."))
-    return _compare(operator, float(value))
+    return _compared(operator, float(value))
 
 
 def latency(operator: str, value: str, now_ns: int) -> Matcher:
@@ -73,13 +125,13 @@ def latency(operator: str, value: str, now_ns: int) -> Matcher:
     ns = nanoseconds(value)
     if ns is None:
         raise Refused(f"{value!r} is not a number with a unit, such as 250ms", tuple(UNITS))
-    return _compare(operator, ns)
+    return _compared(operator, ns)
 
 
 def instant(operator: str, value: str, now_ns: int) -> Matcher:
     """An instant, or how long ago."""
     ago = nanoseconds(value)
-    return _compare(operator, now_ns - ago if ago is not None else _instant(value))
+    return _compared(operator, now_ns - ago if ago is not None else _instant(value))
 
 
 def since(operator: str, value: str, now_ns: int) -> Matcher:
@@ -97,14 +149,8 @@ def _instant(value: str) -> int:
     return int(seconds * 1e9)
 
 
-def _compare(operator: str, limit: float) -> Matcher:
-    comparisons: dict[str, Matcher] = {
-        ">": lambda v: v > limit,
-        ">=": lambda v: v >= limit,
-        "<": lambda v: v < limit,
-        "<=": lambda v: v <= limit,
-    }
-    return comparisons.get(operator, lambda v: v == limit)
+def _compared(operator: str, limit: float) -> Compared:
+    return Compared(operator if operator in _COMPARE else "=", limit)
 
 
 class Choice:
@@ -119,5 +165,4 @@ class Choice:
         if value not in self.words:
             near = get_close_matches(value, self.words, n=1)
             raise Refused(f"{value!r} is not one of its values", self.words, near[0] if near else None)
-        wanted = self._groups.get(value, (value,))
-        return lambda v: v in wanted
+        return OneOf(tuple(map(str, self._groups.get(value, (value,)))))

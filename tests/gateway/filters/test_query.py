@@ -9,7 +9,7 @@ from fakes.memory_tape import T0, call
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from penstock.gateway.api.filter import FIELDS, QueryError, Target, Term, parse, quote
+from penstock.gateway.filters.query import FIELDS, QueryError, Target, Term, parse, quote
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, Rollout, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.api.filter import FIELDS, Term, parse
 from penstock.gateway.client.console import OPERATOR, Failure, ids_or_filter
+from penstock.gateway.filters.query import FIELDS, Term, parse
 from penstock.gateway.model.base import ID_PATTERN
 
 IDS = st.from_regex(ID_PATTERN, fullmatch=True)

@@ -8,7 +8,7 @@ for a part of the text. A field that a span does not have matches nothing, so it
 The same text is parsed for one of two targets. For `spans` a term is about the span, its attempt or its rollout. For
 `rollouts` the terms that can be about the rollout (status, mode, group, reward, worker ...) are about it and its
 attempts, and one span of it must satisfy all the others together. `parse` refuses what it does not understand with a
-`QueryError` that says what is allowed. `gateway.api.filter_fields` is the table of the fields.
+`QueryError` that says what is allowed. `gateway.filters.fields` is the table of the fields.
 
 Pure: a parsed `Query` is a predicate, and says what it needs: a rollout alone, one with its attempts, or bodies. Bodies
 are the most expensive part; they come from callables, which are called last.
@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.gateway.api import filter_fields
-from penstock.gateway.api.filter_fields import FIELDS, Field, Target
-from penstock.gateway.api.filter_matchers import Matcher, Refused
+from penstock.gateway.filters import fields
+from penstock.gateway.filters.fields import FIELDS, Field, Target
+from penstock.gateway.filters.matchers import Matcher, Refused
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.span import Span
 
@@ -66,10 +66,26 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """What a term asks: that some value of a field satisfies one of the matchers, or that none does."""
+
+    name: str
+    """The field's."""
+    field: Field
+    matchers: tuple[Matcher, ...]
+    wanted: bool
+    """False where no value may satisfy any."""
+    of_rollout: bool
+    """It speaks of the rollout itself, because rollouts are listed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Query:
     """A parsed filter. An empty one matches everything."""
 
     terms: tuple[Term, ...]
+    conditions: tuple[Condition, ...]
+    """The same, understood."""
     on_rollout: tuple[Test, ...]
     """Tests of the rollout alone; filled when the target is rollouts."""
     on_span: tuple[Test, ...]
@@ -129,16 +145,19 @@ def quote(value: str) -> str:
 def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
     """Understand a filter. `now_ns` is what `started>2h` counts back from."""
     terms = tuple(_terms(text))
+    conditions: list[Condition] = []
     groups: dict[str, list[Any]] = {"rollout": [], "span": [], "tools": [], "bodies": []}
     for term in terms:
         try:
-            group, test = _compile(term, target, now_ns)
+            condition = _understood(term, target, now_ns)
         except Refused as e:
             raise QueryError(str(term), e.problem, e.allowed, e.nearest) from None
+        conditions.append(condition)
+        group, test = _compile(condition)
         groups[group].append(test)
-    needs = frozenset(filter_fields.field(term.field, target).needs for term in terms)
+    needs = frozenset(condition.field.needs for condition in conditions)
     on_rollout, on_span, on_tools, on_bodies = map(tuple, groups.values())
-    return Query(terms, on_rollout, on_span, on_tools, on_bodies, needs)
+    return Query(terms, tuple(conditions), on_rollout, on_span, on_tools, on_bodies, needs)
 
 
 def _terms(text: str) -> Iterator[Term]:
@@ -169,25 +188,30 @@ def _items(value: str) -> Iterator[str]:
         yield re.sub(r"\\(.)", r"\1", item[1:-1], flags=re.DOTALL) if item.startswith('"') else item
 
 
-def _compile(term: Term, target: Target, now_ns: int) -> tuple[str, Test | NamesTest | TextTest]:
-    """The test that a term stands for and the group it belongs to."""
-    field = filter_fields.field(term.field, target)
+def _understood(term: Term, target: Target, now_ns: int) -> Condition:
+    field = fields.field(term.field, target)
     if term.operator not in field.operators:
         raise Refused(f"{term.field!r} does not know the operator {term.operator!r}", field.operators)
     operator = "=" if term.operator == "!=" else term.operator
-    matchers = [field.matcher(operator, value, now_ns) for value in term.values]
+    matchers = tuple(field.matcher(operator, value, now_ns) for value in term.values)
     wanted = term.negated == (term.operator == "!=")
+    return Condition(term.field, field, matchers, wanted, field.about == "both" and target == "rollouts")
+
+
+def _compile(condition: Condition) -> tuple[str, Test | NamesTest | TextTest]:
+    """The test that a condition stands for and the group it belongs to."""
+    field, matchers, wanted = condition.field, condition.matchers, condition.wanted
     if field.about == "bodies":
         return "bodies", _test_text(matchers, wanted)
     if field.about == "tools":
         return "tools", lambda names: any(m(name) for name in names for m in matchers) == wanted
-    return ("rollout" if field.about == "both" and target == "rollouts" else "span"), _test(field, matchers, wanted)
+    return ("rollout" if condition.of_rollout else "span"), _test(field, matchers, wanted)
 
 
-def _test(field: Field, matchers: list[Matcher], wanted: bool) -> Test:
+def _test(field: Field, matchers: Sequence[Matcher], wanted: bool) -> Test:
     read = field.read
     return lambda rollout, span: any(m(v) for v in read(rollout, span) for m in matchers) == wanted
 
 
-def _test_text(matchers: list[Matcher], wanted: bool) -> TextTest:
+def _test_text(matchers: Sequence[Matcher], wanted: bool) -> TextTest:
     return lambda text: any(m(text) for m in matchers) == wanted
