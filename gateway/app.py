@@ -35,6 +35,7 @@ from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.discreet_log import Discreet
 from penstock.gateway.http.redact import Redactor
+from penstock.gateway.index.link import Link
 from penstock.gateway.mcp.all_features import all_features
 from penstock.gateway.mcp.audit import Audit
 from penstock.gateway.mcp.features import Mcp
@@ -171,6 +172,7 @@ class Gateway:
         self._wanted = WantedHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
         self._make_releases()
         self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
+        self.index = Link(config.data, config.index.when, lambda: self.feed.cursor)
         self.webhooks = Webhooks(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
         self._make_control()
         self._exporter = self._make_exporter()
@@ -214,7 +216,7 @@ class Gateway:
         context = Control(
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
             self.state, self.definitions, self.audit_log, self.webhooks, self.questions, Policy(self.config.policy),
-            self.config.route,
+            self.index, self.config.route,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)
@@ -303,6 +305,7 @@ class Gateway:
             self.mcp.servers.expire(now)
             self._wanted.expire(now)
             self.mcp.sessions.sweep(now)
+            self.index.tend()
         # Idle clients are many and in no hurry.
         for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
             if client.overdue(now, self.config.limits.client_timeout):
@@ -344,6 +347,7 @@ class Gateway:
             await self._session.close()
         for pool in (*self.pools.values(), *self.mcp.servers.pools.values(), *self._wanted.pools.values()):
             pool.close()
+        await asyncio.to_thread(self.index.close)
         self.store.close()
 
     async def _wait_for_calls(self, hurry: asyncio.Event) -> None:

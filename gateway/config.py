@@ -176,6 +176,13 @@ class Tape(Section):
         return default | value if isinstance(value, dict) else value
 
 
+class Index(Section):
+    """`[index]`: columns beside the tape, by which filters find rows without a scan."""
+
+    when: Literal["large", "always", "never"] = "large"
+    """Whether a process keeps an index: `large` is from 20,000 changes of the tape on. It needs the extra `index`."""
+
+
 class Otlp(Section):
     """`[otlp]`: OpenTelemetry, in at `/v1/traces` and out to a collector."""
 
@@ -229,6 +236,7 @@ class Config(Section):
     """Seconds without a call or an event after which an attempt that no worker has claimed has ended."""
     limits: Limits = Limits()
     tape: Tape = Tape()
+    index: Index = Index()
     otlp: Otlp = Otlp()
     key: list[Key] = Field(default=[])
     upstream: list[Upstream] = Field(default=[])

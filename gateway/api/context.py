@@ -14,6 +14,7 @@ from penstock.gateway.api.pages import Tape
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.config import Route
 from penstock.gateway.definitions.service import Definitions
+from penstock.gateway.index.link import Link
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import Questions
@@ -55,6 +56,8 @@ class Control:
     """Tool calls that wait for a person."""
     policy: Policy = field(default_factory=lambda: Policy([]))
     """Rules on tool calls, as configured."""
+    index: Link | None = None
+    """What finds rows without a scan."""
     routes: Sequence[Route] = ()
     """Which upstreams serve a model, as configured."""
     keep_alive_s: float = 15.0

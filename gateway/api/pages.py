@@ -5,6 +5,9 @@ A list is a *walk*: a generator that looks at one span or rollout after another 
 slices, each in a worker thread and each a fresh generator, so no generator (nor a read transaction in it) lives longer
 than a slice. A page ends when it is full, when the walk ends, or when it has looked at enough; its cursor lets the
 caller go on. The cursor is the mark and the name of its list. It is opaque to clients and checked when it comes back.
+
+Where there is an index (`gateway.index`), a walk looks only at what the index has found; the filter looks at it once
+more. Marks are the same with an index and without, so that a list may begin with the one and end with the other.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.gateway.calls.turns import decode_body, encoding, read_exchange
 from penstock.gateway.filters.query import Query
+from penstock.gateway.index.questions import Found
 from penstock.gateway.model.attributes import TOOL
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.change import Change
@@ -58,6 +62,8 @@ class Tape(Protocol):
     def spans(self, rid: str, aid: str | None = None, after: tuple[str, int] | None = None, /) -> Iterator[Span]: ...
     def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
     def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]: ...
+    def numbered(self, numbers: Iterable[int], /) -> Iterator[tuple[int, Rollout]]: ...
+    def at(self, cursors: Iterable[int], /) -> Iterator[tuple[int, Span]]: ...
     def exchange(self, span: Span) -> Exchange | None: ...
     def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]: ...
     def changes(self, since: int, limit: int, wanted: Wanted = EVERYTHING) -> tuple[list[Change], int]: ...
@@ -87,6 +93,10 @@ class Rows(Generic[T]):
     scanned: int = 0
 
 
+Find = Callable[[int | None, int], Found | None]
+"""(below which position, how many) -> where the rows are that a filter takes, None where there is no index to say."""
+FIRST, MOST = 128, 4096
+"""Positions that are asked for at first, and at most."""
 Walk = Callable[[Mark | None], Iterator[tuple[Mark, T | None]]]
 
 
@@ -115,12 +125,16 @@ def take(walk: Walk[T], mark: Mark | None, limit: int, most: int) -> Rows[T]:
     return found
 
 
-def recent_walk(tape: Tape, query: Query) -> Walk[Span]:
+def scan(before: int | None, limit: int) -> None:
+    """What finds nothing: every row is looked at."""
+
+
+def recent_walk(tape: Tape, query: Query, find: Find = scan) -> Walk[Span]:
     """Spans of all rollouts, newest change first."""
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, Span | None]]:
         wanted = span_filter(tape, query)
-        for position, span in tape.recent(int(mark[0]) if mark else None):
+        for position, span in _found(find, tape.at, tape.recent, int(mark[0]) if mark else None):
             yield (position,), span if wanted(span) else None
 
     return walk
@@ -137,21 +151,20 @@ def spans_walk(tape: Tape, query: Query, rid: str, aid: str | None) -> Walk[Span
     return walk
 
 
-def rollouts_walk(tape: Tape, query: Query) -> Walk[RolloutSummary]:
+def rollouts_walk(tape: Tape, query: Query, find: Find = scan) -> Walk[RolloutSummary]:
     """Rollouts, newest first. A term about spans makes the walk go through the spans of each, and so the mark may
     stand in the middle of a rollout."""
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, RolloutSummary | None]]:
         wanted = span_filter(tape, query)
-        before, after = _resume(mark)
-        for position, rollout in tape.rollouts(before):
+        before, begun, after = _resume(mark)
+        for position, rollout in _found(find, tape.numbered, tape.rollouts, before):
             if not query.matches_rollout(summary(tape, rollout) if query.needs_attempts else rollout):
                 yield (position,), None
             elif not query.needs_spans:
                 yield (position,), summary(tape, rollout)
             else:
-                yield from _through_spans(tape, rollout, position, after, wanted)
-            after = None
+                yield from _through_spans(tape, rollout, position, after if position == begun else None, wanted)
 
     return walk
 
@@ -167,12 +180,28 @@ def named_rollouts(tape: Tape, query: Query, ids: Iterable[str]) -> list[Rollout
     return found
 
 
-def _resume(mark: Mark | None) -> tuple[int | None, tuple[str, int] | None]:
-    """Where to go on: below which rollout, and after which of its spans."""
+def _found(
+    find: Find,
+    read: Callable[[Iterable[int]], Iterator[tuple[int, T]]],
+    all_below: Callable[[int | None], Iterator[tuple[int, T]]],
+    before: int | None,
+) -> Iterator[tuple[int, T]]:
+    """The rows that an index finds below a position; all of them from where it finds none any more."""
+    limit = FIRST
+    while (found := find(before, limit)) is not None:
+        yield from read(found.positions)
+        if found.complete:
+            return
+        before, limit = found.positions[-1], min(4 * limit, MOST)
+    yield from all_below(before)
+
+
+def _resume(mark: Mark | None) -> tuple[int | None, int | None, tuple[str, int] | None]:
+    """Where to go on: below which rollout, in which one, and after which of its spans."""
     if mark is None:
-        return None, None
+        return None, None, None
     position = int(mark[0])
-    return (position, None) if len(mark) == 1 else (position + 1, (str(mark[1]), int(mark[2])))
+    return (position, None, None) if len(mark) == 1 else (position + 1, position, (str(mark[1]), int(mark[2])))
 
 
 def _through_spans(

@@ -22,6 +22,7 @@ from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.pages import (
     SCAN,
     SCAN_BODIES,
+    Find,
     Rows,
     T,
     Tape,
@@ -32,6 +33,7 @@ from penstock.gateway.api.pages import (
     page,
     recent_walk,
     rollouts_walk,
+    scan,
     spans_walk,
     summary,
 )
@@ -40,6 +42,7 @@ from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.client.exchanges import Recorded, pack
 from penstock.gateway.diagnosis.diagnosis import diagnose
 from penstock.gateway.filters.query import Query, Target, parse
+from penstock.gateway.index import questions as index_questions
 from penstock.gateway.model.answers import (
     AttemptList,
     Bytes,
@@ -99,14 +102,16 @@ async def get_rollouts(request: web.Request) -> web.Response:
     group, priority, tries, input, reward, worker, attempt_status, started and metadata speak of the rollout and its
     attempts; one span of it must satisfy all the others together."""
     asked, tape = query_of(request, RolloutsQuery), request.app[CONTROL].tape
-    query = parse(asked.filter, "rollouts", time.time_ns())
+    now_ns = time.time_ns()
+    query = parse(asked.filter, "rollouts", now_ns)
     if asked.ids is not None:
         if asked.cursor is not None:
             raise ApiError(400, "cursor does not go with ids: they are one page", "cursor", asked.cursor)
         ids = ids_of(asked.ids)
         found = Rows(await asyncio.to_thread(named_rollouts, tape, query, ids), None, len(ids))
     else:
-        found = await _page(rollouts_walk(tape, query), "rollouts", asked, query)
+        find = _finder(request.app[CONTROL], "rollouts", query, now_ns)
+        found = await _page(rollouts_walk(tape, query, find), "rollouts", asked, query)
     page = RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned)
     if not asked.brief:
         return answer(page)
@@ -126,7 +131,7 @@ def ids_of(text: str) -> list[str]:
 
 async def get_rollout_spans(request: web.Request) -> web.Response:
     """Heads of the spans of a rollout, or of one attempt, in the order in which they started."""
-    control, asked, query = _asked(request, "spans")
+    control, asked, query, _ = _asked(request)
     rollout = _rollout(request)
     aid = _attempt(request, rollout) if "aid" in request.match_info else None
     return await _spans(spans_walk(control.tape, query, rollout.id, aid), "spans", asked, query)
@@ -134,13 +139,23 @@ async def get_rollout_spans(request: web.Request) -> web.Response:
 
 async def get_recent_spans(request: web.Request) -> web.Response:
     """Heads of the spans of all rollouts, newest change first."""
-    control, asked, query = _asked(request, "spans")
-    return await _spans(recent_walk(control.tape, query), "recent", asked, query)
+    control, asked, query, now_ns = _asked(request)
+    find = _finder(control, "spans", query, now_ns)
+    return await _spans(recent_walk(control.tape, query, find), "recent", asked, query)
 
 
-def _asked(request: web.Request, target: Target) -> tuple[Control, PageQuery, Query]:
-    asked = query_of(request, PageQuery)
-    return request.app[CONTROL], asked, parse(asked.filter, target, time.time_ns())
+def _asked(request: web.Request) -> tuple[Control, PageQuery, Query, int]:
+    asked, now_ns = query_of(request, PageQuery), time.time_ns()
+    return request.app[CONTROL], asked, parse(asked.filter, "spans", now_ns), now_ns
+
+
+def _finder(control: Control, target: Target, query: Query, now_ns: int) -> Find:
+    """Asks the index, where it knows something that the filter is about."""
+    index = control.index
+    if index is None or not any(one.field.about != "bodies" for one in query.conditions):
+        return scan
+    text = str(query)
+    return lambda before, limit: index.find(index_questions.Find(target, text, now_ns, before, limit))
 
 
 async def _page(walk: Walk[T], name: str, asked: PageQuery, query: Query) -> Rows[T]:

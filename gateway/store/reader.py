@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.change import Change
@@ -67,6 +68,23 @@ class Reader:
             with self.view() as view:
                 stored = [(number, view.rollout(view.name(number))) for number in slice_]
             yield from ((number, rollout) for number, rollout in stored if rollout is not None)
+
+    def numbered(self, numbers: Iterable[int]) -> Iterator[tuple[int, Rollout]]:
+        """The rollouts with these numbers, in their order, behind them."""
+        for number in numbers:
+            with self.view() as view:
+                rollout = view.rollout(view.name(number))
+            if rollout is not None:
+                yield number, rollout
+
+    def at(self, cursors: Iterable[int]) -> Iterator[tuple[int, Span]]:
+        """The spans that these changes tell of, in their order, behind their positions. One that was running then and
+        has ended since is left out."""
+        rest = iter(cursors)
+        while slice_ := list(islice(rest, _STEP)):
+            with self.view() as view:
+                told = [view.change(at, view.log_record(at)) for at in slice_]
+            yield from ((one.cursor, one.span) for one in told if one is not None and one.span is not None)
 
     def numbers(self) -> Iterator[int]:
         """The number of every rollout, newest first."""

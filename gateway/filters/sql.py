@@ -1,0 +1,186 @@
+"""A filter as SQL over the columns of an index (`gateway.index`). Pure.
+
+The tables are `spans s`, `rollouts r`, `attempts a` and `inputs i`; `number` is that of the rollout. A condition holds
+for every row that its own predicate takes; where columns do not decide (texts of bodies, names of tools) it takes more,
+and who asks looks at the rows themselves. How a text is compared is decided in Python, as in a scan: `words` gives the
+different values of a column, and SQL asks for those of them that a matcher takes. So patterns, case and foreign letters
+mean the same in both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from penstock.gateway.filters.fields import Target
+from penstock.gateway.filters.matchers import Compared, Containing, Matcher, OneOf
+from penstock.gateway.filters.query import Condition, Query
+from penstock.gateway.model.base import TOOLS
+
+Words = Callable[[str, str], Iterable[str]]
+"""(table, expression) -> its different values, without NULL."""
+FEW: Final = 100
+"""Values that stand in the text of a question; more are given as a list."""
+_TABLES: Final = {"s": "spans s", "r": "rollouts r", "a": "attempts a"}
+_KEY: Final = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Sql:
+    """A piece of SQL and what its question marks stand for."""
+
+    text: str
+    values: tuple[Any, ...] = ()
+
+
+class Values(NamedTuple):
+    """Where the values of a field are."""
+
+    owner: Literal["s", "r", "a"]
+    """Whose they are: a span's, a rollout's, an attempt's."""
+    expressions: tuple[str, ...]
+    """Each gives one, or NULL."""
+
+
+TRUE: Final = Sql("true")
+
+
+def where(query: Query, target: Target, words: Words) -> Sql:
+    """What the rows of `spans s`, or of `rollouts r`, must satisfy."""
+    if target == "spans":
+        return _all(_condition(one, words, "s") for one in query.conditions)
+    own = [_condition(one, words, "r") for one in query.conditions if one.of_rollout]
+    within = [_condition(one, words, "s") for one in query.conditions if not one.of_rollout]
+    if within:
+        own.append(_wrap("r.number in (select s.number from spans s where {})", _all(within)))
+    return _all(own)
+
+
+def _condition(one: Condition, words: Words, row: str) -> Sql:
+    """`row`: s or r, what it is asked of."""
+    if one.field.about == "bodies":
+        return TRUE
+    if one.field.about == "tools":
+        return Sql(_HAS_TOOLS) if one.wanted else TRUE
+    found = _wrap("({})", _any(_asked(one, matcher, words, row) for matcher in one.matchers))
+    return _wrap("{} is true" if one.wanted else "{} is not true", found)
+
+
+def _asked(one: Condition, matcher: Matcher, words: Words, row: str) -> Sql:
+    """Some value of the field satisfies the matcher."""
+    if one.name == "input":
+        assert isinstance(matcher, Containing)
+        parts = _any(Sql("contains(i.folded, ?)", (part,)) for part in matcher.parts)
+        return _wrap(f"{row}.number in (select i.number from inputs i where {{}})", parts)
+    if one.name == "reward" and row == "s":
+        given = _compared("s", "s.reward", matcher, words)
+        earned = _wrap(_OF_ATTEMPT, _compared("a", "a.reward", matcher, words))
+        return _any([_wrap("s.kind = 'reward' and {}", given), _wrap("s.kind <> 'reward' and {}", earned)])
+    owner, expressions = _SPAN[one.name] if row == "s" and one.name in _SPAN else _of_others(one.name)
+    found = _any(_compared(owner, expression, matcher, words) for expression in expressions)
+    return _wrap(_OWNED[row, owner], found)
+
+
+def _of_others(name: str) -> Values:
+    """What a rollout or its attempts have."""
+    if name.startswith("metadata."):
+        key = name.removeprefix("metadata.")
+        assert _KEY.fullmatch(key), key
+        return Values("r", (f"r.metadata['{key}']",))
+    return _OTHERS[name]
+
+
+def _compared(owner: str, expression: str, matcher: Matcher, words: Words) -> Sql:
+    if isinstance(matcher, Compared):
+        return Sql(f"{expression} {matcher.operator} ?", (matcher.limit,))
+    if isinstance(matcher, OneOf):
+        return _among(expression, matcher.words)
+    source = f"unnest({expression})" if expression == _VERSIONS else expression
+    return _among(expression, [word for word in words(_TABLES[owner], source) if matcher(word)])
+
+
+def _among(expression: str, values: Sequence[str]) -> Sql:
+    if not values:
+        return Sql("false")
+    if expression == _VERSIONS:
+        return Sql(f"list_has_any({expression}, cast(? as varchar[]))", (list(values),))
+    if len(values) <= FEW:
+        return Sql(f"{expression} in ({', '.join('?' * len(values))})", tuple(values))
+    return Sql(f"{expression} in (select unnest(cast(? as varchar[])))", (list(values),))
+
+
+def _all(parts: Iterable[Sql]) -> Sql:
+    return _joined(" and ", parts, "true")
+
+
+def _any(parts: Iterable[Sql]) -> Sql:
+    return _joined(" or ", parts, "false")
+
+
+def _joined(word: str, parts: Iterable[Sql], none: str) -> Sql:
+    found = list(parts)
+    return Sql(word.join(f"({one.text})" for one in found) or none, tuple(_flat(one.values for one in found)))
+
+
+def _flat(values: Iterable[Sequence[Any]]) -> Iterator[Any]:
+    for some in values:
+        yield from some
+
+
+def _wrap(around: str, inner: Sql) -> Sql:
+    return Sql(around.format(inner.text), inner.values)
+
+
+def _flag(expression: str) -> str:
+    return f"(case when {expression} then 'true' else 'false' end)"
+
+
+_VERSIONS: Final = "s.versions"
+_HAS_TOOLS: Final = "s.kind = 'tool' or s.tool_calls > 0"
+_TOKENS: Final = "(case when s.input_tokens is null and s.output_tokens is null then null else "
+_OF_ATTEMPT: Final = "(s.number, s.attempt) in (select (a.number, a.attempt) from attempts a where {})"
+_OWNED: Final = {
+    ("s", "s"): "{}",
+    ("r", "r"): "{}",
+    ("s", "r"): "s.number in (select r.number from rollouts r where {})",
+    ("s", "a"): _OF_ATTEMPT,
+    ("r", "a"): "r.number in (select a.number from attempts a where {})",
+}
+"""(whose row, whose value) -> how the one is found by the other."""
+_SPAN: Final[dict[str, Values]] = {
+    **{
+        name: Values("s", (f"s.{name}",))
+        for name in (
+            "status", "rollout", "attempt", "dialect", "kind", "name", "agent", "upstream", "error", "finish",
+            "input_tokens", "output_tokens", "tool_calls",
+        )
+    },
+    "ambiguous": Values("s", (_flag("s.ambiguous"),)),
+    "stream": Values("s", (_flag("s.stream"),)),
+    "started": Values("s", ("s.start_ns",)),
+    "since": Values("s", ("s.start_ns",)),
+    "model": Values("s", ("s.model", "s.model_served")),
+    "source": Values("s", ("s.reward_source",)),
+    "server": Values("s", (f"(case when s.kind in ({', '.join(map(repr, TOOLS))}) then s.upstream end)",)),
+    "version": Values("s", (_VERSIONS,)),
+    "latency": Values("s", ("s.duration_ns",)),
+    "tokens": Values("s", (f"{_TOKENS}coalesce(s.input_tokens, 0) + coalesce(s.output_tokens, 0) end)",)),
+    "bytes": Values("s", ("s.request_bytes + s.response_bytes",)),
+    "http": Values("s", ("s.http_status",)),
+}  # fmt: skip
+"""What a field is of a span."""
+_OTHERS: Final[dict[str, Values]] = {
+    **{
+        name: Values("r", (f'r."{name}"',))
+        for name in ("rollout", "mode", "origin", "group", "priority", "tries", "reward")
+    },
+    "status": Values("r", ("r.status", "(case when r.claimed then 'claimed' end)")),
+    "ambiguous": Values("r", (_flag("r.ambiguous"),)),
+    "started": Values("r", ("r.created_ns",)),
+    "since": Values("r", ("r.created_ns",)),
+    "worker": Values("a", ("a.worker",)),
+    "attempt_status": Values("a", ("a.status",)),
+}
+"""What a field is of a rollout or its attempts."""

@@ -1,0 +1,146 @@
+"""The gateway's end of its index: starts the process, asks it, and starts it again when it has ended.
+
+Whoever asks gets an answer or None, which means: scan. No question waits for a process that is starting, reads a tape
+far ahead of it, or has ended. `find` and the others are called from worker threads, `tend` from the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from penstock.gateway.index.questions import Answer, Behind, Failed, Find, Found, Question, Rebuild, State, Status
+from penstock.gateway.index.segments import SEALED
+
+When = Literal["large", "always", "never"]
+LARGE: Final = 20_000
+"""Changes of a tape from which on an index is worth its process; a scan of fewer takes a fraction of a second."""
+PATIENCE_S: Final = 5.0
+"""How long an answer may take. Then the process is killed, and a new one started."""
+CLOSING_S: Final = 3.0
+PAUSES_S: Final = (1.0, 60.0)
+"""How long after its start a process that has ended is started again: at first, and at most."""
+_log = logging.getLogger("penstock.index")
+
+
+class Link:
+    """One index process, or none. Thread-safe."""
+
+    def __init__(self, path: Path, when: When, newest: Callable[[], int], sealed: int = SEALED) -> None:
+        """`newest`: the last change of the tape; called from any thread."""
+        self._path, self._when, self._newest, self._sealed = path, when, newest, sealed
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: Connection
+        self._ready = self._closed = False
+        self._next_start = 0.0
+        self._pause_s = PAUSES_S[0]
+        self.missing = find_spec("duckdb") is None or find_spec("pyarrow") is None
+        """It cannot be had: its extra is not installed."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there should be a process."""
+        enough = self._when == "always" or (self._when == "large" and self._newest() >= LARGE)
+        return enough and not self.missing and not self._closed
+
+    def tend(self) -> None:
+        """Starts the process where one should run and none does. Blocks for the time that a start takes: some
+        milliseconds."""
+        if self.wanted and self._lock.acquire(blocking=False):
+            try:
+                self._start_if_due()
+            finally:
+                self._lock.release()
+
+    def _start_if_due(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self._end(f"it ended with status {self._process.returncode}")
+        if self._process is None and time.monotonic() >= self._next_start and not self._closed:
+            self._next_start = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, PAUSES_S[1])
+            self._start()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "penstock.gateway.index.process"]
+        command += [str(self._path), str(theirs.fileno()), str(self._sealed)]
+        with theirs:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        self._asked, self._ready = Connection(ours.detach()), False
+
+    def _end(self, reason: str) -> None:
+        """The process is of no use: the next one is started later."""
+        assert self._process is not None
+        _log.warning("the process of the index is started again (%s); the tape is scanned meanwhile", reason)
+        self._process.kill()
+        self._process.wait()
+        self._asked.close()
+        self._process, self._ready = None, False
+
+    def find(self, asked: Find) -> Found | None:
+        """Where the rows are that a filter takes; None: scan."""
+        answer = self._ask(asked)
+        if isinstance(answer, Failed):
+            _log.warning("the index did not answer, the tape is scanned: %s", answer.reason)
+        return answer if isinstance(answer, Found) else None
+
+    def state(self) -> State | Behind | Failed | None:
+        """How far it is; None where there is no process, or where it is starting."""
+        answer = self._ask(Status())
+        return None if isinstance(answer, Found) else answer
+
+    def rebuild(self) -> bool:
+        """Deletes the index and begins anew; False where there is no process to do so."""
+        return isinstance(self._ask(Rebuild()), State)
+
+    def _ask(self, question: Question) -> Answer | None:
+        with self._lock:
+            if self._process is None or not self._is_ready():
+                return None
+            try:
+                self._asked.send_bytes(msgspec.msgpack.encode(question))
+                if self._asked.poll(PATIENCE_S):
+                    return self._heard()
+                self._end(f"it did not answer for {PATIENCE_S:.0f} s")
+            except (OSError, EOFError) as error:
+                self._end(str(error) or "it has ended")
+        return None
+
+    def _is_ready(self) -> bool:
+        """Whether it has said that it has opened its files."""
+        try:
+            if not self._ready and self._asked.poll(0.0):
+                self._heard()
+                self._ready, self._pause_s = True, PAUSES_S[0]
+        except (OSError, EOFError):
+            return False  # it has ended; `tend` starts another one
+        return self._ready
+
+    def _heard(self) -> Answer:
+        return msgspec.msgpack.decode(self._asked.recv_bytes(), type=Answer)
+
+    def close(self) -> None:
+        """Ends the process."""
+        with self._lock:
+            self._closed = True
+            if self._process is None:
+                return
+            self._asked.close()
+            try:
+                self._process.wait(CLOSING_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None

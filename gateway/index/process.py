@@ -1,0 +1,136 @@
+"""The process of the index: `python -m penstock.gateway.index.process DATA DESCRIPTOR ROWS`, started by `index.link`.
+
+It follows the tape and answers what comes over one socket, one question at a time. It ends when the other side is
+closed, so also when its gateway was killed. It is nice: calls are served first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock.gateway.filters.query import QueryError
+from penstock.gateway.index.follower import Index
+from penstock.gateway.index.questions import Answer, Behind, Failed, Find, Question, Rebuild
+from penstock.gateway.index.segments import Held
+from penstock.gateway.index.tables import DAMAGED
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
+
+POLL_S: Final = 0.25
+"""How long it waits for a question before it looks for changes of the tape."""
+PIECE_S: Final = 0.1
+"""How long it reads on before it looks for questions."""
+CATCH_UP_S: Final = 0.3
+"""How long it reads on for a question; after that the gateway scans."""
+HELD_S: Final = 5.0
+"""How long it waits for the process of a gateway that was killed to let go."""
+NICE: Final = 10
+PAUSES_S: Final = (2.0, 300.0)
+"""How long a damaged index waits before it is made anew: at first, and at most."""
+_log = logging.getLogger("penstock.index")
+
+
+class Answering:
+    """One index, and who asks it."""
+
+    def __init__(self, index: Index, asked: Connection) -> None:
+        self._index, self._asked = index, asked
+        self._broken: str | None = None
+        """Why it does not follow; then nothing is answered until it was made anew."""
+        self._again = 0.0
+        """When it is made anew (of `time.monotonic`)."""
+        self._pause_s = PAUSES_S[0]
+
+    def run(self) -> None:
+        """Says how far it is, then follows and answers until the other side is closed."""
+        self._say(self._index.state())
+        behind = True
+        while True:
+            if self._asked.poll(0.0 if behind else POLL_S):
+                self._say(self._answer(msgspec.msgpack.decode(self._asked.recv_bytes(), type=Question)))
+            behind = not self._follow(PIECE_S)
+
+    def _say(self, answer: Answer) -> None:
+        self._asked.send_bytes(msgspec.msgpack.encode(answer))
+
+    def _follow(self, seconds: float) -> bool:
+        """Reads on; True when there is nothing more to read now."""
+        try:
+            if self._broken is not None:
+                if time.monotonic() < self._again:
+                    return True
+                self._make_anew()
+            return self._index.follow(time.monotonic() + seconds)
+        except DAMAGED as error:
+            self._give_up(error)
+        except TapeError as error:
+            # The gateway says the same of its own reads; it may be better later.
+            _log.warning("the index cannot follow: %s", error)
+        return True
+
+    def _make_anew(self) -> None:
+        self._index.rebuild()
+        self._broken = None
+
+    def _give_up(self, error: Exception) -> None:
+        self._broken = f"{type(error).__name__}: {error}"
+        self._again = time.monotonic() + self._pause_s
+        _log.error("the index is made anew in %.0f s, and the tape is scanned: %s", self._pause_s, self._broken)
+        self._pause_s = min(2 * self._pause_s, PAUSES_S[1])
+
+    def _answer(self, question: Question) -> Answer:
+        try:
+            if isinstance(question, Rebuild):
+                self._make_anew()
+                return self._index.state()
+            if isinstance(question, Find) and not self._follow(CATCH_UP_S):
+                return Behind(self._index.cursor)
+            if self._broken is not None:
+                return Failed(self._broken)
+            return self._index.find(question) if isinstance(question, Find) else self._index.state()
+        except (QueryError, TapeError) as error:
+            return Failed(str(error))
+        except DAMAGED as error:
+            self._give_up(error)
+            return Failed(str(self._broken))
+
+
+def main(path: Path, descriptor: int, sealed: int) -> None:
+    """Runs until the other side is closed."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    os.nice(NICE)
+    asked = Connection(descriptor)
+    with Store(path, readonly=True) as store:
+        index = _opened(store, path / "index", sealed)
+        try:
+            Answering(index, asked).run()
+        except (EOFError, ConnectionError):
+            return  # its gateway is gone
+        finally:
+            index.close()
+
+
+def _opened(store: Store, path: Path, sealed: int) -> Index:
+    until = time.monotonic() + HELD_S
+    while True:
+        try:
+            return Index(store, path, sealed)
+        except Held:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)  # a lock of a file cannot be awaited with a deadline
+
+
+if __name__ == "__main__":
+    # A terminal's Ctrl-C is for the gateway, which then closes the other side.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,69 @@
+"""What a gateway asks the process of its index, and what it is told: MessagePack in both directions."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.gateway.filters.fields import Target
+
+
+class Find(msgspec.Struct, tag=True, frozen=True):
+    """Where are the rows that a filter takes?"""
+
+    target: Target
+    filter: str
+    now_ns: int
+    """What `started>2h` counts back from."""
+    before: int | None
+    """Only those below this position."""
+    limit: int
+
+
+class Found(msgspec.Struct, tag=True, frozen=True):
+    """Positions, newest first: cursors of spans, numbers of rollouts. Among them may be some that a filter does not
+    take; none that it takes is missing."""
+
+    positions: list[int]
+    complete: bool
+    """There are no more below the last one."""
+
+
+class Status(msgspec.Struct, tag=True, frozen=True):
+    """How far is it?"""
+
+
+class Rebuild(msgspec.Struct, tag=True, frozen=True):
+    """Delete it and begin anew."""
+
+
+class State(msgspec.Struct, tag=True, frozen=True):
+    """How far it is."""
+
+    cursor: int
+    """The last change that is in it."""
+    newest: int
+    """The newest change of the tape."""
+    files: int
+    """How many are sealed."""
+    bytes: int
+    """Their size."""
+    fresh: int
+    """Spans that are not sealed yet."""
+
+
+class Behind(msgspec.Struct, tag=True, frozen=True):
+    """It cannot answer yet, because it reads a tape that is far ahead of it."""
+
+    cursor: int
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """It cannot answer: why."""
+
+    reason: str
+
+
+Question: TypeAlias = Find | Status | Rebuild
+Answer: TypeAlias = Found | State | Behind | Failed

@@ -1,0 +1,162 @@
+"""What the index knows of a span, a rollout and an attempt, in the order of its columns.
+
+A span that has ended never changes, so that its row is read once, without making the noun: a few microseconds. Of a
+rollout and its attempts the rows are those of now.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.token_estimate import uncounted
+from penstock.gateway.model.attributes import AMBIGUOUS, REPLAY_OF, SHADOW_OF, TOOL
+from penstock.gateway.model.lifecycle import claimed
+from penstock.gateway.model.release_calls import rehearsed
+from penstock.gateway.model.rollout import Attempt, Rollout
+from penstock.gateway.model.span import Span, Usage
+from penstock.gateway.store import codec, keys
+from penstock.gateway.store.records import OWN, STYLE, USAGE
+from penstock.gateway.store.view import View
+
+COLUMNS: Final = {
+    "spans": {
+        "cursor": "bigint", "number": "bigint", "rollout": "varchar", "attempt": "varchar", "sequence": "bigint",
+        "kind": "varchar", "name": "varchar", "status": "varchar", "start_ns": "bigint", "duration_ns": "bigint",
+        "first_byte_ns": "bigint", "dialect": "varchar", "path": "varchar", "upstream": "varchar",
+        "http_status": "integer", "error": "varchar", "model": "varchar", "model_served": "varchar",
+        "stream": "boolean", "finish": "varchar", "input_tokens": "bigint", "output_tokens": "bigint",
+        "cached_tokens": "bigint", "cache_write_tokens": "bigint", "reasoning_tokens": "bigint",
+        "tool_calls": "integer", "choices": "integer", "agent": "varchar", "request_bytes": "bigint",
+        "response_bytes": "bigint", "truncated": "boolean", "retry_of": "bigint", "versions": "varchar[]",
+        "arm": "varchar", "tool": "varchar", "ambiguous": "boolean", "of_release": "boolean", "uncounted": "boolean",
+        "reward": "double", "reward_source": "varchar", "reward_trusted": "boolean",
+    },
+    "rollouts": {
+        "number": "bigint", "rollout": "varchar", "origin": "varchar", "mode": "varchar", "status": "varchar",
+        "claimed": "boolean", "group": "varchar", "priority": "integer", "tries": "integer", "created_ns": "bigint",
+        "last_seen_ns": "bigint", "ended_ns": "bigint", "ambiguous": "boolean", "reward": "double",
+        "metadata": "map(varchar, varchar)",
+    },
+    "attempts": {
+        "number": "bigint", "rollout": "varchar", "attempt": "varchar", "sequence": "integer", "status": "varchar",
+        "worker": "varchar", "created_ns": "bigint", "last_seen_ns": "bigint", "ended_ns": "bigint",
+        "reward": "double", "calls": "bigint", "errors": "bigint", "cancelled": "bigint", "input_tokens": "bigint",
+        "output_tokens": "bigint", "tool_calls": "bigint", "uncounted": "bigint",
+    },
+    "inputs": {"number": "bigint", "folded": "varchar"},
+}  # fmt: skip
+"""The columns of each table, with their types."""
+Row = tuple[Any, ...]
+
+_KIND, _STATUS, _DIALECT, _UPSTREAM, _HTTP, _ERROR = map(
+    STYLE.index, ("kind", "status", "dialect", "upstream", "http_status", "error")
+)
+_SHOWN: Final = {name: STYLE.index(name) for name in COLUMNS["spans"] if name in STYLE}
+_REWARD: Final = "penstock.reward."
+_OWN_USUAL: Final[list[Any]] = [Span.model_fields[name].default for name in OWN]
+_AT: Final = {name: at for at, name in enumerate(OWN)}
+
+
+class Rollouts:
+    """The numbers of rollouts by their names, as many as are at work at once."""
+
+    MOST: Final = 100_000
+
+    def __init__(self) -> None:
+        self._numbers = dict[str, int]()
+
+    def number(self, view: View, rollout: str) -> int:
+        """The number of one; -1 when it is gone."""
+        found = self._numbers.get(rollout)
+        if found is None:
+            if len(self._numbers) >= self.MOST:
+                self._numbers.clear()
+            origins = view.origins(rollout)
+            found = self._numbers[rollout] = -1 if origins is None else origins.number
+        return found
+
+
+def span_row(view: View, rollouts: Rollouts, cursor: int, key: bytes, summary: bytes) -> Row:
+    """A span's row, from its record in the log."""
+    rollout, attempt, sequence = keys.split_head_key(key)
+    style, *own = codec.decode(summary)
+    own += _OWN_USUAL[len(own) :]
+    style = view.style(style) if isinstance(style, int) else style
+    usage: list[int | None] = own[_AT["usage"]] or []
+    usage = [*usage, *[None] * (len(USAGE) - len(usage))]
+    attributes: dict[str, Any] = own[_AT["attributes"]] or {}
+    kind, start = style[_KIND], own[_AT["start_ns"]]
+    is_reward = kind == "reward"
+    versions = own[_AT["versions"]]
+    shown = {name: style[at] for name, at in _SHOWN.items()}
+    return (
+        cursor, rollouts.number(view, rollout), rollout, attempt, sequence, kind, shown["name"], style[_STATUS], start,
+        own[_AT["end_ns"]], own[_AT["first_byte_ns"]], style[_DIALECT], shown["path"], style[_UPSTREAM], style[_HTTP],
+        style[_ERROR], shown["model"], shown["model_served"], shown["stream"], shown["finish"], *usage,
+        own[_AT["tool_calls"]], shown["choices"], shown["agent"], own[_AT["request_bytes"]],
+        own[_AT["response_bytes"]], shown["truncated"], own[_AT["retry_of"]],
+        None if versions is None else [f"{name}@{version}" for name, version in versions.items()],
+        own[_AT["arm"]], str(attributes.get(TOOL, "")) if kind == "tool" else None, AMBIGUOUS in attributes,
+        REPLAY_OF in attributes or SHADOW_OF in attributes or rehearsed(rollout),
+        _uncounted(style, usage), attributes.get(f"{_REWARD}value") if is_reward else None,
+        attributes.get(f"{_REWARD}source", "user") if is_reward else None,
+        attributes.get(f"{_REWARD}trusted", True) if is_reward else None,
+    )  # fmt: skip
+
+
+class _Call:
+    """What tells whether the tokens of a call were counted."""
+
+    __slots__ = ("error", "http_status", "kind", "status", "upstream", "usage")
+
+    def __init__(self, style: Any, usage: list[Any]) -> None:
+        self.kind, self.status, self.upstream = style[_KIND], style[_STATUS], style[_UPSTREAM]
+        self.http_status, self.error = style[_HTTP], style[_ERROR]
+        self.usage = Usage.model_construct(input_tokens=usage[0], output_tokens=usage[1])
+
+
+def _uncounted(style: Any, usage: list[Any]) -> bool:
+    if style[_KIND] != "llm" or (usage[0] is not None and usage[1] is not None):
+        return False
+    return uncounted(_Call(style, usage), by_name(style[_DIALECT]))
+
+
+def rollout_row(number: int, rollout: Rollout, attempts: list[Attempt]) -> Row:
+    """A rollout's row, as it stands."""
+    return (
+        number, rollout.id, rollout.origin, rollout.mode, str(rollout.status),
+        claimed(rollout.origin, rollout.status), rollout.group, rollout.priority, rollout.tries, rollout.created_ns,
+        max((attempt.last_seen_ns for attempt in attempts), default=rollout.created_ns), rollout.ended_ns,
+        any(attempt.totals.ambiguous for attempt in attempts),
+        next((attempt.reward for attempt in reversed(attempts) if attempt.reward is not None), None),
+        [(name, text) for name, text in dict(flattened(rollout.metadata or {})).items() if text is not None],
+    )  # fmt: skip
+
+
+def attempt_row(number: int, attempt: Attempt) -> Row:
+    """An attempt's row, as it stands."""
+    totals = attempt.totals
+    return (
+        number, attempt.rollout, attempt.id, attempt.sequence, str(attempt.status), attempt.worker,
+        attempt.created_ns, attempt.last_seen_ns, attempt.ended_ns, attempt.reward, totals.calls, totals.errors,
+        totals.cancelled, totals.input_tokens, totals.output_tokens, totals.tool_calls, totals.uncounted,
+    )  # fmt: skip
+
+
+def input_row(number: int, rollout: Rollout) -> Row:
+    """The task of a rollout as filters compare it."""
+    return number, json.dumps(rollout.input, ensure_ascii=False).casefold()
+
+
+def flattened(metadata: dict[str, Any], before: str = "") -> Iterator[tuple[str, str | None]]:
+    """Every name that `metadata.NAME` of a filter may have, with its text: a key, or a path of keys with dots between.
+    A key comes after the paths, because a key with dots goes before a path of the same name, even where it is null.
+    """
+    for key, value in metadata.items():
+        if isinstance(value, dict) and "." not in key:
+            yield from flattened(cast("dict[str, Any]", value), f"{before}{key}.")
+    for key, value in metadata.items():
+        yield before + key, value if value is None or isinstance(value, str) else json.dumps(value)

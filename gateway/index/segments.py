@@ -1,0 +1,133 @@
+"""The files of an index, and the manifest that says which of them count.
+
+A seal writes one Parquet file of each table that has something new, then the manifest, each under another name first,
+synced and renamed. Files that the manifest does not name are rests of a seal that was killed; they are deleted. Each
+file has its size and CRC in the manifest, so that a damaged index is seen when it is opened, and made anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+SEALED: Final = 50_000
+"""Rows of spans, or of rollouts that changed, that are sealed together."""
+FORMAT: Final = 1
+"""Of the columns and of the manifest. An index of another one is made anew."""
+_MANIFEST: Final = "manifest.json"
+_CHUNK: Final = 1 << 20
+
+
+class File(msgspec.Struct, frozen=True):
+    """A sealed file."""
+
+    table: str
+    name: str
+    rows: int
+    bytes: int
+    crc: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What an index has."""
+
+    cursor: int = 0
+    """The last change of the tape that is in it."""
+    mark: str = ""
+    """A hash of that change, which tells whether the tape is the same one."""
+    running: tuple[tuple[int, str], ...] = ()
+    """(cursor, key in hex) of calls that had begun and not ended."""
+    files: tuple[File, ...] = ()
+    format: int = FORMAT
+
+    def of(self, table: str) -> list[File]:
+        """The files of a table, oldest first."""
+        return [file for file in self.files if file.table == table]
+
+
+class Held(Exception):
+    """Another process has the index open."""
+
+
+class Segments:
+    """The directory of an index, held by one process."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the directory if need be. Raises `Held`."""
+        self.path = path
+        path.mkdir(mode=0o700, exist_ok=True)
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise Held(f"another process has the index in {path} open") from None
+
+    def close(self) -> None:
+        """Lets go of the directory."""
+        os.close(self._lock)
+
+    def load(self) -> Manifest:
+        """The manifest of a whole index; an empty one where there is none, or where it is damaged."""
+        try:
+            found = msgspec.json.decode((self.path / _MANIFEST).read_bytes(), type=Manifest)
+            whole = found.format == FORMAT and all(map(self._is_whole, found.files))
+        except (OSError, msgspec.MsgspecError):
+            return Manifest()
+        return found if whole else Manifest()
+
+    def _is_whole(self, file: File) -> bool:
+        path = self.path / file.name
+        return path.stat().st_size == file.bytes and _crc(path) == file.crc
+
+    def place(self, table: str, cursor: int) -> Path:
+        """Where the next file of a table is written; `finish` puts it in place."""
+        return self.path / f"{table}-{cursor:016d}.parquet.new"
+
+    def finish(self, table: str, written: Path, rows: int) -> File:
+        """Makes a written file durable under its name."""
+        _sync(written)
+        target = written.with_suffix("")
+        crc, size = _crc(written), written.stat().st_size
+        written.rename(target)
+        return File(table, target.name, rows, size, crc)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Makes a manifest count, durably, and deletes what it does not name."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        new = self.path / f"{_MANIFEST}.new"
+        new.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        _sync(new)
+        _sync(self.path)
+        new.rename(self.path / _MANIFEST)
+        _sync(self.path)
+        self.clean(manifest.files)
+
+    def clean(self, files: Iterable[File]) -> None:
+        """Deletes the files of an index that are not among these."""
+        kept = {file.name for file in files}
+        for path in self.path.glob("*.parquet*"):
+            if path.name not in kept:
+                path.unlink()
+
+
+def _crc(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            found = zlib.crc32(chunk, found)
+    return found
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

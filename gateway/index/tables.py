@@ -1,0 +1,215 @@
+"""The columns in DuckDB: sealed files, and what is newer in memory. Only the process of the index imports this.
+
+Spans are sealed once and never change. Of rollouts and attempts the rows of now are in memory, and the files hold what
+had changed at each seal: the newest row of each counts when an index is opened. The tables of a question are `spans`,
+`rollouts`, `attempts` and `inputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, cast
+
+import duckdb
+
+from penstock.gateway.index.rows import COLUMNS, Row
+from penstock.gateway.index.segments import File, Segments
+
+pa: Final[Any] = import_module("pyarrow")
+"""It has no types."""
+DAMAGED: Final[tuple[type[Exception], ...]] = (duckdb.Error, pa.ArrowException, OSError)
+"""What a damaged index, or a full disk, raises."""
+_TYPES: Final[dict[str, Any]] = {
+    "bigint": pa.int64(),
+    "integer": pa.int32(),
+    "varchar": pa.string(),
+    "boolean": pa.bool_(),
+    "double": pa.float64(),
+    "varchar[]": pa.list_(pa.string()),
+    "map(varchar, varchar)": pa.map_(pa.string(), pa.string()),
+}
+_MEMORY: Final = "1GB"
+_THREADS: Final = 2
+_KEYS: Final = {"rollouts": ("number",), "attempts": ("number", "attempt")}
+"""What is one rollout, or one attempt."""
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
+class Tables:
+    """One connection; for one thread."""
+
+    def __init__(self, segments: Segments, files: Sequence[File]) -> None:
+        """Opens what is sealed. Raises `duckdb.Error` where a file cannot be read."""
+        self._segments = segments
+        self.files = list(files)
+        self._duck = duckdb.connect()
+        self._duck.execute(f"set memory_limit = '{_MEMORY}'; set threads = {_THREADS}; set enable_progress_bar = false")
+        self._duck.execute("set enable_object_cache = true; set preserve_insertion_order = false")
+        self._words = dict[tuple[str, str], set[str]]()
+        """The different values of expressions over sealed spans that were asked for."""
+        for table, columns in COLUMNS.items():
+            shape = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
+            if table == "spans":
+                self._duck.execute(f"create table fresh ({shape}); create table running ({shape})")
+            elif table == "inputs":
+                self._duck.execute(f"create table fresh_inputs ({shape})")
+            else:
+                self._duck.execute(f"create table {table} ({shape}); create table changed_{table} ({shape})")
+                self._recall(table)
+        self._views()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._duck.close()
+
+    def _recall(self, table: str) -> None:
+        """The newest row of each, of all that was sealed: files are named by their cursors."""
+        if self._paths(table):
+            key = ", ".join(_KEYS[table])
+            self._duck.execute(
+                f"insert into {table} select * exclude filename from {_read(self._paths(table), 'filename = true')} "
+                f"qualify row_number() over (partition by {key} order by filename desc) = 1"
+            )
+
+    def _paths(self, table: str) -> list[Path]:
+        return [self._segments.path / file.name for file in self.files if file.table == table]
+
+    def _views(self) -> None:
+        """Makes the tables of a question anew, because files were added."""
+        spans = ["select * from fresh", "select * from running", *_selects(self._paths("spans"))]
+        inputs = ["select * from fresh_inputs", *_selects(self._paths("inputs"))]
+        self._duck.execute(f"create or replace view spans as {' union all '.join(spans)}")
+        self._duck.execute(f"create or replace view inputs as {' union all '.join(inputs)}")
+
+    def ask(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of an answer."""
+        return self._duck.execute(sql, values).fetchall()
+
+    @property
+    def newest_file(self) -> str | None:
+        """The last sealed spans, as what a question may name in place of `spans`."""
+        paths = self._paths("spans")
+        return _read(paths[-1:]) if paths else None
+
+    @property
+    def older_files(self) -> str | None:
+        """The sealed spans before those."""
+        paths = self._paths("spans")[:-1]
+        return _read(paths) if paths else None
+
+    def words(self, table: str, expression: str) -> Iterable[str]:
+        """The different values of a column, without NULL. Those of sealed spans are remembered: none changes."""
+        if table != "spans s":
+            return [word for (word,) in self.ask(_distinct(table, expression))]
+        sealed = self._words.get((table, expression))
+        if sealed is None:
+            files = self._paths("spans")
+            found = self.ask(_distinct(f"{_read(files)} s", expression)) if files else []
+            sealed = self._words[table, expression] = {word for (word,) in found}
+        fresh = self.ask(f"{_distinct('fresh s', expression)} union {_distinct('running s', expression)}")
+        return sealed.union(word for (word,) in fresh)
+
+    # -- following ---------------------------------------------------------------------------------------------------
+
+    def add(self, table: str, rows: Sequence[Row]) -> None:
+        """Adds spans that have ended, or inputs."""
+        if rows:
+            self._insert({"spans": "fresh", "inputs": "fresh_inputs"}[table], _arrow(table, rows))
+
+    def run(self, rows: Sequence[Row]) -> None:
+        """These are the calls that run."""
+        self._duck.execute("truncate running")
+        if rows:
+            self._insert("running", _arrow("spans", rows))
+
+    def change(self, table: str, rows: Sequence[Row]) -> None:
+        """Rollouts or attempts, as they stand now."""
+        if not rows:
+            return
+        self._duck.register("batch", _arrow(table, rows))
+        key = _KEYS[table]
+        same = " and ".join(f"t.{name} = batch.{name}" for name in key)
+        for name in (table, f"changed_{table}"):
+            self._duck.execute(f"delete from {name} t using batch where {same}")
+            self._duck.execute(f"insert into {name} select * from batch")
+        self._duck.unregister("batch")
+
+    def _insert(self, table: str, batch: Any) -> None:
+        self._duck.register("batch", batch)
+        self._duck.execute(f"insert into {table} select * from batch")
+        self._duck.unregister("batch")
+
+    def seal(self, cursor: int) -> list[File]:
+        """Writes what is new to files. They count once a manifest names them; then call `sealed`."""
+        found: list[File] = []
+        for table, source, order in (
+            ("spans", "fresh", "cursor"),
+            ("rollouts", "changed_rollouts", "number"),
+            ("attempts", "changed_attempts", "number"),
+            ("inputs", "fresh_inputs", "number"),
+        ):
+            [(rows,)] = self.ask(f"select count(*) from {source}")
+            if rows:
+                path = self._segments.place(table, cursor)
+                self._duck.execute(
+                    f"copy (select * from {source} order by {order}) to '{_quoted(path)}' "
+                    "(format parquet, compression zstd, row_group_size 65536)"
+                )
+                found.append(self._segments.finish(table, path, rows))
+        return found
+
+    def sealed(self, files: Sequence[File]) -> None:
+        """What is new is in these files."""
+        for table, expression in self._words:
+            self._words[table, expression].update(word for (word,) in self.ask(_distinct("fresh s", expression)))
+        self.files += files
+        self._views()
+        for table in ("fresh", "fresh_inputs", "changed_rollouts", "changed_attempts"):
+            self._duck.execute(f"truncate {table}")
+        for table in _KEYS:
+            # Rows that were replaced are still held; a copy lets go of them.
+            self._duck.execute(f"create or replace table {table} as select * from {table}")
+
+
+def _distinct(table: str, expression: str) -> str:
+    return f"select distinct word from (select {expression} as word from {table}) where word is not null"
+
+
+def _read(paths: Sequence[Path], more: str = "") -> str:
+    names = ", ".join(f"'{_quoted(path)}'" for path in paths)
+    return f"read_parquet([{names}]{', ' if more else ''}{more})"
+
+
+def _selects(paths: Sequence[Path]) -> list[str]:
+    return [f"select * from {_read(paths)}"] if paths else []
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")
+
+
+def _arrow(table: str, rows: Sequence[Row]) -> Any:
+    columns = zip(*rows, strict=True)
+    names = COLUMNS[table].items()
+    return pa.table({name: _array(values, _TYPES[kind]) for (name, kind), values in zip(names, columns, strict=True)})
+
+
+def _array(values: Sequence[Any], kind: Any) -> Any:
+    try:
+        return pa.array(values, kind)
+    except (UnicodeEncodeError, OverflowError, pa.ArrowInvalid):
+        return pa.array(list(map(_plain, values)), kind)
+
+
+def _plain(value: Any) -> Any:
+    """What Arrow can hold of a value: no half of a surrogate pair, no number of more than 64 bits."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list | tuple):
+        kind = type(cast("list[Any] | tuple[Any, ...]", value))
+        return kind(map(_plain, cast("Sequence[Any]", value)))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return min(max(value, _LEAST), _MOST)
+    return value

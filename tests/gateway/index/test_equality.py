@@ -1,0 +1,259 @@
+"""A filter gives the same answer by the index as by a scan, whatever the tape has and whenever the index was killed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from fakes.entries import body
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from penstock.gateway.api.pages import Find as Finder
+from penstock.gateway.api.pages import recent_walk, rollouts_walk, scan
+from penstock.gateway.app import open_store
+from penstock.gateway.filters.fields import FIELDS, Target
+from penstock.gateway.filters.query import Term, parse
+from penstock.gateway.index.follower import Index
+from penstock.gateway.index.questions import Find
+from penstock.gateway.model.attributes import AMBIGUOUS, TOOL
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome
+from penstock.gateway.model.span import Usage
+from penstock.gateway.queue.operations import QueueOperations
+from penstock.gateway.store import Store
+from penstock.gateway.store.operation import Task
+from penstock.gateway.store.records import Entry
+
+T0 = 1_790_000_000_000_000_000
+NOW = T0 + 3600 * 10**9
+SEALED = 7
+"""Rows that are sealed together, so that a short history has many files."""
+
+ODD = ["ſmall", "SMALL", "straße", "STRASSE", "K", "naïve", "日本", "a*b", "a?b", "x y", 'q"uote', "", "\u0130", "[ab]"]
+MODELS = ["gpt-4o", "GPT-4o", "qwen3-8b", *ODD]
+METADATA: list[Any] = [
+    None,
+    {},
+    {"tenant": "t1"},
+    {"tenant": "T1", "n": 3},
+    {"tenant": {"plan": "Free"}, "tenant.plan": None},
+    {"tenant": {"plan": "free", "deep": {"er": True}}},
+    {"tenant.plan": "dotted", "tenant": {"plan": "nested"}},
+    {"größe": "straße", "n": 1.5},
+    {"tenant": ["x", 1]},
+    {"tenant": "\ud800 half"},
+]
+INPUTS: list[Any] = [None, "Where is my FLIGHT?", {"question": "Straße?"}, {"q": ["é", 1, None]}, 7, ""]
+FAILED, DONE = AttemptStatus.FAILED, AttemptStatus.SUCCEEDED
+
+entries = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["llm", "llm", "tool", "mcp", "event"]),
+        "name": st.sampled_from([None, "stdout", "Note"]),
+        "status": st.sampled_from(["ok", "ok", "error", "cancelled"]),
+        "start_ns": st.integers(T0, NOW),
+        "took": st.sampled_from([0, 10**6, 250 * 10**6, 2 * 10**9]),
+        "dialect": st.sampled_from(["chat", "messages", "opaque"]),
+        "upstream": st.sampled_from([None, "up-1", "Up-2"]),
+        "http_status": st.sampled_from([None, 200, 429]),
+        "error": st.sampled_from([None, "http_429", "timeout"]),
+        "model": st.sampled_from([None, *MODELS]),
+        "model_served": st.sampled_from([None, *MODELS]),
+        "stream": st.booleans(),
+        "finish": st.sampled_from([None, "stop", "tool_calls"]),
+        "tool_calls": st.integers(0, 2),
+        "agent": st.sampled_from([None, "planner", *ODD]),
+        "request_bytes": st.integers(0, 3000),
+        "response_bytes": st.integers(0, 3000),
+        "versions": st.sampled_from([None, {"planner": "v1"}, {"planner": "v2", "qwen": "v10"}]),
+        "attributes": st.sampled_from([None, {AMBIGUOUS: True}, {TOOL: "search"}]),
+        "usage": st.sampled_from(
+            [None, Usage(), Usage(input_tokens=900), Usage(input_tokens=900, output_tokens=100), Usage(output_tokens=7)]
+        ),
+    }
+)
+specs = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(["train", "val", "test", "online"]),
+        "group": st.sampled_from([None, "g1", "G1", *ODD[:6]]),
+        "priority": st.integers(-2, 2),
+        "metadata": st.sampled_from(METADATA),
+        "input": st.sampled_from(INPUTS),
+    }
+)
+numbers = st.integers(0, 5)
+actions = st.one_of(
+    st.tuples(st.just("call"), numbers, st.sampled_from(["a1", "a2"]), entries),
+    st.tuples(st.just("call"), numbers, st.sampled_from(["a1", "a2"]), entries),
+    st.tuples(st.just("begin"), numbers, entries),
+    st.tuples(st.just("end"), numbers),
+    st.tuples(st.just("queue"), specs),
+    st.tuples(st.just("hand"), st.sampled_from(["gpu-1", "GPU-1", "cpu"]), specs),
+    st.tuples(st.just("finish"), numbers, st.sampled_from([FAILED, DONE]), st.sampled_from([None, -1.5, 0.0, 0.3, 1.0])),
+    st.tuples(st.just("follow")),
+    st.tuples(st.just("kill")),
+)
+
+
+class History:
+    """A tape that something happens to, and its index."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = open_store(path)
+        self._path = path / "index"
+        self.index = Index(self.store, self._path, SEALED)
+        self._queued, self._running = list[str](), list[Entry]()
+        self._at = T0
+
+    def do(self, action: tuple[Any, ...]) -> None:
+        """One thing that happens."""
+        kind, *values = action
+        self._at += 10**9
+        getattr(self, f"_{kind}")(*values)
+
+    def _call(self, rollout: int, attempt: str, fields: dict[str, Any]) -> None:
+        self.store.write([_entry(f"r{rollout}", attempt, fields)])
+
+    def _begin(self, rollout: int, fields: dict[str, Any]) -> None:
+        entry = _entry(f"r{rollout}", "a1", fields)
+        entry.status, entry.end_ns = "open", None
+        self.store.write([entry])
+        self._running.append(entry)
+
+    def _end(self, number: int) -> None:
+        if self._running:
+            entry = self._running.pop(number % len(self._running))
+            entry.status, entry.end_ns = "ok", entry.start_ns + 10**9
+            self.store.write([entry])
+
+    def _queue(self, spec: dict[str, Any]) -> None:
+        name = f"q{self._at}"
+        self._operate(lambda queue: queue.enqueue([(name, RolloutSpec(**spec))], self._at))
+
+    def _hand(self, worker: str, spec: dict[str, Any]) -> None:
+        name = f"h{self._at}"
+        self._operate(lambda queue: queue.hand_out(name, RolloutSpec(**spec), worker, 10**18, self._at))
+        self._queued.append(name)
+
+    def _finish(self, number: int, status: AttemptStatus, reward: float | None) -> None:
+        if self._queued:
+            name = self._queued.pop(number % len(self._queued))
+            said = [] if reward is None else [(Judgement(value=reward, source="rule"), True)]
+            self._operate(lambda queue: queue.finish((name, "a1"), None, status, Outcome(), said, self._at))
+
+    def _operate(self, do: Any) -> None:
+        task: Task[Any] = Task(lambda transaction: do(QueueOperations(transaction)))
+        self.store.write([task])
+        assert task.refusal is None, task.refusal
+
+    def _follow(self) -> None:
+        assert self.index.follow(time.monotonic() + 60)
+
+    def _kill(self) -> None:
+        """The process of the index is killed, and another one begins where the last manifest is."""
+        self.index.close()
+        self.index = Index(self.store, self._path, SEALED)
+
+    def close(self) -> None:
+        self.index.close()
+        self.store.close()
+
+
+def _entry(rollout: str, attempt: str, fields: dict[str, Any]) -> Entry:
+    known = {name: value for name, value in fields.items() if name != "took"}
+    return Entry(rollout, attempt, end_ns=fields["start_ns"] + fields["took"], body=body(b"{}", b"yes"), **known)
+
+
+@contextmanager
+def history() -> Iterator[History]:
+    with tempfile.TemporaryDirectory() as path:
+        found = History(Path(path))
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+VALUES = {
+    "status": ["ok", "failed", "waiting", "claimed", "ended", "error", "open", "cancelled", "running", "succeeded"],
+    "mode": ["train", "val"],
+    "origin": ["queued", "header"],
+    "kind": ["llm", "tool", "reward", "event"],
+    "source": ["rule", "user"],
+    "attempt_status": ["running", "failed", "succeeded"],
+    "ambiguous": ["true", "false"],
+    "stream": ["true", "false"],
+    "started": ["30m", "2026-09-21T14:30:00Z"],
+    "since": ["30m", "2026-09-21"],
+    "latency": ["0ms", "250ms", "1s", "1h"],
+    "reward": ["0", "0.3", "-1.5", "1"],
+    "priority": ["-1", "0", "2"],
+    "rollout": ["r1", "r*", "R?", "q*", "h*", "none"],
+    "text": ["yes", "no such"],
+    "tool": ["search", "s*"],
+}
+WORDS = [*ODD, "planner*", "*4o", "gpt", "up-?", "t1", "Free", "nested", "3", "true", "stra", "flight", "g1", "*@v2"]
+NUMBERS = ["0", "1", "7", "200", "900", "1000", "3000"]
+KEYS = ["metadata.tenant", "metadata.tenant.plan", "metadata.n", "metadata.größe", "metadata.tenant.deep.er"]
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> tuple[Target, str]:
+    """A filter of one of the lists."""
+    target = cast(Target, draw(st.sampled_from(["spans", "rollouts"])))
+    terms: list[Term] = []
+    for _ in range(draw(st.integers(1, 3))):
+        name = draw(st.sampled_from([*FIELDS[target], *KEYS]))
+        field = FIELDS[target].get(name) or FIELDS[target]["group"]
+        operator = draw(st.sampled_from(field.operators))
+        numeric = ">" in field.operators and name not in VALUES
+        given = draw(st.lists(st.sampled_from(VALUES.get(name, NUMBERS if numeric else WORDS)), min_size=1, max_size=2))
+        term = Term(name, operator, tuple(given), draw(st.booleans()))
+        try:
+            parse(str(term), target, NOW)
+        except ValueError:
+            continue  # a word that the field does not know
+        terms.append(term)
+    return target, " ".join(map(str, terms))
+
+
+def listed(store: Store, target: Target, filter: str, find: Finder) -> list[Any]:
+    """All rows of a filter."""
+    query = parse(filter, target, NOW)
+    walk = (recent_walk if target == "spans" else rollouts_walk)(store, query, find)
+    return [row for _, row in walk(None) if row is not None]
+
+
+def finder(index: Index, target: Target, filter: str, page: int) -> Finder:
+    """Asks for pages of that size, so that there are several."""
+    return lambda before, limit: index.find(Find(target, filter, NOW, before, min(limit, page)))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(actions, min_size=5, max_size=60), st.lists(filters(), min_size=8, max_size=30), st.integers(1, 9))
+def test_a_filter_answers_by_the_index_as_by_a_scan(
+    happens: list[tuple[Any, ...]], asked: list[tuple[Target, str]], page: int
+) -> None:
+    with history() as found:
+        for at, action in enumerate(happens):
+            found.do(action)
+            if at % 10 and at != len(happens) - 1:
+                continue
+            for target, filter in asked:
+                found.do(("follow",))
+                wanted = listed(found.store, target, filter, scan)
+                assert listed(found.store, target, filter, finder(found.index, target, filter, page)) == wanted, filter
+                event(f"{target} found: {bool(wanted)}")
+
+
+@pytest.fixture(autouse=True)
+def quiet_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here outlives the test: what is synced need not be."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
