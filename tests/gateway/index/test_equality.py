@@ -96,7 +96,9 @@ actions = st.one_of(
     st.tuples(st.just("end"), numbers),
     st.tuples(st.just("queue"), specs),
     st.tuples(st.just("hand"), st.sampled_from(["gpu-1", "GPU-1", "cpu"]), specs),
-    st.tuples(st.just("finish"), numbers, st.sampled_from([FAILED, DONE]), st.sampled_from([None, -1.5, 0.0, 0.3, 1.0])),
+    st.tuples(
+        st.just("finish"), numbers, st.sampled_from([FAILED, DONE]), st.sampled_from([None, -1.5, 0.0, 0.3, 1.0])
+    ),
     st.tuples(st.just("follow")),
     st.tuples(st.just("kill")),
 )
