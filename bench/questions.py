@@ -4,8 +4,8 @@ A gateway serves a made tape (`bench.question_tape`, kept in bench/out for the n
 as the CLI and the TUI do: 50 filters of rollouts and of spans, the first page of each list, texts, and figures. *An
 answer* is the first 100 rows, or all where there are fewer: pages that end early, because they looked at enough, are
 followed to the end. *Cold* is the first time that a question is asked of a gateway; *warm* is the median of the rounds
-after it. A question that has no answer after `--patience` seconds counts as that long. Figures (`/api/stats`) are those
-of the newest 10,000 spans.
+after it. The index is made anew first; `--scan` asks without one. A question that has no answer after `--patience`
+seconds counts as that long. Figures (`/api/stats`) are those of the newest 10,000 spans.
 
 Written to bench/out/questions.json: for each kind of question the 50th and the 95th percentile in milliseconds.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import shutil
 import statistics
 import time
@@ -80,19 +81,60 @@ class Asking:
             self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=self._patience)
         return min(time.perf_counter() - began, self._patience)
 
+    def made_index(self) -> dict[str, float]:
+        """Waits until the index is made; its size, and what making it took."""
+        began, pid, cpu = time.perf_counter(), 0, 0.0
+        while True:
+            self._connection.request("GET", "/api/index")
+            view = json.loads(self._connection.getresponse().read())
+            pid = pid or _indexing()
+            cpu = _cpu(pid) if pid else 0.0
+            if view["status"] == "ready":
+                return {"bytes": view["bytes"], "wall": time.perf_counter() - began, "cpu": cpu, "memory": _memory(pid)}
+            time.sleep(0.1)
 
-def asked(data: Path, rounds: int, patience: float) -> dict[str, list[list[float]]]:
-    """Seconds of every question of each kind, round by round."""
-    config = data / "penstock.toml"
-    config.write_text(f'port = 0\ndata = "{data}"\n')
+
+def _indexing() -> int:
+    """The process of the index, 0 while there is none."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"penstock.gateway.index.process" in path.read_bytes():
+                return int(path.parent.name)
+        except OSError:
+            continue
+    return 0
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory(pid: int) -> int:
+    """What a process has in memory for itself; bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
+
+
+def asked(
+    data: Path, rounds: int, patience: float, scan: bool
+) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
+    """Seconds of every question of each kind, round by round; and what the index took."""
+    config, index = data / "penstock.toml", dict[str, float]()
+    config.write_text(f'port = 0\ndata = "{data}"\n[index]\nwhen = "{"never" if scan else "always"}"\n')
+    shutil.rmtree(data / "index", ignore_errors=True)
     found: dict[str, list[list[float]]] = {}
     with process(["-m", "penstock", "serve", "--config", str(config)], data / "gateway.log") as gateway:
         client = Asking(int(said(gateway).rpartition(":")[2]), patience)
+        if not scan:
+            index = client.made_index()
+            print(f"index: {index}", flush=True)
         for kind, questions in QUESTIONS.items():
             found[kind] = [[client.seconds(*one) for _ in range(rounds + 1)] for one in questions]
             slowest = max(zip(found[kind], questions, strict=True))
             print(f"{kind}: the slowest is {' '.join(slowest[1])!r}, {max(slowest[0]):.2f} s", flush=True)
-    return found
+    return found, index
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
@@ -111,12 +153,21 @@ def figures(found: Mapping[str, list[list[float]]]) -> Iterator[Figure]:
         yield Figure(f"{kind}, cold: p95", percentiles(cold)[1], "ms", at_most=200 if kind == "filters" else None)
 
 
+def index_figures(index: Mapping[str, float], size: int, calls: int) -> Iterator[Figure]:
+    """What making the index took."""
+    yield Figure("index, of the tape", 100 * index["bytes"] / size, "%", at_most=30)
+    yield Figure("index, made in", index["wall"], "s", at_most=60)
+    yield Figure("index, CPU a call", 1e3 * index["cpu"] / calls, "ms", at_most=0.045)
+    yield Figure("index, memory after", index["memory"] / 1e6, "MB")
+
+
 def main() -> None:
     """Makes the tape, asks, prints, writes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--calls", type=int, default=50_000, help="calls on the tape (default: 50,000)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds after the first (default: 3)")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds for one question (default: 60)")
+    parser.add_argument("--scan", action="store_true", help="ask without an index")
     given = parser.parse_args()
     data = HERE / "out" / f"questions-{given.calls}"
     if not (data / "made").exists():
@@ -125,8 +176,8 @@ def main() -> None:
         (data / "made").write_text(f"{calls:,} calls in {rollouts:,} rollouts\n")
     size = (data / "tape" / "data.mdb").stat().st_size
     print(f"{(data / 'made').read_text().strip()}, {size / 1e6:,.0f} MB on disk")
-    found = asked(data, given.rounds, given.patience)
-    report(figures(found), OUT)
+    found, index = asked(data, given.rounds, given.patience, given.scan)
+    report([*figures(found), *(index_figures(index, size, given.calls) if index else ())], OUT)
     made: dict[str, dict[str, float]] = {}
     for kind, times in found.items():
         middle, slow = percentiles([statistics.median(one[1:]) for one in times])

@@ -62,7 +62,6 @@ class Tape(Protocol):
     def spans(self, rid: str, aid: str | None = None, after: tuple[str, int] | None = None, /) -> Iterator[Span]: ...
     def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
     def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]: ...
-    def numbered(self, numbers: Iterable[int], /) -> Iterator[tuple[int, Rollout]]: ...
     def at(self, cursors: Iterable[int], /) -> Iterator[tuple[int, Span]]: ...
     def exchange(self, span: Span) -> Exchange | None: ...
     def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]: ...
@@ -134,7 +133,7 @@ def recent_walk(tape: Tape, query: Query, find: Find = scan) -> Walk[Span]:
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, Span | None]]:
         wanted = span_filter(tape, query)
-        for position, span in _found(find, tape.at, tape.recent, int(mark[0]) if mark else None):
+        for position, span in _spans(tape, find, int(mark[0]) if mark else None):
             yield (position,), span if wanted(span) else None
 
     return walk
@@ -158,10 +157,10 @@ def rollouts_walk(tape: Tape, query: Query, find: Find = scan) -> Walk[RolloutSu
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, RolloutSummary | None]]:
         wanted = span_filter(tape, query)
         before, begun, after = _resume(mark)
-        for position, rollout in _found(find, tape.numbered, tape.rollouts, before):
+        for position, rollout, hit in _rollouts(tape, find, before):
             if not query.matches_rollout(summary(tape, rollout) if query.needs_attempts else rollout):
                 yield (position,), None
-            elif not query.needs_spans:
+            elif not query.needs_spans or any(map(wanted, hit)):
                 yield (position,), summary(tape, rollout)
             else:
                 yield from _through_spans(tape, rollout, position, after if position == begun else None, wanted)
@@ -180,20 +179,36 @@ def named_rollouts(tape: Tape, query: Query, ids: Iterable[str]) -> list[Rollout
     return found
 
 
-def _found(
-    find: Find,
-    read: Callable[[Iterable[int]], Iterator[tuple[int, T]]],
-    all_below: Callable[[int | None], Iterator[tuple[int, T]]],
-    before: int | None,
-) -> Iterator[tuple[int, T]]:
-    """The rows that an index finds below a position; all of them from where it finds none any more."""
-    limit = FIRST
-    while (found := find(before, limit)) is not None:
-        yield from read(found.positions)
+def _spans(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int, Span]]:
+    """The spans that an index finds below a position; all of them from where it finds none any more."""
+    for found in _found(find, before):
+        yield from tape.at(found.positions)
         if found.complete:
             return
-        before, limit = found.positions[-1], min(4 * limit, MOST)
-    yield from all_below(before)
+        before = found.positions[-1]
+    yield from tape.recent(before)
+
+
+def _rollouts(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int, Rollout, Iterable[Span]]]:
+    """The same of rollouts, each with a span that its filter takes, where the index names one."""
+    for found in _found(find, before):
+        hits = dict(zip(found.names, found.hits, strict=False))
+        for position, rollout in tape.named(found.names):
+            at = hits.get(rollout.id)
+            yield position, rollout, () if at is None else (span for _, span in tape.at([at]))
+        if found.complete:
+            return
+        before = found.positions[-1]
+    yield from ((position, rollout, ()) for position, rollout in tape.rollouts(before))
+
+
+def _found(find: Find, before: int | None) -> Iterator[Found]:
+    """What an index finds, page by page: until a page is complete, or until there is no answer."""
+    limit = FIRST
+    while (found := find(before, limit)) is not None:
+        yield found
+        if not found.complete:
+            before, limit = found.positions[-1], min(4 * limit, MOST)
 
 
 def _resume(mark: Mark | None) -> tuple[int | None, int | None, tuple[str, int] | None]:

@@ -256,6 +256,14 @@ GROUPS: Final[dict[str, Group]] = {
             ),
         },
     ),
+    "index": Group(
+        "The index of the tape: filters find rows without a scan. Without a command: status.",
+        {
+            "status": Command("penstock.gateway.cli.index:status", "Say whether filters use the index, and else why."),
+            "rebuild": Command("penstock.gateway.cli.index:rebuild", "Make the index anew from the tape."),
+        },
+        usual="status",
+    ),
     "webhook": Group(
         "Who is told what becomes of releases.",
         {
@@ -371,7 +379,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Releases": ("resource", "prompts", "release", "webhook"),
     "Training": ("doctor", "samples", "runs", "train"),
-    "Tape": ("export", "check", "backup", "restore"),
+    "Tape": ("export", "index", "check", "backup", "restore"),
 }
 """How `--help` arranges commands."""
 

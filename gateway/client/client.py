@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from penstock.gateway.client.connection import ClientError, Params, brief
 from penstock.gateway.client.definitions import DefinitionClient
 from penstock.gateway.client.exchanges import PARTS, RECORDS, Recorded, RolloutPart, Unpacker, WholeRollout
+from penstock.gateway.client.index import IndexClient
 from penstock.gateway.client.policy import PolicyClient
 from penstock.gateway.client.releases import ReleaseClient
 from penstock.gateway.client.runs import RunClient
@@ -78,7 +79,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 F = TypeVar("F", Change, Digest)
 
 
-class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamClient, WebhookClient):
+class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamClient, WebhookClient, IndexClient):
     """A connection to a gateway's control API."""
 
     # Reading ----------------------------------------------------------------------------------------------------------

@@ -164,6 +164,10 @@ class SyncClient:
     deliveries = _waited(Client.deliveries)
     test_webhook = _waited(Client.test_webhook)
 
+    # The index
+    index = _waited(Client.index)
+    rebuild_index = _waited(Client.rebuild_index)
+
     # Policies
     waiting = _waited(Client.waiting)
     answer_waiting = _waited(Client.answer_waiting)

@@ -44,18 +44,25 @@ class Values(NamedTuple):
     """Each gives one, or NULL."""
 
 
+class Where(NamedTuple):
+    """What a row must satisfy."""
+
+    row: Sql
+    """Of `spans s`, or of `rollouts r`."""
+    within: Sql | None = None
+    """Of `spans s`: what one span of the rollout must satisfy besides, where rollouts are listed."""
+
+
 TRUE: Final = Sql("true")
 
 
-def where(query: Query, target: Target, words: Words) -> Sql:
-    """What the rows of `spans s`, or of `rollouts r`, must satisfy."""
+def where(query: Query, target: Target, words: Words) -> Where:
+    """A filter of one of the lists."""
     if target == "spans":
-        return _all(_condition(one, words, "s") for one in query.conditions)
+        return Where(_all(_condition(one, words, "s") for one in query.conditions))
     own = [_condition(one, words, "r") for one in query.conditions if one.of_rollout]
     within = [_condition(one, words, "s") for one in query.conditions if not one.of_rollout]
-    if within:
-        own.append(_wrap("r.number in (select s.number from spans s where {})", _all(within)))
-    return _all(own)
+    return Where(_all(own), _all(within) if within else None)
 
 
 def _condition(one: Condition, words: Words, row: str) -> Sql:
@@ -161,7 +168,7 @@ _SPAN: Final[dict[str, Values]] = {
     "stream": Values("s", (_flag("s.stream"),)),
     "started": Values("s", ("s.start_ns",)),
     "since": Values("s", ("s.start_ns",)),
-    "model": Values("s", ("s.model", "s.model_served")),
+    "model": Values("s", ("nullif(s.model, '')", "nullif(s.model_served, '')")),
     "source": Values("s", ("s.reward_source",)),
     "server": Values("s", (f"(case when s.kind in ({', '.join(map(repr, TOOLS))}) then s.upstream end)",)),
     "version": Values("s", (_VERSIONS,)),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from penstock.gateway.filters import sql
 from penstock.gateway.filters.query import parse
@@ -176,31 +176,41 @@ class Index:
     def find(self, asked: Find) -> Found:
         """Where the rows of a page are, newest first. It must have caught up."""
         self._refresh()
-        query = parse(asked.filter, asked.target, asked.now_ns)
-        condition = sql.where(query, asked.target, self._tables.words)
-        rows = (self._find_spans if asked.target == "spans" else self._find_rollouts)(condition, asked)
-        return Found(rows[: asked.limit], len(rows) <= asked.limit)
+        where = sql.where(parse(asked.filter, asked.target, asked.now_ns), asked.target, self._tables.words)
+        return self._find_spans(where.row, asked) if asked.target == "spans" else self._find_rollouts(where, asked)
 
-    def _find_rollouts(self, condition: sql.Sql, asked: Find) -> list[int]:
-        return self._numbers("r.number", "rollouts r", condition, asked)
-
-    def _find_spans(self, condition: sql.Sql, asked: Find) -> list[int]:
-        """The newest files first: a page is often full before the others are read."""
-        found = self._numbers("s.cursor", "running s", condition, asked)
-        for source in ("fresh", self._tables.newest_file, self._tables.older_files):
-            if source is not None and (missing := asked.limit + 1 - len(found)) > 0:
-                more = self._numbers("s.cursor", f"{source} s", condition, asked, missing)
-                found = sorted([*found, *more], reverse=True)
-        return found
-
-    def _numbers(self, column: str, table: str, condition: sql.Sql, asked: Find, limit: int | None = None) -> list[int]:
-        before = "" if asked.before is None else f"{column} < ? and "
-        values: Sequence[Any] = () if asked.before is None else (asked.before,)
+    def _find_rollouts(self, where: sql.Where, asked: Find) -> Found:
+        source, hit, values = "rollouts r", "null", where.row.values
+        if where.within is not None:
+            inner = f"select s.number, max(s.cursor) as hit from spans s where {where.within.text} group by s.number"
+            source, hit = f"rollouts r join ({inner}) h on h.number = r.number", "h.hit"
+            values = (*where.within.values, *values)
+        before = "" if asked.before is None else f"r.number < {asked.before} and "
         rows = self._tables.ask(
-            f"select {column} from {table} where {before}({condition.text}) order by {column} desc limit ?",
-            (*values, *condition.values, limit or asked.limit + 1),
+            f"select r.number, r.rollout, {hit} from {source} where {before}({where.row.text}) "
+            "order by r.number desc limit ?",
+            (*values, asked.limit + 1),
         )
-        return [number for (number,) in rows]
+        shown = rows[: asked.limit]
+        hits = [] if where.within is None else [hit for _, _, hit in shown]
+        return Found([row[0] for row in shown], len(rows) <= asked.limit, [row[1] for row in shown], hits)
+
+    def _find_spans(self, condition: sql.Sql, asked: Find) -> Found:
+        """The newest files first: a page is often full before the others are read. Calls that run are anywhere."""
+        ended: list[int] = []
+        for source in ("fresh", self._tables.newest_file, self._tables.older_files):
+            if source is not None and (missing := asked.limit + 1 - len(ended)) > 0:
+                ended += self._cursors(source, condition, asked, missing)
+        found = sorted([*ended, *self._cursors("running", condition, asked, asked.limit + 1)], reverse=True)
+        return Found(found[: asked.limit], len(found) <= asked.limit)
+
+    def _cursors(self, source: str, condition: sql.Sql, asked: Find, limit: int) -> list[int]:
+        before = "" if asked.before is None else f"s.cursor < {asked.before} and "
+        rows = self._tables.ask(
+            f"select s.cursor from {source} s where {before}({condition.text}) order by s.cursor desc limit ?",
+            (*condition.values, limit),
+        )
+        return [cursor for (cursor,) in rows]
 
 
 def _records(view: View, first: int, last: int) -> Iterator[tuple[int, bytes]]:

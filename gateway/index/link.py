@@ -20,8 +20,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.gateway.index.questions import Answer, Behind, Failed, Find, Found, Question, Rebuild, State, Status
+from penstock.gateway.index.questions import Answer, Failed, Find, Found, Question, Rebuild, State, Status
 from penstock.gateway.index.segments import SEALED
+from penstock.gateway.model.index import IndexStatus, IndexView
 
 When = Literal["large", "always", "never"]
 LARGE: Final = 20_000
@@ -31,6 +32,17 @@ PATIENCE_S: Final = 5.0
 CLOSING_S: Final = 3.0
 PAUSES_S: Final = (1.0, 60.0)
 """How long after its start a process that has ended is started again: at first, and at most."""
+NEAR: Final = 5_000
+"""Changes that are read between a question and its answer."""
+_REASONS: Final[dict[IndexStatus, str]] = {
+    "ready": "filters answer from it",
+    "reading": "it reads the tape; filters scan until it has caught up",
+    "starting": "its process is starting; filters scan until then",
+    "small": f'the tape has fewer than {LARGE:,} changes: a scan is as fast ([index] when = "always" makes one)',
+    "off": 'it is turned off ([index] when = "never"): filters scan the tape',
+    "missing": "pip install 'penstock-gateway[index]', then restart the gateway; until then filters scan the tape",
+    "broken": "filters scan, and it is made anew in a moment",
+}
 _log = logging.getLogger("penstock.index")
 
 
@@ -96,14 +108,27 @@ class Link:
             _log.warning("the index did not answer, the tape is scanned: %s", answer.reason)
         return answer if isinstance(answer, Found) else None
 
-    def state(self) -> State | Behind | Failed | None:
-        """How far it is; None where there is no process, or where it is starting."""
-        answer = self._ask(Status())
-        return None if isinstance(answer, Found) else answer
+    def view(self) -> IndexView:
+        """How it is."""
+        return self._view(self._ask(Status()))
 
-    def rebuild(self) -> bool:
-        """Deletes the index and begins anew; False where there is no process to do so."""
-        return isinstance(self._ask(Rebuild()), State)
+    def rebuild(self) -> IndexView:
+        """Deletes the index and begins anew, where there is a process to do so."""
+        return self._view(self._ask(Rebuild()))
+
+    def _view(self, answer: Answer | None) -> IndexView:
+        newest = self._newest()
+        if isinstance(answer, State):
+            status = "ready" if answer.newest - answer.cursor < NEAR else "reading"
+            return IndexView(
+                status=status, reason=_REASONS[status], cursor=answer.cursor, newest=answer.newest,
+                files=answer.files, bytes=answer.bytes, unsealed=answer.fresh,
+            )  # fmt: skip
+        if isinstance(answer, Failed):
+            return IndexView(status="broken", reason=f"{_REASONS['broken']}: {answer.reason}", newest=newest)
+        status = "off" if self._when == "never" else "missing" if self.missing else "starting"
+        status = "small" if status == "starting" and not self.wanted else status
+        return IndexView(status=status, reason=_REASONS[status], newest=newest)
 
     def _ask(self, question: Question) -> Answer | None:
         with self._lock:

@@ -28,6 +28,10 @@ class Found(msgspec.Struct, tag=True, frozen=True):
     positions: list[int]
     complete: bool
     """There are no more below the last one."""
+    names: list[str] = []
+    """Of rollouts their names."""
+    hits: list[int] = []
+    """Of rollouts the cursor of a span that a filter of spans takes; empty where it is of none."""
 
 
 class Status(msgspec.Struct, tag=True, frozen=True):

@@ -69,14 +69,6 @@ class Reader:
                 stored = [(number, view.rollout(view.name(number))) for number in slice_]
             yield from ((number, rollout) for number, rollout in stored if rollout is not None)
 
-    def numbered(self, numbers: Iterable[int]) -> Iterator[tuple[int, Rollout]]:
-        """The rollouts with these numbers, in their order, behind them."""
-        for number in numbers:
-            with self.view() as view:
-                rollout = view.rollout(view.name(number))
-            if rollout is not None:
-                yield number, rollout
-
     def at(self, cursors: Iterable[int]) -> Iterator[tuple[int, Span]]:
         """The spans that these changes tell of, in their order, behind their positions. One that was running then and
         has ended since is left out."""

@@ -134,10 +134,6 @@ class MemoryTape:
         newest_first = sorted(self._spans.values(), key=lambda item: -item[0])
         return ((n, span) for n, span in newest_first if before is None or n < before)
 
-    def numbered(self, numbers: Iterable[int]) -> Iterator[tuple[int, Rollout]]:
-        known = dict(self.rollouts())
-        return ((number, known[number]) for number in numbers)
-
     def at(self, cursors: Iterable[int]) -> Iterator[tuple[int, Span]]:
         known = dict(self.recent())
         return ((cursor, known[cursor]) for cursor in cursors)

@@ -21,6 +21,7 @@ UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"
 SECTIONS = {
     "limits": "[limits]",
     "tape": "[tape]",
+    "index": "[index]",
     "otlp": "[otlp]",
     "key": "[[key]]",
     "upstream": "[[upstream]]",
@@ -106,6 +107,7 @@ WRONG = [
     ("", "limits = 1"),
     ("", "tape = 1"),
     ("", "otlp = 1"),
+    ("", "index = 1"),
     ("", "key = 1"),
     ("", "upstream = 1"),
     ("", "route = 1"),
@@ -182,6 +184,7 @@ WRONG = [
     ("otlp", "headers_env = 1"),
     ("otlp", 'capture_content = "yes"'),
     ("", "webhook = 1"),
+    ("index", 'when = "sometimes"'),
     ("webhook", 'name = "a b"'),
     ("webhook", "url = 1"),
     ("webhook", "secret_env = 1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -137,20 +137,20 @@ class History:
 
     def _queue(self, spec: dict[str, Any]) -> None:
         name = f"q{self._at}"
-        self._operate(lambda queue: queue.enqueue([(name, RolloutSpec(**spec))], self._at))
+        self._operate(lambda tape: tape.enqueue([(name, RolloutSpec(**spec))], self._at))
 
     def _hand(self, worker: str, spec: dict[str, Any]) -> None:
         name = f"h{self._at}"
-        self._operate(lambda queue: queue.hand_out(name, RolloutSpec(**spec), worker, 10**18, self._at))
+        self._operate(lambda tape: tape.hand_out(name, RolloutSpec(**spec), worker, 10**18, self._at))
         self._queued.append(name)
 
     def _finish(self, number: int, status: AttemptStatus, reward: float | None) -> None:
         if self._queued:
             name = self._queued.pop(number % len(self._queued))
             said = [] if reward is None else [(Judgement(value=reward, source="rule"), True)]
-            self._operate(lambda queue: queue.finish((name, "a1"), None, status, Outcome(), said, self._at))
+            self._operate(lambda tape: tape.finish((name, "a1"), None, status, Outcome(), said, self._at))
 
-    def _operate(self, do: Any) -> None:
+    def _operate(self, do: Callable[[QueueOperations], object]) -> None:
         task: Task[Any] = Task(lambda transaction: do(QueueOperations(transaction)))
         self.store.write([task])
         assert task.refusal is None, task.refusal
@@ -174,7 +174,7 @@ def _entry(rollout: str, attempt: str, fields: dict[str, Any]) -> Entry:
 
 
 @contextmanager
-def history() -> Iterator[History]:
+def history() -> Generator[History]:
     with tempfile.TemporaryDirectory() as path:
         found = History(Path(path))
         try:
@@ -238,7 +238,7 @@ def finder(index: Index, target: Target, filter: str, page: int) -> Finder:
     return lambda before, limit: index.find(Find(target, filter, NOW, before, min(limit, page)))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(actions, min_size=5, max_size=60), st.lists(filters(), min_size=8, max_size=30), st.integers(1, 9))
 def test_a_filter_answers_by_the_index_as_by_a_scan(
     happens: list[tuple[Any, ...]], asked: list[tuple[Target, str]], page: int
@@ -258,4 +258,8 @@ def test_a_filter_answers_by_the_index_as_by_a_scan(
 @pytest.fixture(autouse=True)
 def quiet_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here outlives the test: what is synced need not be."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+    def fsync(handle: int) -> None:
+        pass
+
+    monkeypatch.setattr(os, "fsync", fsync)

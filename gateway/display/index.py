@@ -1,0 +1,16 @@
+"""The index, for people."""
+
+from __future__ import annotations
+
+from penstock.gateway.display.text import size
+from penstock.gateway.model.index import IndexView
+
+
+def index(view: IndexView) -> str:
+    """How it is, in a few lines."""
+    lines = [f"{view.status}: {view.reason}"]
+    if view.status in ("ready", "reading"):
+        share = 100 * view.cursor // view.newest if view.newest else 100
+        lines.append(f"changes   {view.cursor:,} of {view.newest:,} ({share} %)")
+        lines.append(f"files     {view.files:,}, {size(view.bytes)}; {view.unsealed:,} spans in memory")
+    return "\n".join(lines)
