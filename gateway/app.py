@@ -305,7 +305,7 @@ class Gateway:
             self.mcp.servers.expire(now)
             self._wanted.expire(now)
             self.mcp.sessions.sweep(now)
-            self.index.tend()
+            self.index.tend(self.state.draining)
         # Idle clients are many and in no hurry.
         for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
             if client.overdue(now, self.config.limits.client_timeout):

@@ -16,13 +16,13 @@ from pydantic import Field
 
 from penstock.gateway.api import guard
 from penstock.gateway.api.context import CONTROL, Control
+from penstock.gateway.api.finding import finder
 from penstock.gateway.api.guard import ApiError, answer, id_of, query_of, sequence_of
 from penstock.gateway.api.openapi import OCTETS
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.pages import (
     SCAN,
     SCAN_BODIES,
-    Find,
     Rows,
     T,
     Tape,
@@ -33,7 +33,6 @@ from penstock.gateway.api.pages import (
     page,
     recent_walk,
     rollouts_walk,
-    scan,
     spans_walk,
     summary,
 )
@@ -41,8 +40,7 @@ from penstock.gateway.api.tool_reading import read_tools
 from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.client.exchanges import Recorded, pack
 from penstock.gateway.diagnosis.diagnosis import diagnose
-from penstock.gateway.filters.query import Query, Target, parse
-from penstock.gateway.index import questions as index_questions
+from penstock.gateway.filters.query import Query, parse
 from penstock.gateway.model.answers import (
     AttemptList,
     Bytes,
@@ -110,7 +108,7 @@ async def get_rollouts(request: web.Request) -> web.Response:
         ids = ids_of(asked.ids)
         found = Rows(await asyncio.to_thread(named_rollouts, tape, query, ids), None, len(ids))
     else:
-        find = _finder(request.app[CONTROL], "rollouts", query, now_ns)
+        find = finder(request.app[CONTROL], "rollouts", query, now_ns)
         found = await _page(rollouts_walk(tape, query, find), "rollouts", asked, query)
     page = RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned)
     if not asked.brief:
@@ -140,22 +138,13 @@ async def get_rollout_spans(request: web.Request) -> web.Response:
 async def get_recent_spans(request: web.Request) -> web.Response:
     """Heads of the spans of all rollouts, newest change first."""
     control, asked, query, now_ns = _asked(request)
-    find = _finder(control, "spans", query, now_ns)
+    find = finder(control, "spans", query, now_ns)
     return await _spans(recent_walk(control.tape, query, find), "recent", asked, query)
 
 
 def _asked(request: web.Request) -> tuple[Control, PageQuery, Query, int]:
     asked, now_ns = query_of(request, PageQuery), time.time_ns()
     return request.app[CONTROL], asked, parse(asked.filter, "spans", now_ns), now_ns
-
-
-def _finder(control: Control, target: Target, query: Query, now_ns: int) -> Find:
-    """Asks the index, where it knows something that the filter is about."""
-    index = control.index
-    if index is None or not any(one.field.about != "bodies" for one in query.conditions):
-        return scan
-    text = str(query)
-    return lambda before, limit: index.find(index_questions.Find(target, text, now_ns, before, limit))
 
 
 async def _page(walk: Walk[T], name: str, asked: PageQuery, query: Query) -> Rows[T]:

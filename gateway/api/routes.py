@@ -22,6 +22,7 @@ from pydantic import Field
 from penstock.gateway import metrics
 from penstock.gateway.api import (
     audit,
+    breakdown,
     bulk,
     changes,
     definitions,
@@ -274,6 +275,7 @@ ROUTES: tuple[Route, ...] = (
     *audit.ROUTES,
     *webhooks.ROUTES,
     *index.ROUTES,
+    *breakdown.ROUTES,
     Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest),
     Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),

@@ -56,7 +56,7 @@ class Tally:
             self.durations[model].append(span.duration_ns)
             settled = refused(span) and (span.rollout, span.attempt) in self.answered
             for totals in (self.totals, self.by_model[model]):
-                _count(totals, span, settled)
+                count_call(totals, span, settled)
             if span.status == SpanStatus.OK and by_name(span.dialect).generates:
                 self.answered.add((span.rollout, span.attempt))
 
@@ -77,8 +77,8 @@ def _rewards(given: list[Reward]) -> RewardStats:
     )
 
 
-def _count(totals: Totals, span: Span, settled: bool) -> None:
-    """`settled`: whether it was refused and its agent asked otherwise."""
+def count_call(totals: Totals, span: Span, settled: bool) -> None:
+    """Counts a call. `settled`: whether it was refused and its agent asked otherwise."""
     totals.calls += 1
     totals.errors += span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED) and not settled
     totals.cancelled += span.status == SpanStatus.CANCELLED

@@ -24,6 +24,7 @@ from penstock.gateway.client.console import (
     up_to,
     with_client,
 )
+from penstock.gateway.model.grouping import By
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -134,22 +135,39 @@ def token(rollout: str, /, *, expires: str | None = None, gateway: Url = LOCAL) 
     with_client(gateway, ask)
 
 
-def stats(*, spans: int = 10_000, json: Json = False, gateway: Url = LOCAL) -> None:
+def stats(
+    *filter: Terms, by: By | None = None, since: str | None = None, spans: int = 10_000, json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:  # fmt: skip
     """Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.
+
+    With --by they are figures of all calls that a filter takes, a row for each value.
 
     Parameters
     ----------
+    by
+        Put calls together by this: `agent`, `version`, `day` ...
+    since
+        With --by: only calls that began then or later, such as 7d or 2026-11-01.
     spans
-        How many of the newest spans to sum over.
+        Without --by: how many of the newest spans to sum over.
     """
     import asyncio
     import time
 
     from rich.console import Group
 
-    from penstock.gateway.display import queue, rollouts
+    from penstock.gateway.display import breakdown, queue, rollouts
+
+    terms = joined_terms(filter) + (f" since:{since}" if since else "")
+    if by is None and terms:
+        raise Failure("a filter and --since go with --by, such as `penstock stats --by agent --since 7d`", 2)
 
     async def ask(client: Client) -> None:
+        if by is not None:
+            found = await client.breakdown(by, terms.strip())
+            show([found], json, lambda: breakdown.breakdown(found))
+            return
         figures, status = await asyncio.gather(client.stats(spans), client.queue())
         show([figures, status], json, lambda: Group(rollouts.stats(figures), queue.queue(status, time.time_ns())))
 

@@ -45,7 +45,9 @@ from penstock.gateway.model.answers import (
 )
 from penstock.gateway.model.audit import UNSAID, AuditEntry, Caller, Said
 from penstock.gateway.model.base import Kind
+from penstock.gateway.model.breakdown import Breakdown
 from penstock.gateway.model.change import Change, ChangeKind, Digest
+from penstock.gateway.model.grouping import By
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
@@ -192,6 +194,10 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def stats(self, spans: int | None = None) -> Stats:
         """Figures, with sums over the newest `spans`."""
         return await self.get("/api/stats", Stats, {"spans": spans})
+
+    async def breakdown(self, by: By, filter: str = "") -> Breakdown:
+        """Figures of the calls that a filter takes, by what they have in common."""
+        return await self.get("/api/breakdown", Breakdown, {"by": by, "filter": filter})
 
     async def readiness(self) -> str | None:
         """None when the gateway is ready for calls; else why it is not."""

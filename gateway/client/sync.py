@@ -115,6 +115,7 @@ class SyncClient:
     exchanges = _waited(Client.exchanges)
     whole_rollouts = _waited(Client.whole_rollouts)
     stats = _waited(Client.stats)
+    breakdown = _waited(Client.breakdown)
     readiness = _waited(Client.readiness)
     whoami = _waited(Client.whoami)
     audit_log = _waited(Client.audit_log)

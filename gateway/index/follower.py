@@ -10,15 +10,17 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from penstock.gateway.filters import sql
 from penstock.gateway.filters.query import parse
-from penstock.gateway.index.questions import Find, Found, State
+from penstock.gateway.index.questions import Find, Found, State, Sum
 from penstock.gateway.index.rows import Rollouts, Row, attempt_row, input_row, rollout_row, span_row
 from penstock.gateway.index.segments import SEALED, Manifest, Segments
-from penstock.gateway.index.tables import Tables
+from penstock.gateway.index.sums import summed
+from penstock.gateway.index.tables import DAMAGED, Tables
 from penstock.gateway.store import Store, codec, keys
 from penstock.gateway.store.view import View
 
@@ -38,13 +40,24 @@ class Index:
         if not self._of_this_tape(manifest):
             _log.info("the index in %s is of another tape, or of an older state of it: it is made anew", path)
             manifest = Manifest()
-        self._open(manifest)
+        try:
+            self._open(manifest)
+        except DAMAGED:
+            _log.warning("the index in %s cannot be read: it is made anew", path, exc_info=True)
+            self._segments.commit(Manifest())
+            self._open(Manifest())
 
     def _of_this_tape(self, manifest: Manifest) -> bool:
-        if not manifest.cursor:
-            return True
+        newest = self._store.cursor()
+        return not manifest.cursor or (manifest.cursor <= newest and self._mark(manifest.cursor) == manifest.mark)
+
+    def _mark(self, cursor: int) -> str:
+        """What tells a tape from another one that has as many changes: the change itself, and when the newest rollout
+        was made, because a change often is a name and no more. (What a filter compares with is never a part of it.)"""
         with self._store.view() as view:
-            return manifest.cursor <= view.last("log") and _mark(view, manifest.cursor) == manifest.mark
+            record = view.log_record(cursor)
+        made = [f"{number} {one.created_ns}".encode() for number, one in islice(self._store.rollouts(cursor + 1), 1)]
+        return hashlib.blake2b(b"\0".join([record, *made]), digest_size=16).hexdigest()
 
     def _open(self, manifest: Manifest) -> None:
         self._segments.clean(manifest.files)
@@ -74,6 +87,8 @@ class Index:
     def follow(self, until: float) -> bool:
         """Reads on, until it has caught up, or until then (of `time.monotonic`). Whether it has caught up."""
         while self._read_piece():
+            if len(self._dirty) >= PIECE:
+                self._refresh_rollouts()
             if self._fresh >= self._sealed or self._changed + len(self._dirty) >= self._sealed:
                 self._refresh()
                 self._seal()
@@ -115,23 +130,35 @@ class Index:
 
     def _refresh(self) -> None:
         """Reads anew what is not as it was: rollouts with their attempts, and calls that run."""
-        if self._dirty:
-            rollouts: list[Row] = []
-            attempts: list[Row] = []
-            inputs: list[Row] = []
-            names = list(self._dirty)
-            for start in range(0, len(names), PIECE):
-                with self._store.view() as view:
-                    for name in names[start : start + PIECE]:
-                        self._read_rollout(view, name, rollouts, attempts, inputs)
-            self._tables.change("rollouts", rollouts)
-            self._tables.change("attempts", attempts)
-            self._tables.add("inputs", inputs)
-            self._changed += len(rollouts)
-            self._dirty.clear()
-        if self._running_changed:
-            self._tables.run(self._running_rows())
-            self._running_changed = False
+        while self._dirty:
+            self._refresh_rollouts()
+        while self._running_changed:
+            rows = self._running_rows()
+            if rows is None:
+                # One has ended since: its end is in the log.
+                self._read_piece()
+            else:
+                self._tables.run(rows)
+                self._running_changed = False
+        while self._dirty:
+            self._refresh_rollouts()
+
+    def _refresh_rollouts(self) -> None:
+        """Reads some of the rollouts anew that something happened to."""
+        rollouts: list[Row] = []
+        attempts: list[Row] = []
+        inputs: list[Row] = []
+        names = list(islice(self._dirty, PIECE))
+        with self._store.view() as view:
+            for name in names:
+                self._read_rollout(view, name, rollouts, attempts, inputs)
+        self._tables.change("rollouts", rollouts)
+        self._tables.change("attempts", attempts)
+        self._tables.add("inputs", inputs)
+        self._inputs.update(number for number, _ in inputs)
+        self._changed += len(rollouts)
+        for name in names:
+            del self._dirty[name]
 
     def _read_rollout(self, view: View, name: str, rollouts: list[Row], attempts: list[Row], inputs: list[Row]) -> None:
         found = view.numbered_rollout(name)
@@ -143,21 +170,21 @@ class Index:
         attempts += [attempt_row(number, attempt) for attempt in tries]
         # What was given to do never changes, so that it is kept once: what was there before the last seal is sealed.
         if rollout.input is not None and number > self._sealed_cursor and number not in self._inputs:
-            self._inputs.add(number)
             inputs.append(input_row(number, rollout))
 
-    def _running_rows(self) -> list[Row]:
+    def _running_rows(self) -> list[Row] | None:
+        """The calls that run; None where one has ended since the log was read."""
         rows: list[Row] = []
         with self._store.view() as view:
             for key, at in self._running.items():
                 stored = view.get("open", key)
-                if stored is not None:
-                    rows.append(span_row(view, self._rollouts, at, key, codec.unpack_open(stored)[0]))
+                if stored is None:
+                    return None
+                rows.append(span_row(view, self._rollouts, at, key, codec.unpack_open(stored)[0]))
         return rows
 
     def _seal(self) -> None:
-        with self._store.view() as view:
-            mark = _mark(view, self.cursor)
+        mark = self._mark(self.cursor)
         files = self._tables.seal(self.cursor)
         running = tuple((at, key.hex()) for key, at in self._running.items())
         self._segments.commit(Manifest(self.cursor, mark, running, (*self._tables.files, *files)))
@@ -167,6 +194,11 @@ class Index:
         self._fresh = self._changed = 0
 
     # -- asking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def lag(self) -> int:
+        """Changes of the tape that it has not read."""
+        return self._store.cursor() - self.cursor
 
     def state(self) -> State:
         """How far it is, and how large."""
@@ -178,6 +210,12 @@ class Index:
         self._refresh()
         where = sql.where(parse(asked.filter, asked.target, asked.now_ns), asked.target, self._tables.words)
         return self._find_spans(where.row, asked) if asked.target == "spans" else self._find_rollouts(where, asked)
+
+    def sum(self, asked: Sum) -> list[dict[str, str | int | float | None]]:
+        """What the calls of a filter come to. It must have caught up."""
+        self._refresh()
+        where = sql.where(parse(asked.filter, "spans", asked.now_ns), "spans", self._tables.words).row
+        return summed(self._tables.ask, asked.by, where)
 
     def _find_rollouts(self, where: sql.Where, asked: Find) -> Found:
         source, hit, values = "rollouts r", "null", where.row.values
@@ -219,7 +257,3 @@ def _records(view: View, first: int, last: int) -> Iterator[tuple[int, bytes]]:
         begins, records = view.log_segment(first)
         yield from enumerate(records[first - begins : last + 1 - begins], first)
         first = begins + len(records)
-
-
-def _mark(view: View, cursor: int) -> str:
-    return hashlib.blake2b(view.log_record(cursor), digest_size=16).hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -20,8 +21,21 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.gateway.index.questions import Answer, Failed, Find, Found, Question, Rebuild, State, Status
-from penstock.gateway.index.segments import SEALED
+from penstock.gateway.index.questions import (
+    Answer,
+    Behind,
+    Failed,
+    Find,
+    Found,
+    Question,
+    Rebuild,
+    State,
+    Status,
+    Sum,
+    Summed,
+)
+from penstock.gateway.index.segments import NEAR, SEALED
+from penstock.gateway.model.breakdown import BreakdownRow
 from penstock.gateway.model.index import IndexStatus, IndexView
 
 When = Literal["large", "always", "never"]
@@ -32,8 +46,8 @@ PATIENCE_S: Final = 5.0
 CLOSING_S: Final = 3.0
 PAUSES_S: Final = (1.0, 60.0)
 """How long after its start a process that has ended is started again: at first, and at most."""
-NEAR: Final = 5_000
-"""Changes that are read between a question and its answer."""
+BEHIND_S: Final = 1.0
+"""How long an index that is far behind the tape is not asked again."""
 _REASONS: Final[dict[IndexStatus, str]] = {
     "ready": "filters answer from it",
     "reading": "it reads the tape; filters scan until it has caught up",
@@ -56,7 +70,7 @@ class Link:
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: Connection
         self._ready = self._closed = False
-        self._next_start = 0.0
+        self._next_start = self._not_before = 0.0
         self._pause_s = PAUSES_S[0]
         self.missing = find_spec("duckdb") is None or find_spec("pyarrow") is None
         """It cannot be had: its extra is not installed."""
@@ -67,10 +81,10 @@ class Link:
         enough = self._when == "always" or (self._when == "large" and self._newest() >= LARGE)
         return enough and not self.missing and not self._closed
 
-    def tend(self) -> None:
-        """Starts the process where one should run and none does. Blocks for the time that a start takes: some
-        milliseconds."""
-        if self.wanted and self._lock.acquire(blocking=False):
+    def tend(self, ending: bool = False) -> None:
+        """Starts the process where one should run and none does, unless its gateway is ending. Blocks for the time that
+        a start takes: some milliseconds."""
+        if not ending and self.wanted and self._lock.acquire(blocking=False):
             try:
                 self._start_if_due()
             finally:
@@ -82,15 +96,21 @@ class Link:
         if self._process is None and time.monotonic() >= self._next_start and not self._closed:
             self._next_start = time.monotonic() + self._pause_s
             self._pause_s = min(2 * self._pause_s, PAUSES_S[1])
-            self._start()
+            try:
+                self._start()
+            except OSError as error:
+                _log.warning("the process of the index cannot be started: %s", error)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        # An answer that does not come whole is none.
+        for side in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, side, struct.pack("ll", *divmod(int(PATIENCE_S * 1e6), 1_000_000)))
         command = [sys.executable, "-P", "-m", "penstock.gateway.index.process"]
         command += [str(self._path), str(theirs.fileno()), str(self._sealed)]
-        with theirs:
+        with ours, theirs:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        self._asked, self._ready = Connection(ours.detach()), False
+            self._asked, self._ready = Connection(ours.detach()), False
 
     def _end(self, reason: str) -> None:
         """The process is of no use: the next one is started later."""
@@ -103,10 +123,23 @@ class Link:
 
     def find(self, asked: Find) -> Found | None:
         """Where the rows are that a filter takes; None: scan."""
+        answer = self._ask_if_near(asked)
+        return answer if isinstance(answer, Found) else None
+
+    def sum(self, asked: Sum) -> list[BreakdownRow] | None:
+        """What the calls of a filter come to; None: scan."""
+        answer = self._ask_if_near(asked)
+        return [BreakdownRow.model_validate(row) for row in answer.rows] if isinstance(answer, Summed) else None
+
+    def _ask_if_near(self, asked: Find | Sum) -> Answer | None:
+        if time.monotonic() < self._not_before:
+            return None
         answer = self._ask(asked)
+        if isinstance(answer, Behind):
+            self._not_before = time.monotonic() + BEHIND_S
         if isinstance(answer, Failed):
             _log.warning("the index did not answer, the tape is scanned: %s", answer.reason)
-        return answer if isinstance(answer, Found) else None
+        return answer
 
     def view(self) -> IndexView:
         """How it is."""
@@ -139,7 +172,7 @@ class Link:
                 if self._asked.poll(PATIENCE_S):
                     return self._heard()
                 self._end(f"it did not answer for {PATIENCE_S:.0f} s")
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, msgspec.MsgspecError) as error:
                 self._end(str(error) or "it has ended")
         return None
 

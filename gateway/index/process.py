@@ -19,9 +19,9 @@ import msgspec
 
 from penstock.gateway.filters.query import QueryError
 from penstock.gateway.index.follower import Index
-from penstock.gateway.index.questions import Answer, Behind, Failed, Find, Question, Rebuild
-from penstock.gateway.index.segments import Held
-from penstock.gateway.index.tables import DAMAGED
+from penstock.gateway.index.questions import Answer, Behind, Failed, Find, Question, Rebuild, Status, Sum, Summed
+from penstock.gateway.index.segments import NEAR, Held
+from penstock.gateway.index.tables import DAMAGED, UNREADABLE
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 
@@ -34,6 +34,8 @@ CATCH_UP_S: Final = 0.3
 HELD_S: Final = 5.0
 """How long it waits for the process of a gateway that was killed to let go."""
 NICE: Final = 10
+FAILURES: Final = 3
+"""Questions in a row that fail before it is made anew."""
 PAUSES_S: Final = (2.0, 300.0)
 """How long a damaged index waits before it is made anew: at first, and at most."""
 _log = logging.getLogger("penstock.index")
@@ -49,6 +51,9 @@ class Answering:
         self._again = 0.0
         """When it is made anew (of `time.monotonic`)."""
         self._pause_s = PAUSES_S[0]
+        self._failures = 0
+        """Questions in a row that it could not answer."""
+        self._said = ""
 
     def run(self) -> None:
         """Says how far it is, then follows and answers until the other side is closed."""
@@ -57,13 +62,24 @@ class Answering:
         while True:
             if self._asked.poll(0.0 if behind else POLL_S):
                 self._say(self._answer(msgspec.msgpack.decode(self._asked.recv_bytes(), type=Question)))
-            behind = not self._follow(PIECE_S)
+            behind = not self._follow()
 
     def _say(self, answer: Answer) -> None:
         self._asked.send_bytes(msgspec.msgpack.encode(answer))
 
-    def _follow(self, seconds: float) -> bool:
-        """Reads on; True when there is nothing more to read now."""
+    def _follow(self) -> bool:
+        """Reads on for a moment; True when there is nothing more to read now."""
+        try:
+            return self._catch_up(PIECE_S)
+        except TapeError as error:
+            # The gateway says the same of its own reads; it may be better later.
+            if str(error) != self._said:
+                self._said = str(error)
+                _log.warning("the index cannot follow: %s", error)
+        return True
+
+    def _catch_up(self, seconds: float) -> bool:
+        """Reads on; True when there is nothing more to read now. Raises `TapeError`."""
         try:
             if self._broken is not None:
                 if time.monotonic() < self._again:
@@ -72,9 +88,6 @@ class Answering:
             return self._index.follow(time.monotonic() + seconds)
         except DAMAGED as error:
             self._give_up(error)
-        except TapeError as error:
-            # The gateway says the same of its own reads; it may be better later.
-            _log.warning("the index cannot follow: %s", error)
         return True
 
     def _make_anew(self) -> None:
@@ -92,16 +105,28 @@ class Answering:
             if isinstance(question, Rebuild):
                 self._make_anew()
                 return self._index.state()
-            if isinstance(question, Find) and not self._follow(CATCH_UP_S):
+            if isinstance(question, Status):
+                return Failed(self._broken) if self._broken is not None else self._index.state()
+            if self._index.lag > NEAR or not self._catch_up(CATCH_UP_S):
                 return Behind(self._index.cursor)
-            if self._broken is not None:
-                return Failed(self._broken)
-            return self._index.find(question) if isinstance(question, Find) else self._index.state()
+            return Failed(self._broken) if self._broken is not None else self._found(question)
         except (QueryError, TapeError) as error:
             return Failed(str(error))
-        except DAMAGED as error:
+        except UNREADABLE as error:
             self._give_up(error)
             return Failed(str(self._broken))
+        except DAMAGED as error:
+            # Another question may fare better; it is made anew only if none does.
+            self._failures += 1
+            if self._failures >= FAILURES:
+                self._failures = 0
+                self._give_up(error)
+            return Failed(f"{type(error).__name__}: {error}")
+
+    def _found(self, question: Find | Sum) -> Answer:
+        found = self._index.find(question) if isinstance(question, Find) else Summed(self._index.sum(question))
+        self._failures = 0
+        return found
 
 
 def main(path: Path, descriptor: int, sealed: int) -> None:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.gateway.filters.fields import Target
+from penstock.gateway.model.grouping import By
 
 
 class Find(msgspec.Struct, tag=True, frozen=True):
@@ -32,6 +33,20 @@ class Found(msgspec.Struct, tag=True, frozen=True):
     """Of rollouts their names."""
     hits: list[int] = []
     """Of rollouts the cursor of a span that a filter of spans takes; empty where it is of none."""
+
+
+class Sum(msgspec.Struct, tag=True, frozen=True):
+    """What do the calls come to that a filter of spans takes?"""
+
+    by: By
+    filter: str
+    now_ns: int
+
+
+class Summed(msgspec.Struct, tag=True, frozen=True):
+    """A row for each value, as `Breakdown` has them."""
+
+    rows: list[dict[str, str | int | float | None]]
 
 
 class Status(msgspec.Struct, tag=True, frozen=True):
@@ -69,5 +84,5 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-Question: TypeAlias = Find | Status | Rebuild
-Answer: TypeAlias = Found | State | Behind | Failed
+Question: TypeAlias = Find | Sum | Status | Rebuild
+Answer: TypeAlias = Found | Summed | State | Behind | Failed

@@ -159,4 +159,6 @@ def flattened(metadata: dict[str, Any], before: str = "") -> Iterator[tuple[str,
         if isinstance(value, dict) and "." not in key:
             yield from flattened(cast("dict[str, Any]", value), f"{before}{key}.")
     for key, value in metadata.items():
+        if not key and before:
+            continue  # no filter can name it
         yield before + key, value if value is None or isinstance(value, str) else json.dumps(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,8 @@ import msgspec
 
 SEALED: Final = 50_000
 """Rows of spans, or of rollouts that changed, that are sealed together."""
+NEAR: Final = 5_000
+"""Changes that are read between a question and its answer; who is further behind does not answer."""
 FORMAT: Final = 1
 """Of the columns and of the manifest. An index of another one is made anew."""
 _MANIFEST: Final = "manifest.json"
@@ -69,6 +72,11 @@ class Segments:
             os.close(self._lock)
             raise Held(f"another process has the index in {path} open") from None
 
+    @property
+    def spill(self) -> Path:
+        """Where a question that needs more memory than it may have puts what it has."""
+        return self.path / "spill"
+
     def close(self) -> None:
         """Lets go of the directory."""
         os.close(self._lock)
@@ -115,6 +123,7 @@ class Segments:
         for path in self.path.glob("*.parquet*"):
             if path.name not in kept:
                 path.unlink()
+        shutil.rmtree(self.spill, ignore_errors=True)
 
 
 def _crc(path: Path) -> int:

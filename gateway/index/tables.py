@@ -21,6 +21,8 @@ pa: Final[Any] = import_module("pyarrow")
 """It has no types."""
 DAMAGED: Final[tuple[type[Exception], ...]] = (duckdb.Error, pa.ArrowException, OSError)
 """What a damaged index, or a full disk, raises."""
+UNREADABLE: Final[tuple[type[Exception], ...]] = (duckdb.IOException, duckdb.FatalException, OSError)
+"""Those of them that no other question would fare better with."""
 _TYPES: Final[dict[str, Any]] = {
     "bigint": pa.int64(),
     "integer": pa.int32(),
@@ -34,6 +36,8 @@ _MEMORY: Final = "1GB"
 _THREADS: Final = 2
 _KEYS: Final = {"rollouts": ("number",), "attempts": ("number", "attempt")}
 """What is one rollout, or one attempt."""
+_REMEMBERED: Final = 100_000
+"""Different values of a column that are remembered; where there are more they are read for each question."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
@@ -46,7 +50,7 @@ class Tables:
         self.files = list(files)
         self._duck = duckdb.connect()
         self._duck.execute(f"set memory_limit = '{_MEMORY}'; set threads = {_THREADS}; set enable_progress_bar = false")
-        self._duck.execute("set enable_object_cache = true; set preserve_insertion_order = false")
+        self._duck.execute(f"set temp_directory = '{_quoted(segments.spill)}'; set preserve_insertion_order = false")
         self._words = dict[tuple[str, str], set[str]]()
         """The different values of expressions over sealed spans that were asked for."""
         for table, columns in COLUMNS.items():
@@ -69,7 +73,7 @@ class Tables:
         if self._paths(table):
             key = ", ".join(_KEYS[table])
             self._duck.execute(
-                f"insert into {table} select * exclude filename from {_read(self._paths(table), 'filename = true')} "
+                f"insert into {table} select * exclude filename from {_read(self._paths(table), ', filename = true')} "
                 f"qualify row_number() over (partition by {key} order by filename desc) = 1"
             )
 
@@ -107,7 +111,9 @@ class Tables:
         if sealed is None:
             files = self._paths("spans")
             found = self.ask(_distinct(f"{_read(files)} s", expression)) if files else []
-            sealed = self._words[table, expression] = {word for (word,) in found}
+            sealed = {word for (word,) in found}
+            if len(sealed) <= _REMEMBERED:
+                self._words[table, expression] = sealed
         fresh = self.ask(f"{_distinct('fresh s', expression)} union {_distinct('running s', expression)}")
         return sealed.union(word for (word,) in fresh)
 
@@ -178,8 +184,9 @@ def _distinct(table: str, expression: str) -> str:
 
 
 def _read(paths: Sequence[Path], more: str = "") -> str:
+    """What reads these files. DuckDB would take a directory that is named `model=x` for a column."""
     names = ", ".join(f"'{_quoted(path)}'" for path in paths)
-    return f"read_parquet([{names}]{', ' if more else ''}{more})"
+    return f"read_parquet([{names}], hive_partitioning = false{more})"
 
 
 def _selects(paths: Sequence[Path]) -> list[str]:
@@ -200,7 +207,11 @@ def _array(values: Sequence[Any], kind: Any) -> Any:
     try:
         return pa.array(values, kind)
     except (UnicodeEncodeError, OverflowError, pa.ArrowInvalid):
-        return pa.array(list(map(_plain, values)), kind)
+        plain = list(map(_plain, values))
+        if pa.types.is_map(kind):
+            # Names that differed may be the same now.
+            plain = [None if row is None else list(dict(row).items()) for row in plain]
+        return pa.array(plain, kind)
 
 
 def _plain(value: Any) -> Any:

@@ -240,8 +240,8 @@ def test_there_is_one_name_for_the_key() -> None:
         (("export", "--format", "parquet"), 2, "Parquet goes to a file: say which, as --output FILE"),
         (("export", "-o", "no/such/folder/x"), 1, "no/such/folder/x: No such file or directory"),
         (("bogus",), 2, 'Unknown command "bogus". Available commands: serve, rollouts'),
-        (("stats", "extra", "more"), 2, "Nothing is done with 'extra' 'more'. See penstock stats --help."),
-        (("stats", "--jsn"), 2, "Unknown option: --jsn. Did you mean --json? See penstock stats --help."),
+        (("workers", "extra", "more"), 2, "Nothing is done with 'extra' 'more'. See penstock workers --help."),
+        (("workers", "--jsn"), 2, "Unknown option: --jsn. Did you mean --json? See penstock workers --help."),
         (("stats", "--gateway", "http://["), 1, "'http://[' is not the URL of a gateway: Invalid IPv6 URL"),
         (
             ("stats", "--gateway", "http://a.invalid"),

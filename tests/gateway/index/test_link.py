@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -9,9 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.entries import call
@@ -22,10 +26,16 @@ from penstock.gateway.app import open_store
 from penstock.gateway.filters.query import parse
 from penstock.gateway.index.follower import Index
 from penstock.gateway.index.link import LARGE, Link, When
-from penstock.gateway.index.questions import Find
+from penstock.gateway.index.process import Answering
+from penstock.gateway.index.questions import Failed, Find, Found
 from penstock.gateway.index.segments import Held, Segments
 from penstock.gateway.model.index import IndexView
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.operation import Task
+from penstock.gateway.store.view import View
 
 SEALED, PATIENCE_S = 40, 60.0
 ASKED = Find("spans", "rollout:r3", 0, None, 1000)
@@ -196,6 +206,122 @@ def test_it_is_not_used_for_another_tape(store: Store, tmp_path: Path) -> None:
             shutil.copytree(store.path / "index", other.path / "index")
             with linked(other) as link:
                 assert found(link) == expected(other)
+
+
+def test_a_file_that_cannot_be_read_is_made_anew_at_opening(store: Store) -> None:
+    """Its size and its checksum are right."""
+    with linked(store):
+        pass
+    manifest = store.path / "index" / "manifest.json"
+    told = json.loads(manifest.read_text())
+    one = next(file for file in told["files"] if file["table"] == "rollouts")
+    data = b"no Parquet"
+    (store.path / "index" / one["name"]).write_bytes(data)
+    one |= {"bytes": len(data), "crc": zlib.crc32(data)}
+    manifest.write_text(json.dumps(told))
+    with linked(store) as link:
+        assert found(link) == expected(store)
+
+
+def test_names_of_directories_are_no_columns(tmp_path: Path) -> None:
+    with open_store(tmp_path / "model=foo" / "run=5") as other:
+        fill(other, 100)
+        with linked(other) as link:
+            answer = link.find(Find("spans", "model:m-1", 0, None, 1000))
+            assert answer is not None
+            assert answer.positions == expected(other, "model:m-1")
+
+
+def test_a_tape_that_was_put_back_and_got_the_same_names_again_is_another_one(tmp_path: Path) -> None:
+    def enqueue(store: Store, tenant: str, now: int) -> None:
+        specs = [(f"task-{number}", RolloutSpec(metadata={"tenant": tenant})) for number in range(30)]
+        store.write([Task(lambda tape: QueueOperations(tape).enqueue(specs, now))])
+
+    asked = Find("rollouts", "metadata.tenant:new", 0, None, 100)
+    with open_store(tmp_path / "old") as old:
+        enqueue(old, "old", 1)
+        index = Index(old, old.path / "index", 10)
+        index.follow(time.monotonic() + PATIENCE_S)
+        assert index.find(asked).positions == []
+        index.close()
+    with open_store(tmp_path / "new") as new:
+        enqueue(new, "new", 2)
+        shutil.copytree(tmp_path / "old" / "index", tmp_path / "new" / "index")
+        index = Index(new, new.path / "index", 10)
+        index.follow(time.monotonic() + PATIENCE_S)
+        assert len(index.find(asked).positions) == 30
+        index.close()
+
+
+def test_a_tape_that_cannot_be_read_is_no_answer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is half of what changed: nothing is missing when it can be read again."""
+    index = Index(store, store.path / "index", 10**6)
+    ours, theirs = Pipe()
+    answering = Answering(index, theirs)
+    store.write([Task(lambda tape: QueueOperations(tape).enqueue([("late", RolloutSpec(input="flight"))], 1))])
+
+    def unreadable(self: Store, rollout: str) -> None:
+        raise TapeError("it cannot be read now")
+
+    asked = Find("rollouts", "input~flight", 0, None, 10)
+    with monkeypatch.context() as patched:
+        patched.setattr(View, "attempts", unreadable)
+        assert answering._answer(asked) == Failed("it cannot be read now")
+    answer = answering._answer(asked)
+    assert isinstance(answer, Found)
+    assert answer.names == ["late"]
+    index.close()
+    ours.close()
+
+
+def test_a_process_that_says_half_an_answer_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import sys, time\nfrom multiprocessing.connection import Connection\nimport msgspec\n"
+        "from penstock.gateway.index.questions import State\nasked = Connection(int(sys.argv[-2]))\n"
+        "asked.send_bytes(msgspec.msgpack.encode(State(1, 1, 0, 0, 0)))\nasked.recv_bytes()\n"
+        "import os\nos.write(asked.fileno(), b'\\0\\0\\1\\0abc')\ntime.sleep(600)\n"
+    )
+    started = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        made: subprocess.Popen[bytes] = started([sys.executable, "-c", program, *command[-2:]], env=env, **options)
+        return made
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr("penstock.gateway.index.link.PATIENCE_S", 2.0)
+    link = Link(store.path, "always", store.cursor)
+    link.tend()
+    process = process_of(link)
+    awaited(lambda: link._is_ready())
+    assert link.find(ASKED) is None
+    assert process.poll() == -signal.SIGKILL
+    link.close()
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_loop(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(command: list[str], **options: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    link = Link(store.path, "always", store.cursor)
+    link.tend()
+    assert link.view().status == "starting"
+    assert "the process of the index cannot be started: [Errno 24] Too many open files" in caplog.text
+
+
+def test_nobody_waits_for_an_index_that_is_far_behind(store: Store) -> None:
+    with linked(store) as link:
+        process_of(link).send_signal(signal.SIGSTOP)
+        fill(store, 6000)
+        link._not_before = time.monotonic() + PATIENCE_S
+        assert link.find(ASKED) is None
+        process_of(link).send_signal(signal.SIGCONT)
+        link._not_before = 0.0
+        awaited(lambda: link.find(ASKED) is not None)
+        assert found(link) == expected(store)
 
 
 def test_two_processes_never_have_one_index_open(store: Store) -> None:

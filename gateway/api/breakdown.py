@@ -1,0 +1,130 @@
+"""Figures of calls by what they have in common: model, agent, day ... Of the whole tape where there is an index, else
+of the newest spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import islice
+from typing import Final
+
+from aiohttp import web
+from pydantic import Field
+
+from penstock.gateway.api.context import CONTROL
+from penstock.gateway.api.guard import answer, query_of
+from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.pages import Tape, span_filter, summary
+from penstock.gateway.api.stats import count_call
+from penstock.gateway.api.tool_stats import latencies
+from penstock.gateway.dialects import by_name
+from penstock.gateway.filters.query import Query, parse
+from penstock.gateway.index.questions import Sum
+from penstock.gateway.model.base import Noun
+from penstock.gateway.model.breakdown import Breakdown, BreakdownRow
+from penstock.gateway.model.grouping import By
+from penstock.gateway.model.negotiation import refused
+from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.rollout import Rollout, RolloutSummary, Totals
+from penstock.gateway.model.span import Span, SpanStatus
+
+SCANNED: Final = 20_000
+"""The newest spans that are looked at without an index."""
+
+
+class BreakdownQuery(Noun):
+    """Parameters of a breakdown."""
+
+    by: By
+    """What calls are put together by."""
+    filter: str = Field(default="", max_length=4096)
+    """Only calls of which all these terms hold, such as `since:7d agent:planner`."""
+
+
+async def get_breakdown(request: web.Request) -> web.Response:
+    """Calls, errors, tokens, latencies and rewards by model, agent, version, day or whatever else calls have in common.
+    Sums are over the whole tape where there is an index, else over its newest spans: `complete` says which."""
+    control, asked, now_ns = request.app[CONTROL], query_of(request, BreakdownQuery), time.time_ns()
+    query = parse(asked.filter, "spans", now_ns)
+    index = None if query.needs_bodies else control.index
+    rows = None if index is None else await asyncio.to_thread(index.sum, Sum(asked.by, asked.filter, now_ns))
+    if rows is not None:
+        return answer(Breakdown(by=asked.by, rows=rows, complete=True))
+    return answer(await asyncio.to_thread(scanned, control.tape, asked.by, query, SCANNED))
+
+
+@dataclass(slots=True)
+class _Group:
+    """Calls that have a value in common."""
+
+    totals: Totals = field(default_factory=Totals)
+    durations: list[int] = field(default_factory=list[int])
+    rollouts: set[str] = field(default_factory=set[str])
+
+
+def scanned(tape: Tape, by: By, query: Query, most: int) -> Breakdown:
+    """The same by a scan of the newest spans."""
+    wanted, groups = span_filter(tape, query), defaultdict[str, _Group](_Group)
+    answered, looked_at = set[tuple[str, str]](), 0
+
+    @lru_cache(maxsize=4096)
+    def rollout(name: str) -> RolloutSummary | None:
+        found = tape.rollout(name)
+        return None if found is None else summary(tape, found)
+
+    for _, span in islice(tape.recent(), most):
+        looked_at += 1
+        if span.kind != "llm" or own(span) or span.duration_ns is None:
+            continue
+        # What came later in the attempt was seen before.
+        settled = refused(span) and (span.rollout, span.attempt) in answered
+        if span.status == SpanStatus.OK and by_name(span.dialect).generates:
+            answered.add((span.rollout, span.attempt))
+        for value in _values(by, span, rollout) if wanted(span) else ():
+            group = groups[value]
+            count_call(group.totals, span, settled)
+            group.durations.append(span.duration_ns)
+            group.rollouts.add(span.rollout)
+    rows = [_row(value, group, rollout) for value, group in groups.items()]
+    rows.sort(key=lambda row: (-row.calls, row.value))
+    complete = looked_at < most
+    return Breakdown(by=by, rows=rows, complete=complete, looked_at=None if complete else looked_at)
+
+
+def _row(value: str, group: _Group, rollout: Callable[[str], RolloutSummary | None]) -> BreakdownRow:
+    found = [one.reward for name in group.rollouts if (one := rollout(name)) is not None and one.reward is not None]
+    sums = dict(group.totals) | latencies(group.durations)
+    mean = sum(found) / len(found) if found else None
+    return BreakdownRow(value=value, rollouts=len(group.rollouts), rewarded=len(found), reward=mean, **sums)
+
+
+def _values(by: By, span: Span, rollout: Callable[[str], Rollout | None]) -> Sequence[str]:
+    """What a call is put under: one value, or each of several."""
+    if by == "version":
+        return [f"{name}@{version}" for name, version in (span.versions or {}).items()] or [""]
+    if by == "arm":
+        return (span.arm or "").split(",")
+    if by in _TIMES:
+        return (datetime.fromtimestamp(span.start_ns // 10**9, UTC).strftime(_TIMES[by]),)
+    if by in ("mode", "group", "origin"):
+        found = rollout(span.rollout)
+        return (str(getattr(found, by) or ""),)
+    value = getattr(span, by)
+    return ("unknown" if by == "model" else "",) if value is None else (str(value),)
+
+
+_TIMES: Final[Mapping[str, str]] = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d"}
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET", "/api/breakdown", "breakdown", "Figures by what calls have in common", Breakdown, get_breakdown,
+        query=BreakdownQuery,
+    ),
+)  # fmt: skip
+"""This part of the API."""

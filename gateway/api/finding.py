@@ -1,0 +1,26 @@
+"""What a list asks the index, where there is one."""
+
+from __future__ import annotations
+
+from penstock.gateway.api.context import Control
+from penstock.gateway.api.pages import Find, scan
+from penstock.gateway.filters.fields import Target
+from penstock.gateway.filters.query import Query
+from penstock.gateway.index import questions
+
+
+def finder(control: Control, target: Target, query: Query, now_ns: int) -> Find:
+    """Asks the index, where it knows something that the filter is about."""
+    index = control.index
+    if index is None or not any(one.field.about != "bodies" for one in query.conditions):
+        return scan
+    text, silent = str(query), False
+
+    def find(before: int | None, limit: int) -> questions.Found | None:
+        """Once it has not answered, the rest of the page is scanned."""
+        nonlocal silent
+        found = None if silent else index.find(questions.Find(target, text, now_ns, before, limit))
+        silent = found is None
+        return found
+
+    return find

@@ -1,0 +1,28 @@
+"""Figures of calls by what they have in common, for people."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.text import Text
+
+from penstock.gateway.display.rollouts import sums
+from penstock.gateway.display.table import Column, Listing, figure
+from penstock.gateway.display.text import duration, number, plain
+from penstock.gateway.model.breakdown import Breakdown
+
+
+def breakdown(found: Breakdown) -> Group:
+    """A row for each value, and what the sums are over."""
+    listing = Listing(
+        Column(found.by, narrows="cut", least=12), figure("calls"), figure("errors", 6), figure("cancelled", 1),
+        figure("tokens", 7), figure("tools", 2), figure("median", 4), figure("p95", 5), figure("rollouts", 3),
+        figure("reward"),
+    )  # fmt: skip
+    for row in found.rows:
+        listing.add_row(
+            plain(row.value), f"{row.calls:,}", f"{row.errors:,}", f"{row.cancelled:,}", sums(row),
+            f"{row.tool_calls:,}", duration(row.median_ns), duration(row.p95_ns), f"{row.rollouts:,}",
+            number(row.reward),
+        )  # fmt: skip
+    over = "all calls of agents" if found.complete else f"the newest {found.looked_at:,} spans (`penstock index`)"
+    return Group(Text(f"Sums over {over}; reward is the mean of rollouts that have one."), listing)

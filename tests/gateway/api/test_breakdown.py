@@ -1,0 +1,82 @@
+"""Figures by what calls have in common, by a scan; tests/gateway/index/test_equality.py has the index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import StartGateway
+from fakes.memory_tape import T0, MemoryTape, call
+from fakes.shell import Shell
+
+from penstock.gateway.api.breakdown import scanned
+from penstock.gateway.filters.query import parse
+from penstock.gateway.model.attributes import SHADOW_OF
+from penstock.gateway.model.breakdown import BreakdownRow
+from penstock.gateway.model.grouping import By
+from penstock.gateway.model.span import Usage
+
+
+def asked(tape: MemoryTape, by: By, filter: str = "", most: int = 1000) -> dict[str, BreakdownRow]:
+    return {row.value: row for row in scanned(tape, by, parse(filter, "spans", T0), most).rows}
+
+
+@pytest.fixture
+def tape() -> MemoryTape:
+    made = MemoryTape()
+    made.add(call(1, agent="a", ms=10, usage=Usage(input_tokens=5, output_tokens=1), versions={"p": "v1", "q": "v2"}))
+    made.add(call(2, agent="a", ms=30, status="error", error="http_429", http_status=429))
+    made.add(call(3, agent="b", ms=20, usage=Usage(input_tokens=7, output_tokens=2), tool_calls=2))
+    made.add(call(4, agent="b", ms=20, attributes={SHADOW_OF: "r1/a1/1"}))
+    made.add(call(5, kind="event", name="note"))
+    return made
+
+
+def test_sums_are_of_calls_that_have_a_value_in_common(tape: MemoryTape) -> None:
+    rows = asked(tape, "agent")
+    assert list(rows) == ["a", "b"]
+    a, b = rows["a"], rows["b"]
+    assert (a.calls, a.errors, a.input_tokens, a.output_tokens, a.rollouts) == (2, 1, 105, 21, 1)
+    assert (a.median_ns, a.p95_ns) == (10_000_000, 30_000_000)
+    assert (b.calls, b.tool_calls) == (1, 2)
+
+
+def test_a_call_with_two_versions_counts_under_each(tape: MemoryTape) -> None:
+    rows = asked(tape, "version")
+    assert {value: row.calls for value, row in rows.items()} == {"": 2, "p@v1": 1, "q@v2": 1}
+
+
+def test_a_filter_says_which_calls(tape: MemoryTape) -> None:
+    assert list(asked(tape, "error", "agent:a -status:ok")) == ["http_429"]
+    assert asked(tape, "agent", "agent:none") == {}
+
+
+def test_a_refusal_after_which_the_agent_was_answered_is_no_error() -> None:
+    tape = MemoryTape()
+    refused: dict[str, Any] = {"status": "error", "error": "translation", "upstream": None}
+    tape.add(call(1, agent="a", **refused))
+    assert asked(tape, "agent")["a"].errors == 1
+    tape.add(call(2, agent="a"))
+    assert asked(tape, "agent")["a"].errors == 0
+
+
+def test_it_says_how_much_was_looked_at(tape: MemoryTape) -> None:
+    found = scanned(tape, "agent", parse("", "spans"), 3)
+    assert (found.complete, found.looked_at) == (False, 3)
+    assert scanned(tape, "agent", parse("", "spans"), 100).complete
+
+
+async def test_a_person_asks(start_gateway: StartGateway, tmp_path: Path) -> None:
+    shell = Shell((await start_gateway("")).url, tmp_path)
+    shown = await shell.run("stats", "--by", "agent", "--since", "7d", "status:ok")
+    assert shown.code == 0, shown.err
+    assert shown.text.startswith("Sums over all calls of agents; reward is the mean of rollouts that have one.\n")
+    wrong = await shell.run("stats", "--since", "7d")
+    assert (wrong.code, "go with --by" in wrong.err) == (2, True)
+    wrong = await shell.run("stats", "--by", "agents")
+    assert wrong.code != 0
+    assert "agent" in wrong.err
+    wrong = await shell.run("stats", "--by", "agent", "modle:x")
+    assert wrong.code != 0
+    assert "did you mean" in wrong.err
