@@ -69,6 +69,18 @@ async def test_parquet(install: Install, provider: Provider, tmp_path: Path) -> 
     assert json.loads(chat["messages"])[0]["content"] == "Hello."
 
 
+async def test_index(install: Install, provider: Provider, tmp_path: Path) -> None:
+    clean = install("index")
+    config = f'[index]\nwhen = "always"\n{upstreams(openai=provider.openai_url)}'
+    async with clean.gateway(tmp_path / "home", config) as gateway:
+        shell = clean.shell(gateway.url, tmp_path)
+        await call(gateway, "r1")
+        while not (told := await good(shell, "index")).text.startswith("ready: filters answer from it\n"):
+            assert told.text.startswith("starting: "), told.text
+        assert '"id":"r1"' in (await good(shell, "rollouts", "model:m", "--json")).text
+        assert (await good(shell, "stats", "--by", "model")).text.startswith("Sums over all calls of agents; ")
+
+
 @pytest.mark.parametrize("extra", ["samples", "samples,parquet"])
 async def test_samples(install: Install, provider: Provider, tmp_path: Path, extra: str) -> None:
     clean, provider.formats = install(extra), vllm_wire.FORMATS

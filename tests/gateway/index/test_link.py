@@ -285,7 +285,7 @@ def test_a_process_that_says_half_an_answer_is_given_up(store: Store, monkeypatc
 
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         env = os.environ | {"PYTHONPATH": str(ROOT)}
-        made: subprocess.Popen[bytes] = started([sys.executable, "-c", program, *command[-2:]], env=env, **options)
+        made: Any = started([sys.executable, "-c", program, *command[-2:]], env=env, **options)
         return made
 
     monkeypatch.setattr(subprocess, "Popen", start)
