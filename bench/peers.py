@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -112,6 +113,9 @@ http {{
 """
 
 PENSTOCK = """\
+[index]
+when = "{index}"
+
 [[upstream]]
 name = "mock"
 base_url = "http://127.0.0.1:{upstream}/v1"
@@ -148,10 +152,10 @@ def penstock_program() -> Path:
     return Path(sys.executable).parent / "penstock"
 
 
-def penstock(start: Start) -> list[str]:
+def penstock(start: Start, index: str = "never") -> list[str]:
     """Recording on and durable, which is the default."""
     file = start.scratch / "penstock.toml"
-    file.write_text(PENSTOCK.format(upstream=start.upstream))
+    file.write_text(PENSTOCK.format(upstream=start.upstream, index=index))
     serve = [str(penstock_program()), "serve", "--config", str(file)]
     return [*serve, "--data", str(start.scratch / "data"), "--port", str(start.port)]
 
@@ -198,6 +202,13 @@ PEERS = [
         penstock,
         path="/rollout/{r}/attempt/a1/v1/chat/completions",
         installed=lambda: penstock_program().exists(),
+        counter="penstock_commit_spans_total",
+    ),
+    Peer(
+        "indexed",
+        partial(penstock, index="always"),
+        path="/rollout/{r}/attempt/a1/v1/chat/completions",
+        installed=lambda: penstock_program().exists() and find_spec("duckdb") is not None,
         counter="penstock_commit_spans_total",
     ),
     Peer(
