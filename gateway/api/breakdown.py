@@ -20,7 +20,7 @@ from pydantic import Field
 from penstock.gateway.api.context import CONTROL
 from penstock.gateway.api.guard import answer, query_of
 from penstock.gateway.api.openapi import Route
-from penstock.gateway.api.pages import Tape, span_filter, summary
+from penstock.gateway.api.pages import SCAN_BODIES, Tape, span_filter, summary
 from penstock.gateway.api.stats import count_call
 from penstock.gateway.api.tool_stats import latencies
 from penstock.gateway.dialects import by_name
@@ -45,6 +45,8 @@ class BreakdownQuery(Noun):
     """What calls are put together by."""
     filter: str = Field(default="", max_length=4096)
     """Only calls of which all these terms hold, such as `since:7d agent:planner`."""
+    limit: int = Field(default=1000, ge=1, le=5000)
+    """How many rows at most."""
 
 
 async def get_breakdown(request: web.Request) -> web.Response:
@@ -53,10 +55,12 @@ async def get_breakdown(request: web.Request) -> web.Response:
     control, asked, now_ns = request.app[CONTROL], query_of(request, BreakdownQuery), time.time_ns()
     query = parse(asked.filter, "spans", now_ns)
     index = None if query.needs_bodies else control.index
-    rows = None if index is None else await asyncio.to_thread(index.sum, Sum(asked.by, asked.filter, now_ns))
-    if rows is not None:
-        return answer(Breakdown(by=asked.by, rows=rows, complete=True))
-    return answer(await asyncio.to_thread(scanned, control.tape, asked.by, query, SCANNED))
+    if index is not None:
+        question = Sum(asked.by, asked.filter, now_ns, asked.limit)
+        if (found := await asyncio.to_thread(index.sum, question)) is not None:
+            return answer(found)
+    most = SCAN_BODIES if query.needs_bodies else SCANNED
+    return answer(await asyncio.to_thread(scanned, control.tape, asked.by, query, most, asked.limit))
 
 
 @dataclass(slots=True)
@@ -68,7 +72,7 @@ class _Group:
     rollouts: set[str] = field(default_factory=set[str])
 
 
-def scanned(tape: Tape, by: By, query: Query, most: int) -> Breakdown:
+def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000) -> Breakdown:
     """The same by a scan of the newest spans."""
     wanted, groups = span_filter(tape, query), defaultdict[str, _Group](_Group)
     answered, looked_at = set[tuple[str, str]](), 0
@@ -78,8 +82,9 @@ def scanned(tape: Tape, by: By, query: Query, most: int) -> Breakdown:
         found = tape.rollout(name)
         return None if found is None else summary(tape, found)
 
-    for _, span in islice(tape.recent(), most):
-        looked_at += 1
+    for looked_at, (_, span) in enumerate(islice(tape.recent(), most + 1), 1):
+        if looked_at > most:
+            break
         if span.kind != "llm" or own(span) or span.duration_ns is None:
             continue
         # What came later in the attempt was seen before.
@@ -93,8 +98,11 @@ def scanned(tape: Tape, by: By, query: Query, most: int) -> Breakdown:
             group.rollouts.add(span.rollout)
     rows = [_row(value, group, rollout) for value, group in groups.items()]
     rows.sort(key=lambda row: (-row.calls, row.value))
-    complete = looked_at < most
-    return Breakdown(by=by, rows=rows, complete=complete, looked_at=None if complete else looked_at)
+    complete = looked_at <= most
+    return Breakdown(
+        by=by, rows=rows[:limit], more=max(0, len(rows) - limit), complete=complete,
+        looked_at=None if complete else most,
+    )  # fmt: skip
 
 
 def _row(value: str, group: _Group, rollout: Callable[[str], RolloutSummary | None]) -> BreakdownRow:
@@ -114,7 +122,7 @@ def _values(by: By, span: Span, rollout: Callable[[str], Rollout | None]) -> Seq
         return (datetime.fromtimestamp(span.start_ns // 10**9, UTC).strftime(_TIMES[by]),)
     if by in ("mode", "group", "origin"):
         found = rollout(span.rollout)
-        return (str(getattr(found, by) or ""),)
+        return (str(getattr(found, by, None) or ""),)
     value = getattr(span, by)
     return ("unknown" if by == "model" else "",) if value is None else (str(value),)
 

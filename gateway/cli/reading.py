@@ -159,7 +159,7 @@ def stats(
 
     from penstock.gateway.display import breakdown, queue, rollouts
 
-    terms = joined_terms(filter) + (f" since:{since}" if since else "")
+    terms = joined_terms(filter) + (f' since:"{since}"' if since else "")
     if by is None and terms:
         raise Failure("a filter and --since go with --by, such as `penstock stats --by agent --since 7d`", 2)
 

@@ -24,5 +24,6 @@ def breakdown(found: Breakdown) -> Group:
             f"{row.tool_calls:,}", duration(row.median_ns), duration(row.p95_ns), f"{row.rollouts:,}",
             number(row.reward),
         )  # fmt: skip
-    over = "all calls of agents" if found.complete else f"the newest {found.looked_at:,} spans (`penstock index`)"
-    return Group(Text(f"Sums over {over}; reward is the mean of rollouts that have one."), listing)
+    over = "the whole tape" if found.complete else f"the newest {found.looked_at:,} spans"
+    more = [Text(f"{found.more:,} more values; a filter leaves out some.")] if found.more else []
+    return Group(Text(f"Sums over {over}; reward is the mean of rollouts that have one."), listing, *more)

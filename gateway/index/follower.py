@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -16,16 +17,19 @@ from typing import Final
 
 from penstock.gateway.filters import sql
 from penstock.gateway.filters.query import parse
-from penstock.gateway.index.questions import Find, Found, State, Sum
+from penstock.gateway.index.questions import Find, Found, State, Sum, Summed
 from penstock.gateway.index.rows import Rollouts, Row, attempt_row, input_row, rollout_row, span_row
 from penstock.gateway.index.segments import SEALED, Manifest, Segments
 from penstock.gateway.index.sums import summed
 from penstock.gateway.index.tables import DAMAGED, Tables
 from penstock.gateway.store import Store, codec, keys
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.view import View
 
 PIECE: Final = 4096
 """Changes that are read in one transaction."""
+MARKED: Final = 256
+"""The last changes that tell whether a tape is the one that an index is of."""
 _log = logging.getLogger("penstock.index")
 
 
@@ -48,19 +52,28 @@ class Index:
             self._open(Manifest())
 
     def _of_this_tape(self, manifest: Manifest) -> bool:
-        newest = self._store.cursor()
-        return not manifest.cursor or (manifest.cursor <= newest and self._mark(manifest.cursor) == manifest.mark)
+        try:
+            newest = self._store.cursor()
+            return not manifest.cursor or (manifest.cursor <= newest and self._mark(manifest.cursor) == manifest.mark)
+        except TapeError:
+            return False
 
     def _mark(self, cursor: int) -> str:
-        """What tells a tape from another one that has as many changes: the change itself, and when the newest rollout
-        was made, because a change often is a name and no more. (What a filter compares with is never a part of it.)"""
+        """What tells a tape from another one that has as many changes: the last changes, and when the rollouts were
+        made that they name. (Calls have their times in them; other changes are a name and no more.)"""
+        found, named = hashlib.blake2b(digest_size=16), dict[bytes, None]()
         with self._store.view() as view:
-            record = view.log_record(cursor)
-        made = [f"{number} {one.created_ns}".encode() for number, one in islice(self._store.rollouts(cursor + 1), 1)]
-        return hashlib.blake2b(b"\0".join([record, *made]), digest_size=16).hexdigest()
+            for _, record in _records(view, max(1, cursor - MARKED + 1), cursor):
+                found.update(record)
+                if record[:1] in b"soar":
+                    named[record[1 : record.index(0)]] = None
+            for name in named:
+                found.update(repr(view.origins(name.decode("ascii"))).encode())
+        return found.hexdigest()
 
     def _open(self, manifest: Manifest) -> None:
         self._segments.clean(manifest.files)
+        shutil.rmtree(self._segments.spill, ignore_errors=True)
         self.cursor, self._sealed_cursor = manifest.cursor, manifest.cursor
         self._tables = Tables(self._segments, manifest.files)
         self._rollouts = Rollouts()
@@ -133,13 +146,13 @@ class Index:
         while self._dirty:
             self._refresh_rollouts()
         while self._running_changed:
-            rows = self._running_rows()
-            if rows is None:
-                # One has ended since: its end is in the log.
-                self._read_piece()
-            else:
-                self._tables.run(rows)
-                self._running_changed = False
+            rows, gone = self._running_rows()
+            if gone and self._read_piece():
+                continue  # they have ended since, and that is in the log
+            for key in gone:
+                del self._running[key]
+            self._tables.run(rows)
+            self._running_changed = False
         while self._dirty:
             self._refresh_rollouts()
 
@@ -172,16 +185,18 @@ class Index:
         if rollout.input is not None and number > self._sealed_cursor and number not in self._inputs:
             inputs.append(input_row(number, rollout))
 
-    def _running_rows(self) -> list[Row] | None:
-        """The calls that run; None where one has ended since the log was read."""
+    def _running_rows(self) -> tuple[list[Row], list[bytes]]:
+        """(the calls that run, the keys of those that do not run any more)."""
         rows: list[Row] = []
+        gone: list[bytes] = []
         with self._store.view() as view:
             for key, at in self._running.items():
                 stored = view.get("open", key)
                 if stored is None:
-                    return None
-                rows.append(span_row(view, self._rollouts, at, key, codec.unpack_open(stored)[0]))
-        return rows
+                    gone.append(key)
+                else:
+                    rows.append(span_row(view, self._rollouts, at, key, codec.unpack_open(stored)[0]))
+        return rows, gone
 
     def _seal(self) -> None:
         mark = self._mark(self.cursor)
@@ -200,6 +215,14 @@ class Index:
         """Changes of the tape that it has not read."""
         return self._store.cursor() - self.cursor
 
+    def sound(self) -> bool:
+        """Whether its columns can be read."""
+        try:
+            self._tables.ask("select count(distinct model), max(start_ns) from spans")
+        except DAMAGED:
+            return False
+        return True
+
     def state(self) -> State:
         """How far it is, and how large."""
         files = self._tables.files
@@ -211,11 +234,11 @@ class Index:
         where = sql.where(parse(asked.filter, asked.target, asked.now_ns), asked.target, self._tables.words)
         return self._find_spans(where.row, asked) if asked.target == "spans" else self._find_rollouts(where, asked)
 
-    def sum(self, asked: Sum) -> list[dict[str, str | int | float | None]]:
+    def sum(self, asked: Sum) -> Summed:
         """What the calls of a filter come to. It must have caught up."""
         self._refresh()
         where = sql.where(parse(asked.filter, "spans", asked.now_ns), "spans", self._tables.words).row
-        return summed(self._tables.ask, asked.by, where)
+        return Summed(*summed(self._tables.ask, asked.by, where, asked.limit))
 
     def _find_rollouts(self, where: sql.Where, asked: Find) -> Found:
         source, hit, values = "rollouts r", "null", where.row.values

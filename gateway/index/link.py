@@ -35,7 +35,7 @@ from penstock.gateway.index.questions import (
     Summed,
 )
 from penstock.gateway.index.segments import NEAR, SEALED
-from penstock.gateway.model.breakdown import BreakdownRow
+from penstock.gateway.model.breakdown import Breakdown, BreakdownRow
 from penstock.gateway.model.index import IndexStatus, IndexView
 
 When = Literal["large", "always", "never"]
@@ -46,6 +46,10 @@ PATIENCE_S: Final = 5.0
 CLOSING_S: Final = 3.0
 PAUSES_S: Final = (1.0, 60.0)
 """How long after its start a process that has ended is started again: at first, and at most."""
+TURN_S: Final = 1.0
+"""How long a list waits while others are answered, before it scans."""
+FAULTS: Final = (OSError, EOFError, msgspec.MsgspecError)
+"""What comes of a process that ends, or that does not say the whole of what it says."""
 BEHIND_S: Final = 1.0
 """How long an index that is far behind the tape is not asked again."""
 _REASONS: Final[dict[IndexStatus, str]] = {
@@ -72,6 +76,7 @@ class Link:
         self._ready = self._closed = False
         self._next_start = self._not_before = 0.0
         self._pause_s = PAUSES_S[0]
+        self._said = ""
         self.missing = find_spec("duckdb") is None or find_spec("pyarrow") is None
         """It cannot be had: its extra is not installed."""
 
@@ -126,18 +131,22 @@ class Link:
         answer = self._ask_if_near(asked)
         return answer if isinstance(answer, Found) else None
 
-    def sum(self, asked: Sum) -> list[BreakdownRow] | None:
+    def sum(self, asked: Sum) -> Breakdown | None:
         """What the calls of a filter come to; None: scan."""
         answer = self._ask_if_near(asked)
-        return [BreakdownRow.model_validate(row) for row in answer.rows] if isinstance(answer, Summed) else None
+        if not isinstance(answer, Summed):
+            return None
+        rows = [BreakdownRow.model_validate(row) for row in answer.rows]
+        return Breakdown(by=asked.by, rows=rows, more=answer.values - len(rows), complete=True)
 
     def _ask_if_near(self, asked: Find | Sum) -> Answer | None:
         if time.monotonic() < self._not_before:
             return None
-        answer = self._ask(asked)
+        answer = self._ask(asked, TURN_S)
         if isinstance(answer, Behind):
             self._not_before = time.monotonic() + BEHIND_S
-        if isinstance(answer, Failed):
+        if isinstance(answer, Failed) and answer.reason != self._said:
+            self._said = answer.reason
             _log.warning("the index did not answer, the tape is scanned: %s", answer.reason)
         return answer
 
@@ -163,8 +172,11 @@ class Link:
         status = "small" if status == "starting" and not self.wanted else status
         return IndexView(status=status, reason=_REASONS[status], newest=newest)
 
-    def _ask(self, question: Question) -> Answer | None:
-        with self._lock:
+    def _ask(self, question: Question, wait_s: float = PATIENCE_S) -> Answer | None:
+        """`wait_s`: how long others may be answered before."""
+        if not self._lock.acquire(timeout=wait_s):
+            return None
+        try:
             if self._process is None or not self._is_ready():
                 return None
             try:
@@ -172,8 +184,10 @@ class Link:
                 if self._asked.poll(PATIENCE_S):
                     return self._heard()
                 self._end(f"it did not answer for {PATIENCE_S:.0f} s")
-            except (OSError, EOFError, msgspec.MsgspecError) as error:
+            except FAULTS as error:
                 self._end(str(error) or "it has ended")
+        finally:
+            self._lock.release()
         return None
 
     def _is_ready(self) -> bool:
@@ -182,8 +196,8 @@ class Link:
             if not self._ready and self._asked.poll(0.0):
                 self._heard()
                 self._ready, self._pause_s = True, PAUSES_S[0]
-        except (OSError, EOFError):
-            return False  # it has ended; `tend` starts another one
+        except FAULTS as error:
+            self._end(str(error) or "it has ended")
         return self._ready
 
     def _heard(self) -> Answer:

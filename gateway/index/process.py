@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.gateway.filters.query import QueryError
 from penstock.gateway.index.follower import Index
-from penstock.gateway.index.questions import Answer, Behind, Failed, Find, Question, Rebuild, Status, Sum, Summed
+from penstock.gateway.index.questions import Answer, Behind, Failed, Find, Question, Rebuild, Status, Sum
 from penstock.gateway.index.segments import NEAR, Held
 from penstock.gateway.index.tables import DAMAGED, UNREADABLE
 from penstock.gateway.store import Store
@@ -34,8 +34,6 @@ CATCH_UP_S: Final = 0.3
 HELD_S: Final = 5.0
 """How long it waits for the process of a gateway that was killed to let go."""
 NICE: Final = 10
-FAILURES: Final = 3
-"""Questions in a row that fail before it is made anew."""
 PAUSES_S: Final = (2.0, 300.0)
 """How long a damaged index waits before it is made anew: at first, and at most."""
 _log = logging.getLogger("penstock.index")
@@ -51,8 +49,6 @@ class Answering:
         self._again = 0.0
         """When it is made anew (of `time.monotonic`)."""
         self._pause_s = PAUSES_S[0]
-        self._failures = 0
-        """Questions in a row that it could not answer."""
         self._said = ""
 
     def run(self) -> None:
@@ -116,17 +112,13 @@ class Answering:
             self._give_up(error)
             return Failed(str(self._broken))
         except DAMAGED as error:
-            # Another question may fare better; it is made anew only if none does.
-            self._failures += 1
-            if self._failures >= FAILURES:
-                self._failures = 0
+            # It may be the question's fault: that it needs too much memory, for example.
+            if not self._index.sound():
                 self._give_up(error)
             return Failed(f"{type(error).__name__}: {error}")
 
     def _found(self, question: Find | Sum) -> Answer:
-        found = self._index.find(question) if isinstance(question, Find) else Summed(self._index.sum(question))
-        self._failures = 0
-        return found
+        return self._index.find(question) if isinstance(question, Find) else self._index.sum(question)
 
 
 def main(path: Path, descriptor: int, sealed: int) -> None:

@@ -41,12 +41,16 @@ class Sum(msgspec.Struct, tag=True, frozen=True):
     by: By
     filter: str
     now_ns: int
+    limit: int
+    """Rows at most."""
 
 
 class Summed(msgspec.Struct, tag=True, frozen=True):
     """A row for each value, as `Breakdown` has them."""
 
     rows: list[dict[str, str | int | float | None]]
+    values: int
+    """How many there are."""
 
 
 class Status(msgspec.Struct, tag=True, frozen=True):

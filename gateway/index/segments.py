@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -123,7 +122,6 @@ class Segments:
         for path in self.path.glob("*.parquet*"):
             if path.name not in kept:
                 path.unlink()
-        shutil.rmtree(self.spill, ignore_errors=True)
 
 
 def _crc(path: Path) -> int:

@@ -23,29 +23,28 @@ _VALUES: Final[Mapping[By, str]] = {
 }
 _CALLS: Final = "s.kind = 'llm' and not s.of_release and s.duration_ns is not null"
 _REFUSED: Final = f"(s.status = 'error' and s.error = '{KIND}' and s.upstream is null)"
-_ANSWERED: Final = ", ".join(f"'{dialect.name}'" for dialect in DIALECTS if dialect.generates)
-_SETTLED: Final = (
-    f"{_REFUSED} and exists (select 1 from spans t where t.number = s.number and t.attempt = s.attempt "
-    "and t.cursor > s.cursor and not t.of_release and t.kind = 'llm' and t.status = 'ok' "
-    f"and t.dialect in ({_ANSWERED}))"
+_ANSWERS: Final = ", ".join(f"'{dialect.name}'" for dialect in DIALECTS if dialect.generates)
+_ANSWERED: Final = (
+    "select number, attempt, max(cursor) as cursor from spans where kind = 'llm' and status = 'ok' and not of_release "
+    f"and dialect in ({_ANSWERS}) group by number, attempt"
 )
-"""A refusal after which its agent asked otherwise and was answered (`gateway.model.negotiation`)."""
+"""The last answer that each attempt got. A refusal before it is none of its errors (`gateway.model.negotiation`)."""
+_COLUMNS: Final = (
+    "value", "calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted", "median_ns",
+    "p95_ns", "rollouts",
+)  # fmt: skip
 
 
-def summed(ask: Ask, by: By, where: Sql) -> list[dict[str, str | int | float | None]]:
-    """A row for each value, the busiest first."""
+def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, str | int | float | None]], int]:
+    """(a row for each of so many values, the busiest first; how many values there are)."""
     condition = f"{_CALLS} and ({where.text})"
     [(refused,)] = ask(f"select count(*) from spans s where {_REFUSED} and {condition}", where.values)
-    settled = f"({_SETTLED})" if refused else "false"
+    settled = f"coalesce({_REFUSED} and d.cursor > s.cursor, false)" if refused else "false"
+    answers = f" left join ({_ANSWERED}) d on d.number = s.number and d.attempt = s.attempt" if refused else ""
     calls = (
         f"select {_VALUES[by]} as value, s.number, s.status, s.duration_ns, s.input_tokens, s.output_tokens, "
-        f"s.tool_calls, s.uncounted, s.ambiguous, {settled} as settled, {_REFUSED} as refused from spans s "
-        f"where {condition}"
+        f"s.tool_calls, s.uncounted, {settled} as settled from spans s{answers} where {condition}"
     )
-    columns = (
-        "value", "calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted",
-        "median_ns", "p95_ns", "rollouts",
-    )  # fmt: skip
     rows = ask(
         f"with c as ({calls}) select coalesce(value, '') as value, count(*) as calls, "
         "count(*) filter (status in ('error', 'interrupted') and not settled), "
@@ -56,10 +55,10 @@ def summed(ask: Ask, by: By, where: Sql) -> list[dict[str, str | int | float | N
         where.values,
     )
     rewards = ask(
-        f"with c as ({calls}) select d.value, count(r.reward), avg(r.reward) from "
-        "(select distinct coalesce(value, '') as value, number from c) d join rollouts r on r.number = d.number "
-        "group by 1",
+        f"with c as (select distinct {_VALUES[by]} as value, s.number from spans s where {condition}) "
+        "select coalesce(value, '') as v, count(r.reward), avg(r.reward) from c join rollouts r on r.number = c.number "
+        "group by v",
         where.values,
     )
     earned = {value: {"rewarded": count, "reward": mean} for value, count, mean in rewards}
-    return [dict(zip(columns, row, strict=True)) | earned.get(row[0], {}) for row in rows]
+    return [dict(zip(_COLUMNS, row, strict=True)) | earned.get(row[0], {}) for row in rows[:limit]], len(rows)

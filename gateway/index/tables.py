@@ -168,8 +168,10 @@ class Tables:
 
     def sealed(self, files: Sequence[File]) -> None:
         """What is new is in these files."""
-        for table, expression in self._words:
-            self._words[table, expression].update(word for (word,) in self.ask(_distinct("fresh s", expression)))
+        for (table, expression), known in list(self._words.items()):
+            known.update(word for (word,) in self.ask(_distinct("fresh s", expression)))
+            if len(known) > _REMEMBERED:
+                del self._words[table, expression]
         self.files += files
         self._views()
         for table in ("fresh", "fresh_inputs", "changed_rollouts", "changed_attempts"):

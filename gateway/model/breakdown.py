@@ -30,8 +30,10 @@ class Breakdown(Noun):
     """What they are broken down by."""
     rows: list[BreakdownRow] = Field(default_factory=list[BreakdownRow])
     """A row for each value."""
+    more: int = 0
+    """How many more values there are."""
     complete: bool
-    """True when the whole tape was asked; else the sums are over the newest `looked_at` spans, because there is no
-    index."""
+    """True when the sums are over the whole tape; else they are over its newest spans, because there is no index, it is
+    behind, or the filter is about the bytes of calls."""
     looked_at: int | None = None
     """How many of the newest spans were looked at, where not all were."""

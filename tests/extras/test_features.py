@@ -78,7 +78,7 @@ async def test_index(install: Install, provider: Provider, tmp_path: Path) -> No
         while not (told := await good(shell, "index")).text.startswith("ready: filters answer from it\n"):
             assert told.text.startswith("starting: "), told.text
         assert '"id":"r1"' in (await good(shell, "rollouts", "model:m", "--json")).text
-        assert (await good(shell, "stats", "--by", "model")).text.startswith("Sums over all calls of agents; ")
+        assert (await good(shell, "stats", "--by", "model")).text.startswith("Sums over the whole tape; ")
 
 
 @pytest.mark.parametrize("extra", ["samples", "samples,parquet"])

@@ -64,14 +64,19 @@ def test_a_refusal_after_which_the_agent_was_answered_is_no_error() -> None:
 def test_it_says_how_much_was_looked_at(tape: MemoryTape) -> None:
     found = scanned(tape, "agent", parse("", "spans"), 3)
     assert (found.complete, found.looked_at) == (False, 3)
-    assert scanned(tape, "agent", parse("", "spans"), 100).complete
+    assert scanned(tape, "agent", parse("", "spans"), 5).complete
+
+
+def test_the_busiest_values_come_first_and_the_others_are_counted(tape: MemoryTape) -> None:
+    found = scanned(tape, "agent", parse("", "spans"), 100, 1)
+    assert ([row.value for row in found.rows], found.more) == (["a"], 1)
 
 
 async def test_a_person_asks(start_gateway: StartGateway, tmp_path: Path) -> None:
     shell = Shell((await start_gateway("")).url, tmp_path)
     shown = await shell.run("stats", "--by", "agent", "--since", "7d", "status:ok")
     assert shown.code == 0, shown.err
-    assert shown.text.startswith("Sums over all calls of agents; reward is the mean of rollouts that have one.\n")
+    assert shown.text.startswith("Sums over the whole tape; reward is the mean of rollouts that have one.\n")
     wrong = await shell.run("stats", "--since", "7d")
     assert (wrong.code, "go with --by" in wrong.err) == (2, True)
     wrong = await shell.run("stats", "--by", "agents")

@@ -13,7 +13,7 @@ from typing import Any, cast, get_args
 
 import pytest
 from fakes.entries import body
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.gateway.api.breakdown import scanned
@@ -269,20 +269,42 @@ def test_a_filter_answers_by_the_index_as_by_a_scan(
                 event(f"{target} found: {bool(wanted)}")
 
 
+REFUSED = {"kind": "llm", "status": "error", "error": "translation", "upstream": None, "dialect": "chat"}
+
+
+def usual(**fields: Any) -> dict[str, Any]:
+    """A call of an agent."""
+    known = {"kind": "llm", "status": "ok", "start_ns": T0, "took": 10**6, "dialect": "chat", "upstream": "up-1"}
+    return known | fields
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(st.lists(actions, min_size=5, max_size=60), st.lists(filters(), max_size=4))
-def test_figures_are_those_of_a_scan(happens: list[tuple[Any, ...]], asked: list[tuple[Target, str]]) -> None:
+@example(
+    [
+        ("call", 0, "a1", usual(**REFUSED)),
+        ("call", 0, "a1", usual(status="error", error=None, upstream=None)),
+        ("call", 0, "a2", usual(**REFUSED)),
+        ("call", 0, "a1", usual()),
+    ],
+    ["agent", "status", "version"],
+    ["", "-error:timeout"],
+)
+@given(
+    st.lists(actions, min_size=5, max_size=60),
+    st.lists(st.sampled_from(get_args(By)), min_size=1, max_size=3),
+    st.lists(filters().filter(lambda one: one[0] == "spans").map(lambda one: one[1]), min_size=1, max_size=2),
+)
+def test_figures_are_those_of_a_scan(happens: list[tuple[Any, ...]], bys: list[By], texts: list[str]) -> None:
     with history() as found:
         for action in happens:
             found.do(action)
         found.do(("follow",))
-        texts = ["", *(filter for target, filter in asked if target == "spans")]
-        for by, filter in product(get_args(By), texts):
+        for by, filter in product(bys, ["", *texts]):
             query = parse(filter, "spans", NOW)
             if query.needs_bodies:
                 continue
             wanted = scanned(found.store, by, query, 10**6)
-            rows = found.index.sum(Sum(by, filter, NOW))
+            rows = found.index.sum(Sum(by, filter, NOW, 1000)).rows
             assert [rounded(BreakdownRow.model_validate(row)) for row in rows] == list(map(rounded, wanted.rows))
             assert wanted.complete
 

@@ -57,7 +57,11 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 def lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    """Whether it runs; one that has ended may wait to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
 
 
 async def is_ready(gateway: Gateway) -> bool:
