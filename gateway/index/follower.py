@@ -98,16 +98,19 @@ class Index:
     # -- following ---------------------------------------------------------------------------------------------------
 
     def follow(self, until: float) -> bool:
-        """Reads on, until it has caught up, or until then (of `time.monotonic`). Whether it has caught up."""
-        while self._read_piece():
+        """Reads on to where the tape ends now, or until then (of `time.monotonic`); whether it has got there.
+
+        What comes meanwhile is for the next time: many small pieces would cost more than a few large ones."""
+        end = self._store.cursor()
+        while self.cursor < end and self._read_piece():
             if len(self._dirty) >= PIECE:
                 self._refresh_rollouts()
             if self._fresh >= self._sealed or self._changed + len(self._dirty) >= self._sealed:
                 self._refresh()
                 self._seal()
             if time.monotonic() >= until:
-                return False
-        return True
+                break
+        return self.cursor >= end
 
     def _read_piece(self) -> bool:
         """Reads the next changes; False when there was none."""
