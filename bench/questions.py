@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import shutil
 import statistics
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from bench import question_tape
+from bench import procfs, question_tape
 from bench.rollouts import process, said
 from bench.store import HERE, Figure, report
 
@@ -81,40 +80,17 @@ class Asking:
             self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=self._patience)
         return min(time.perf_counter() - began, self._patience)
 
-    def made_index(self) -> dict[str, float]:
-        """Waits until the index is made; its size, and what making it took."""
-        began, pid, cpu = time.perf_counter(), 0, 0.0
+    def made_index(self, gateway: int) -> dict[str, float]:
+        """Waits until the index of this gateway process is made; its size, and what making it took."""
+        began = time.perf_counter()
         while True:
             self._connection.request("GET", "/api/index")
             view = json.loads(self._connection.getresponse().read())
-            pid = pid or _indexing()
-            cpu = _cpu(pid) if pid else 0.0
             if view["status"] == "ready":
-                return {"bytes": view["bytes"], "wall": time.perf_counter() - began, "cpu": cpu, "memory": _memory(pid)}
+                (pid,) = procfs.children(gateway)
+                used = {"cpu": procfs.cpu_seconds(pid), "memory": procfs.memory(pid).anonymous}
+                return used | {"bytes": view["bytes"], "wall": time.perf_counter() - began}
             time.sleep(0.1)
-
-
-def _indexing() -> int:
-    """The process of the index, 0 while there is none."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if b"penstock.gateway.index.process" in path.read_bytes():
-                return int(path.parent.name)
-        except OSError:
-            continue
-    return 0
-
-
-def _cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _memory(pid: int) -> int:
-    """What a process has in memory for itself; bytes."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
 
 
 def asked(
@@ -128,7 +104,7 @@ def asked(
     with process(["-m", "penstock", "serve", "--config", str(config)], data / "gateway.log") as gateway:
         client = Asking(int(said(gateway).rpartition(":")[2]), patience)
         if not scan:
-            index = client.made_index()
+            index = client.made_index(gateway.pid)
             print(f"index: {index}", flush=True)
         for kind, questions in QUESTIONS.items():
             found[kind] = [[client.seconds(*one) for _ in range(rounds + 1)] for one in questions]
@@ -158,7 +134,7 @@ def index_figures(index: Mapping[str, float], size: int, calls: int) -> Iterator
     yield Figure("index, of the tape", 100 * index["bytes"] / size, "%", at_most=30)
     yield Figure("index, made in", index["wall"], "s", at_most=60)
     yield Figure("index, CPU a call", 1e3 * index["cpu"] / calls, "ms", at_most=0.045)
-    yield Figure("index, memory after", index["memory"] / 1e6, "MB")
+    yield Figure("index, memory after", index["memory"], "MB")
 
 
 def main() -> None:

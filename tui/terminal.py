@@ -21,12 +21,12 @@ class Terminal(LinuxDriver):
     def __init__(
         self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
     ) -> None:
-        super().__init__(app, debug=debug, mouse=mouse, size=size)  # pyright: ignore[reportUnknownMemberType]
+        super().__init__(app, debug=debug, mouse=mouse, size=size)  # pyright: ignore[reportUnknownMemberType]  # Textual leaves it untyped
         self._file = cast("IO[str]", Window(self._file))
 
     def _sigcont_application(self, *_: object) -> None:
         if os.isatty(self.fileno):
-            super()._sigcont_application()  # pyright: ignore[reportUnknownMemberType]
+            super()._sigcont_application()  # pyright: ignore[reportUnknownMemberType]  # Textual leaves it untyped
 
 
 class Window:

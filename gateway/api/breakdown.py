@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Final
 
@@ -20,19 +20,18 @@ from pydantic import Field
 from penstock.gateway.api.context import CONTROL
 from penstock.gateway.api.guard import answer, query_of
 from penstock.gateway.api.openapi import Route
-from penstock.gateway.api.pages import SCAN_BODIES, Tape, span_filter, summary
-from penstock.gateway.api.stats import count_call
+from penstock.gateway.api.pages import SCAN_BODIES, Tape, span_filter, summary_of
+from penstock.gateway.api.stats import Answered, count_call
 from penstock.gateway.api.tool_stats import latencies
-from penstock.gateway.dialects import by_name
+from penstock.gateway.filters.fields import released
 from penstock.gateway.filters.query import Query, parse
 from penstock.gateway.index.questions import Sum
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.breakdown import Breakdown, BreakdownRow
 from penstock.gateway.model.grouping import By
-from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Rollout, RolloutSummary, Totals
-from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.span import Span
 
 SCANNED: Final = 20_000
 """The newest spans that are looked at without an index."""
@@ -75,22 +74,14 @@ class _Group:
 def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000) -> Breakdown:
     """The same by a scan of the newest spans."""
     wanted, groups = span_filter(tape, query), defaultdict[str, _Group](_Group)
-    answered, looked_at = set[tuple[str, str]](), 0
-
-    @lru_cache(maxsize=4096)
-    def rollout(name: str) -> RolloutSummary | None:
-        found = tape.rollout(name)
-        return None if found is None else summary(tape, found)
-
+    rollout = lru_cache(maxsize=4096)(partial(summary_of, tape))
+    answered, looked_at = Answered(), 0
     for looked_at, (_, span) in enumerate(islice(tape.recent(), most + 1), 1):
         if looked_at > most:
             break
         if span.kind != "llm" or own(span) or span.duration_ns is None:
             continue
-        # What came later in the attempt was seen before.
-        settled = refused(span) and (span.rollout, span.attempt) in answered
-        if span.status == SpanStatus.OK and by_name(span.dialect).generates:
-            answered.add((span.rollout, span.attempt))
+        settled = answered.settles(span)
         for value in _values(by, span, rollout) if wanted(span) else ():
             group = groups[value]
             count_call(group.totals, span, settled)
@@ -115,7 +106,7 @@ def _row(value: str, group: _Group, rollout: Callable[[str], RolloutSummary | No
 def _values(by: By, span: Span, rollout: Callable[[str], Rollout | None]) -> Sequence[str]:
     """What a call is put under: one value, or each of several."""
     if by == "version":
-        return [f"{name}@{version}" for name, version in (span.versions or {}).items()] or [""]
+        return released(span.versions) or [""]
     if by == "arm":
         return (span.arm or "").split(",")
     if by in _TIMES:

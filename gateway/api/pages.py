@@ -290,6 +290,12 @@ def summary(tape: Tape, rollout: Rollout) -> RolloutSummary:
     )
 
 
+def summary_of(tape: Tape, rid: str) -> RolloutSummary | None:
+    """The same of the rollout of this name; None when there is none."""
+    found = tape.rollout(rid)
+    return None if found is None else summary(tape, found)
+
+
 def add_totals(a: Totals, b: Totals) -> Totals:
     """The sum, field by field."""
     return Totals(**{name: (getattr(a, name) or 0) + (getattr(b, name) or 0) for name in Totals.model_fields})

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, Literal
 
-from penstock.gateway.api.pages import SLICE, Tape, summary
+from penstock.gateway.api.pages import SLICE, Tape, summary_of
 from penstock.gateway.api.tool_stats import ToolTally, latencies, went
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
@@ -21,8 +21,23 @@ from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState,
 from penstock.gateway.model.base import CALLS, Kind
 from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.release_calls import own
-from penstock.gateway.model.rollout import Reward, RewardSource, RolloutSummary, Totals
+from penstock.gateway.model.rollout import Reward, RewardSource, Totals
 from penstock.gateway.model.span import Span, SpanStatus
+
+
+class Answered:
+    """The attempts that were answered, as calls are looked at, the newest first."""
+
+    def __init__(self) -> None:
+        self._attempts = set[tuple[str, str]]()
+
+    def settles(self, span: Span) -> bool:
+        """Whether a call was refused, and its agent asked otherwise and was answered: each call in turn is asked of."""
+        attempt = (span.rollout, span.attempt)
+        settled = refused(span) and attempt in self._attempts
+        if span.status == SpanStatus.OK and by_name(span.dialect).generates:
+            self._attempts.add(attempt)
+        return settled
 
 
 @dataclass(slots=True)
@@ -38,8 +53,7 @@ class Tally:
     by_model: defaultdict[str, ModelStats] = field(default_factory=lambda: defaultdict(ModelStats))
     durations: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     tools: ToolTally = field(default_factory=ToolTally)
-    answered: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """Attempts of which a later span is an answered call."""
+    answered: Answered = field(default_factory=Answered)
 
     def add(self, span: Span) -> None:
         """Count a span."""
@@ -54,11 +68,9 @@ class Tally:
         if span.kind == "llm" and span.duration_ns is not None:
             model = span.model or "unknown"
             self.durations[model].append(span.duration_ns)
-            settled = refused(span) and (span.rollout, span.attempt) in self.answered
+            settled = self.answered.settles(span)
             for totals in (self.totals, self.by_model[model]):
                 count_call(totals, span, settled)
-            if span.status == SpanStatus.OK and by_name(span.dialect).generates:
-                self.answered.add((span.rollout, span.attempt))
 
     def models(self) -> dict[str, ModelStats]:
         """Sums by model, the busiest first, with their latencies."""
@@ -99,7 +111,7 @@ async def gather(tape: Tape, most: int, gaps: int, metrics: Metrics) -> Stats:
     while not complete and tally.spans < most:
         wanted = min(SLICE, most - tally.spans)
         before, complete = await asyncio.to_thread(_count_slice, tape, tally, before, wanted)
-    failed = await asyncio.to_thread(went, tally.tools, partial(_summary, tape))
+    failed = await asyncio.to_thread(went, tally.tools, partial(summary_of, tape))
     return Stats(
         counted_spans=tally.spans,
         complete=complete,
@@ -118,11 +130,6 @@ async def gather(tape: Tape, most: int, gaps: int, metrics: Metrics) -> Stats:
             for (name,), waiting in metrics.mcp_waiting.items()
         },
     )
-
-
-def _summary(tape: Tape, rid: str) -> RolloutSummary | None:
-    found = tape.rollout(rid)
-    return None if found is None else summary(tape, found)
 
 
 def _count_slice(tape: Tape, tally: Tally, before: int | None, wanted: int) -> tuple[int | None, bool]:

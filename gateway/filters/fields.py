@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, cast, get_args
@@ -129,8 +129,13 @@ def _models(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
     return [name for name in (span.model, span.model_served) if name] if span else ()
 
 
+def released(versions: Mapping[str, str] | None) -> list[str]:
+    """Versions of resources as filters name them."""
+    return [f"{name}@{version}" for name, version in (versions or {}).items()]
+
+
 def _versions(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
-    return [f"{name}@{version}" for name, version in (span.versions or {}).items()] if span else ()
+    return released(span.versions) if span else ()
 
 
 def _ambiguous(rollout: Rollout | None, span: Span | None) -> Sequence[str]:

@@ -61,14 +61,14 @@ class Index:
     def _mark(self, cursor: int) -> str:
         """What tells a tape from another one that has as many changes: the last changes, and when the rollouts were
         made that they name. (Calls have their times in them; other changes are a name and no more.)"""
-        found, named = hashlib.blake2b(digest_size=16), dict[bytes, None]()
+        found, named = hashlib.blake2b(digest_size=16), dict[str, None]()
         with self._store.view() as view:
             for _, record in _records(view, max(1, cursor - MARKED + 1), cursor):
                 found.update(record)
-                if record[:1] in b"soar":
-                    named[record[1 : record.index(0)]] = None
+                if (name := _rollout_of(record)) is not None:
+                    named[name] = None
             for name in named:
-                found.update(repr(view.origins(name.decode("ascii"))).encode())
+                found.update(repr(view.origins(name)).encode())
         return found.hexdigest()
 
     def _open(self, manifest: Manifest) -> None:
@@ -127,27 +127,22 @@ class Index:
         return True
 
     def _take(self, view: View, at: int, record: bytes, spans: list[Row]) -> None:
-        kind = record[:1]
-        if kind not in b"soar":
+        rollout = _rollout_of(record)
+        if rollout is None:
             return
-        key = record[1:]
+        self._dirty[rollout] = None
+        kind, key = record[:1], record[1:]
         if kind == b"s":
             length = keys.summary_key_length(key)
-            row = span_row(view, self._rollouts, at, key[:length], key[length:])
-            spans.append(row)
+            spans.append(span_row(view, self._rollouts, at, key[:length], key[length:]))
             if self._running.pop(key[:length], None) is not None:
                 self._running_changed = True
-            self._dirty[row[2]] = None
-            return
-        if kind == b"o":
+        elif kind == b"o":
             self._running[key] = at
             self._running_changed = True
-        self._dirty[key[: key.index(0)].decode("ascii")] = None
 
     def _refresh(self) -> None:
-        """Reads anew what is not as it was: rollouts with their attempts, and calls that run."""
-        while self._dirty:
-            self._refresh_rollouts()
+        """Reads anew what is not as it was: calls that run, and rollouts with their attempts."""
         while self._running_changed:
             rows, gone = self._running_rows()
             if gone and self._read_piece():
@@ -275,6 +270,11 @@ class Index:
             (*condition.values, limit),
         )
         return [cursor for (cursor,) in rows]
+
+
+def _rollout_of(record: bytes) -> str | None:
+    """The rollout that something happened to; None for what happened to a release, a run ..."""
+    return record[1 : record.index(0)].decode("ascii") if record[:1] in (b"s", b"o", b"a", b"r") else None
 
 
 def _records(view: View, first: int, last: int) -> Iterator[tuple[int, bytes]]:

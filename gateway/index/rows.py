@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
+from penstock.gateway.filters.fields import released
 from penstock.gateway.model.attributes import AMBIGUOUS, REPLAY_OF, SHADOW_OF, TOOL
 from penstock.gateway.model.lifecycle import claimed
 from penstock.gateway.model.release_calls import rehearsed
@@ -98,7 +99,7 @@ def span_row(view: View, rollouts: Rollouts, cursor: int, key: bytes, summary: b
         style[_ERROR], shown["model"], shown["model_served"], shown["stream"], shown["finish"], *usage,
         own[_AT["tool_calls"]], shown["choices"], shown["agent"], own[_AT["request_bytes"]],
         own[_AT["response_bytes"]], shown["truncated"], own[_AT["retry_of"]],
-        None if versions is None else [f"{name}@{version}" for name, version in versions.items()],
+        None if versions is None else released(versions),
         own[_AT["arm"]], str(attributes.get(TOOL, "")) if kind == "tool" else None, AMBIGUOUS in attributes,
         REPLAY_OF in attributes or SHADOW_OF in attributes or rehearsed(rollout),
         _uncounted(style, usage), attributes.get(f"{_REWARD}value") if is_reward else None,

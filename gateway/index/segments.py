@@ -16,6 +16,8 @@ from typing import Final
 
 import msgspec
 
+from penstock.gateway.store.directory import sync
+
 SEALED: Final = 50_000
 """Rows of spans, or of rollouts that changed, that are sealed together."""
 NEAR: Final = 5_000
@@ -99,7 +101,7 @@ class Segments:
 
     def finish(self, table: str, written: Path, rows: int) -> File:
         """Makes a written file durable under its name."""
-        _sync(written)
+        sync(written)
         target = written.with_suffix("")
         crc, size = _crc(written), written.stat().st_size
         written.rename(target)
@@ -110,10 +112,10 @@ class Segments:
         self.path.mkdir(mode=0o700, exist_ok=True)
         new = self.path / f"{_MANIFEST}.new"
         new.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-        _sync(new)
-        _sync(self.path)
+        sync(new)
+        sync(self.path)
         new.rename(self.path / _MANIFEST)
-        _sync(self.path)
+        sync(self.path)
         self.clean(manifest.files)
 
     def clean(self, files: Iterable[File]) -> None:
@@ -130,11 +132,3 @@ def _crc(path: Path) -> int:
         while chunk := file.read(_CHUNK):
             found = zlib.crc32(chunk, found)
     return found
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.store.directory import TapeError, hold
+from penstock.gateway.store.directory import TapeError, hold, sync
 from penstock.gateway.store.environment import DATABASES, Environment, Txn
 
 _MAP_BYTES = 1 << 20
@@ -103,14 +103,6 @@ def _put_in_place(partial: Path, target: Path) -> None:
     try:
         (partial / "tape" / "data.mdb").rename(target / "tape" / "data.mdb")
         for directory in (target / "tape", target, target.absolute().parent):
-            _sync(directory)
+            sync(directory)
     except OSError as error:
         raise TapeError(f"the copy in {target} may not outlast a crash of the machine: {error}") from error
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

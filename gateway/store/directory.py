@@ -38,6 +38,15 @@ def hold(path: Path) -> int:
     return handle
 
 
+def sync(path: Path) -> None:
+    """Makes a file, or what was renamed in a directory, outlast a crash of the machine."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def refusal(path: Path, error: Exception, readonly: bool = False) -> str:
     """Why the tape in `path` cannot be opened, if that can be seen, else the error; and the way out."""
     said = f"cannot open the tape in {path}: "

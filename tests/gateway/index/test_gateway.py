@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import StartGateway
 from fakes.process import Gateway, child
+from fakes.runs import alive
 from fakes.shell import Shell
 
 from penstock.gateway.client.client import Client
@@ -56,14 +57,6 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-def lives(pid: int) -> bool:
-    """Whether it runs; one that has ended may wait to be buried."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
-
-
 async def is_ready(gateway: Gateway) -> bool:
     return await status(gateway) == "ready"
 
@@ -103,7 +96,7 @@ async def test_it_is_there_again_after_its_gateway_was_killed_and_ends_with_it(s
     assert await listed(gateway) == before
 
     async def gone() -> bool:
-        return not lives(process)
+        return not alive(process)
 
     await until(gone)
     process = child(gateway.pid, b"index.process")

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from fakes.entries import call
 from fakes.process import ROOT
+from fakes.runs import alive
 
 from penstock.gateway.api.pages import recent_walk, scan
 from penstock.gateway.app import open_store
@@ -87,14 +88,6 @@ def ready(link: Link) -> bool:
     """Whether it is, having been looked after."""
     link.tend()
     return link.view().status == "ready"
-
-
-def lives(pid: int) -> bool:
-    """Whether it runs; one that has ended may wait to be buried."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
 
 
 def process_of(link: Link) -> subprocess.Popen[bytes]:
@@ -412,7 +405,7 @@ def test_it_ends_with_its_gateway(store: Store) -> None:
     finally:
         gateway.kill()
         gateway.communicate()
-    awaited(lambda: not lives(child))
+    awaited(lambda: not alive(child))
 
 
 @pytest.mark.parametrize(
