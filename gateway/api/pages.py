@@ -18,19 +18,17 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from typing import Any, Generic, Protocol, TypeVar
 
-from penstock.gateway.calls.turns import decode_body, encoding, read_exchange
+from penstock.gateway.api.contents import contents
 from penstock.gateway.filters.query import Query
 from penstock.gateway.index.questions import Found
-from penstock.gateway.model.attributes import TOOL
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary, Totals
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.turn import Message, Turn
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 SCAN = 20_000
@@ -185,7 +183,7 @@ def _spans(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int, Sp
         yield from tape.at(found.positions)
         if found.complete:
             return
-        before = found.positions[-1]
+        before = found.reached
     yield from tape.recent(before)
 
 
@@ -198,7 +196,7 @@ def _rollouts(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int,
             yield position, rollout, () if at is None else (span for _, span in tape.at([at]))
         if found.complete:
             return
-        before = found.positions[-1]
+        before = found.reached
     yield from ((position, rollout, ()) for position, rollout in tape.rollouts(before))
 
 
@@ -208,7 +206,7 @@ def _found(find: Find, before: int | None) -> Iterator[Found]:
     while (found := find(before, limit)) is not None:
         yield found
         if not found.complete:
-            before, limit = found.positions[-1], min(4 * limit, MOST)
+            before, limit = found.reached, min(4 * limit, MOST)
 
 
 def _resume(mark: Mark | None) -> tuple[int | None, int | None, tuple[str, int] | None]:
@@ -238,44 +236,8 @@ def span_filter(tape: Tape, query: Query) -> Callable[[Span], bool]:
         found = tape.rollout(rid) if query.needs_rollout else None
         return summary(tape, found) if found and query.needs_attempts else found
 
-    bodies, tools = partial(searchable, tape), partial(tools_of, tape)
-    return lambda span: query.matches(rollout(span.rollout), span, bodies, tools)
-
-
-def tools_of(tape: Tape, span: Span) -> list[str]:
-    """The tool that a span ran, or those that its answer asked for, by the name that the model was told."""
-    if span.kind == "tool":
-        return [str((span.attributes or {}).get(TOOL, ""))]
-    exchange = tape.exchange(span) if span.tool_calls else None
-    if exchange is None:
-        return []
-    said = read_exchange(span.dialect, exchange, span).choices
-    return [part.name or "" for choice in said for part in choice.message.parts if part.type == "tool_call"]
-
-
-def searchable(tape: Tape, span: Span) -> str:
-    """The text of both bodies. A streamed answer comes in pieces, so the text as it reads is added."""
-    exchange = tape.exchange(span)
-    if exchange is None:
-        return ""
-    texts = [
-        _text(exchange.request_body, exchange.request_headers),
-        _text(exchange.response_body, exchange.response_headers),
-    ]
-    if span.stream:
-        texts.extend(spoken(read_exchange(span.dialect, exchange, span)))
-    return "\n".join(texts)
-
-
-def _text(body: bytes, headers: list[tuple[str, str]]) -> str:
-    return decode_body(body, encoding(headers))[0].decode(errors="replace")
-
-
-def spoken(turn: Turn) -> Iterator[str]:
-    """All text in a turn."""
-    messages: Iterable[Message] = [*turn.messages, *(choice.message for choice in turn.choices)]
-    for part in (part for message in messages for part in message.parts):
-        yield from filter(None, (part.text, part.name, part.arguments))
+    read = contents(tape)
+    return lambda span: query.matches(rollout(span.rollout), span, read)
 
 
 def summary(tape: Tape, rollout: Rollout) -> RolloutSummary:

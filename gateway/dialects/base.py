@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,7 +26,9 @@ from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.items import Items
 from penstock.gateway.dialects.loose_json import Json, Peek, label, peek
+from penstock.gateway.dialects.passages import of_turn
 from penstock.gateway.dialects.text_spans import Place, Texts
+from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Part, Turn
 
@@ -120,6 +122,11 @@ class Dialect(ABC):
     @abstractmethod
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         """The whole exchange as a Turn, from decoded bodies."""
+
+    def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
+        """What a call adds to its conversation: what the request says after the model's last answer, and the answer.
+        `whole`, asked where the request has such an answer: is what was said before it new as well?"""
+        return of_turn(self.read(request, response, stream))
 
     def system_texts(self, request: bytes) -> Texts:
         """The system and developer texts of a request, in the order of the wire format. None of them if the body cannot

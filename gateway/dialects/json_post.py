@@ -8,18 +8,42 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import msgspec
 
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.items import Items, Values, cutter, whole
-from penstock.gateway.dialects.loose_json import Json, Peek, count, document, error_message, loads, obj, objs, text
+from penstock.gateway.dialects.loose_json import (
+    Json,
+    Peek,
+    count,
+    document,
+    error_message,
+    lenient,
+    loads,
+    obj,
+    objs,
+    text,
+)
 from penstock.gateway.dialects.parts import fingerprint, plain
+from penstock.gateway.dialects.passages import of_body, of_error, of_message
 from penstock.gateway.dialects.sampling import forced, sampled
 from penstock.gateway.dialects.text_spans import Place, Pointed, Quoted, Texts, texts
+from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
+
+MODEL = ("assistant", "model")
+"""The roles in which a model speaks."""
+
+
+class _Made(msgspec.Struct):
+    role: Any = None
+
+
+_made = lenient(_Made)
 
 
 class Post(Dialect):
@@ -66,6 +90,38 @@ class Post(Dialect):
             error=error_message(answer),
             problems=problems,
         )
+
+    def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
+        """What stands behind the last item that the model made, and the answer."""
+        asked = self.added(request, whole)
+        answer = self.answer(response, stream, []) if response else Json()
+        error = error_message(answer)
+        return chain(
+            of_body(request, False) if asked is None else self.asked_passages(asked),
+            self.answer_passages(answer),
+            () if error is None else (of_error(error),),
+        )
+
+    def added(self, request: bytes, whole: Callable[[], bool]) -> Json | None:
+        """A request with what it adds to the conversation; None if it cannot be read."""
+        items = self.items(request).raw if self.conversation_field else []
+        begins = next((at for at in range(len(items), 0, -1) if self.made(items[at - 1])), 0)
+        if begins and not whole():
+            return {self.conversation_field: [loads(bytes(item)) for item in items[begins:]]}
+        asked = loads(request)
+        return obj(asked) if isinstance(asked, dict) or not request else None
+
+    def made(self, item: msgspec.Raw) -> bool:
+        """Whether the model made this item of a conversation."""
+        return _made(item).role in MODEL
+
+    def asked_passages(self, asked: Json) -> Iterable[Passage]:
+        """Those of a request."""
+        return (passage for message in self.messages(asked, []) for passage in of_message(message, False))
+
+    def answer_passages(self, answer: Json) -> Iterable[Passage]:
+        """Those of an answer."""
+        return (passage for choice in self.choices(answer) for passage in of_message(choice.message, True))
 
     def system_texts(self, request: bytes) -> Texts:
         """Those that `quoted_system` points at."""

@@ -5,7 +5,7 @@ What crosses an exchange is in `dialects.mcp`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,9 @@ from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.loose_json import Json, Peek, arr, dumps, loads, obj, objs, text
 from penstock.gateway.dialects.mcp import CALL, MCP, PREFIX, Sent, answer_to, bare, messages, outcome
 from penstock.gateway.dialects.opaque import Opaque
+from penstock.gateway.dialects.passages import of_turn
 from penstock.gateway.dialects.text_spans import Offers, Place, Quoted, quoted_tool, texts
+from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 
 
@@ -64,6 +66,10 @@ class Mcp(Opaque):
         parts = [part for one in told for part in _parts_told(one, called, turn)]
         turn.choices = [Choice(message=Message(role="server", parts=parts))] if parts else []
         return turn
+
+    def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
+        """The messages in both directions."""
+        return of_turn(self.read(request, response, stream))
 
     def tool_texts(self, request: bytes) -> list[Place]:
         """The descriptions of the tools that an answer to `tools/list` has; a request has none."""

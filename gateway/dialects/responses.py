@@ -83,9 +83,10 @@ OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_
 
 
 class _Kind(msgspec.Struct):
-    """A message on a WebSocket."""
+    """A message on a WebSocket, or an item."""
 
     type: Any = None
+    role: Any = None
     status: Any = None
     generate: Any = None
 
@@ -245,6 +246,12 @@ class Responses(Post):
         """The instructions, then one for one."""
         asked, values = self.cut(request)
         return Items(asked, self.listed(values), text(loads(whole(values.get("previous_response_id")))))
+
+    def made(self, item: msgspec.Raw) -> bool:
+        """Whether the model made it: it says so, or its type does."""
+        one = _kind(item)
+        typed = one.type not in (None, "message", ADDED) and not str(one.type).endswith("_call_output")
+        return typed or one.role == "assistant"
 
     def replies(self, response: bytes, stream: bool) -> list[bytes]:
         """One for one."""

@@ -45,9 +45,9 @@ class Field:
     """Its values."""
     matcher: MakeMatcher
     """(operator, value, now in ns) -> matcher; raises Refused."""
-    about: Literal["span", "both", "bodies", "tools"] = "span"
-    """`both`: when rollouts are listed, it speaks of the rollout itself. `bodies` and `tools`: the values have to be
-    read from the bytes of the call."""
+    about: Literal["span", "both", "tools", "texts", "bodies"] = "span"
+    """`both`: when rollouts are listed, it speaks of the rollout itself. The last three: the values have to be read
+    from the bytes of the call (`query.Contents`)."""
     needs: Literal["span", "rollout", "attempts"] = "span"
     """What must be looked up to read it of a span: its rollout, or that with its attempts."""
 
@@ -252,7 +252,20 @@ _BOTH: dict[str, Field] = {
     "tool_calls": _count("tool calls asked for", lambda s: s.tool_calls),
     "bytes": _count("size of both bodies", lambda s: s.request_bytes + s.response_bytes),
     "http": _count("HTTP status", lambda s: s.http_status),
-    "text": Field("part of the request or response body", ("~",), _nothing, matchers.part, "bodies"),
+    "text": Field(
+        "part of what it adds: new messages, the answer, tool calls and results, errors",
+        ("~",),
+        _nothing,
+        matchers.part,
+        "texts",
+    ),
+    "raw": Field(
+        "part of the request or response body as it is; reads each, so it is slow",
+        ("~",),
+        _nothing,
+        matchers.part,
+        "bodies",
+    ),
 }
 
 FIELDS: dict[Target, dict[str, Field]] = {

@@ -10,8 +10,8 @@ The same text is parsed for one of two targets. For `spans` a term is about the 
 attempts, and one span of it must satisfy all the others together. `parse` refuses what it does not understand with a
 `QueryError` that says what is allowed. `gateway.filters.fields` is the table of the fields.
 
-Pure: a parsed `Query` is a predicate, and says what it needs: a rollout alone, one with its attempts, or bodies. Bodies
-are the most expensive part; they come from callables, which are called last.
+Pure: a parsed `Query` is a predicate, and says what it needs: a rollout alone, one with its attempts, or contents.
+Contents are the most expensive part; they come from callables (`Contents`), which are called last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.gateway.filters import fields
 from penstock.gateway.filters.fields import FIELDS, Field, Target
@@ -29,13 +29,20 @@ from penstock.gateway.model.span import Span
 
 __all__ = ["FIELDS", "Query", "QueryError", "Target", "Term", "parse", "quote"]
 
-Bodies = Callable[[Span], str]
-"""Gives the searchable text of a span's request and response."""
-Tools = Callable[[Span], Sequence[str]]
-"""Gives the tool that a span ran, or those that its answer asked for."""
 Test = Callable[[Rollout | None, Span | None], bool]
-TextTest = Callable[[str], bool]
-NamesTest = Callable[[Sequence[str]], bool]
+TextsTest = Callable[[Sequence[str]], bool]
+
+
+class Contents(NamedTuple):
+    """What heads do not hold, each given for a span."""
+
+    tools: Callable[[Span], Sequence[str]]
+    """The tool that it ran, or those that its answer asked for."""
+    texts: Callable[[Span], Sequence[str]]
+    """What it adds to the conversation, passage by passage."""
+    bodies: Callable[[Span], Sequence[str]]
+    """Its request and its response as they are, if they are there."""
+
 
 ITEM = r'"(?:[^"\\]|\\.)*"|[^\s",]+'
 VALUE = re.compile(rf"(?:{ITEM})(?:,(?:{ITEM}))*(?=\s|$)", re.DOTALL)
@@ -89,8 +96,9 @@ class Query:
     on_rollout: tuple[Test, ...]
     """Tests of the rollout alone; filled when the target is rollouts."""
     on_span: tuple[Test, ...]
-    on_tools: tuple[NamesTest, ...]
-    on_bodies: tuple[TextTest, ...]
+    on_tools: tuple[TextsTest, ...]
+    on_texts: tuple[TextsTest, ...]
+    on_bodies: tuple[TextsTest, ...]
     needs: frozenset[str]
     """What its fields need."""
 
@@ -100,7 +108,7 @@ class Query:
     @property
     def needs_bodies(self) -> bool:
         """True when `matches` reads bodies: worth scanning in smaller steps."""
-        return bool(self.on_bodies or self.on_tools)
+        return bool(self.on_tools or self.on_texts or self.on_bodies)
 
     @property
     def needs_spans(self) -> bool:
@@ -121,19 +129,23 @@ class Query:
         """The terms that speak of the rollout itself."""
         return all(test(rollout, None) for test in self.on_rollout)
 
-    def matches(self, rollout: Rollout | None, span: Span, bodies: Bodies, tools: Tools) -> bool:
-        """The terms that speak of a span; `tools`, then `bodies` are called at most once and only if all else holds."""
+    def matches(self, rollout: Rollout | None, span: Span, contents: Contents) -> bool:
+        """The terms that speak of a span; each of `contents` is asked at most once and only if all else holds."""
         if not all(test(rollout, span) for test in self.on_span):
             return False
-        if self.on_tools:
-            names = tools(span)
-            if not all(test(names) for test in self.on_tools):
-                return False
-        return not self.on_bodies or self._matches_text(bodies(span))
+        if self.on_tools and not _all_hold(self.on_tools, contents.tools(span)):
+            return False
+        if self.on_texts and not _all_hold(self.on_texts, _folded(contents.texts(span))):
+            return False
+        return not self.on_bodies or _all_hold(self.on_bodies, _folded(contents.bodies(span)))
 
-    def _matches_text(self, text: str) -> bool:
-        folded = text.casefold()
-        return all(test(folded) for test in self.on_bodies)
+
+def _all_hold(tests: Sequence[TextsTest], texts: Sequence[str]) -> bool:
+    return all(test(texts) for test in tests)
+
+
+def _folded(texts: Sequence[str]) -> list[str]:
+    return [text.casefold() for text in texts]
 
 
 def quote(value: str) -> str:
@@ -146,7 +158,7 @@ def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
     """Understand a filter. `now_ns` is what `started>2h` counts back from."""
     terms = tuple(_terms(text))
     conditions: list[Condition] = []
-    groups: dict[str, list[Any]] = {"rollout": [], "span": [], "tools": [], "bodies": []}
+    groups: dict[str, list[Any]] = {"rollout": [], "span": [], "tools": [], "texts": [], "bodies": []}
     for term in terms:
         try:
             condition = _understood(term, target, now_ns)
@@ -156,8 +168,8 @@ def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
         group, test = _compile(condition)
         groups[group].append(test)
     needs = frozenset(condition.field.needs for condition in conditions)
-    on_rollout, on_span, on_tools, on_bodies = map(tuple, groups.values())
-    return Query(terms, tuple(conditions), on_rollout, on_span, on_tools, on_bodies, needs)
+    on_rollout, on_span, on_tools, on_texts, on_bodies = map(tuple, groups.values())
+    return Query(terms, tuple(conditions), on_rollout, on_span, on_tools, on_texts, on_bodies, needs)
 
 
 def _terms(text: str) -> Iterator[Term]:
@@ -198,20 +210,14 @@ def _understood(term: Term, target: Target, now_ns: int) -> Condition:
     return Condition(term.field, field, matchers, wanted, field.about == "both" and target == "rollouts")
 
 
-def _compile(condition: Condition) -> tuple[str, Test | NamesTest | TextTest]:
+def _compile(condition: Condition) -> tuple[str, Test | TextsTest]:
     """The test that a condition stands for and the group it belongs to."""
     field, matchers, wanted = condition.field, condition.matchers, condition.wanted
-    if field.about == "bodies":
-        return "bodies", _test_text(matchers, wanted)
-    if field.about == "tools":
-        return "tools", lambda names: any(m(name) for name in names for m in matchers) == wanted
+    if field.about in ("tools", "texts", "bodies"):
+        return field.about, lambda texts: any(m(text) for text in texts for m in matchers) == wanted
     return ("rollout" if condition.of_rollout else "span"), _test(field, matchers, wanted)
 
 
 def _test(field: Field, matchers: Sequence[Matcher], wanted: bool) -> Test:
     read = field.read
     return lambda rollout, span: any(m(v) for v in read(rollout, span) for m in matchers) == wanted
-
-
-def _test_text(matchers: Sequence[Matcher], wanted: bool) -> TextTest:
-    return lambda text: any(m(text) for m in matchers) == wanted

@@ -1,10 +1,10 @@
 """A filter as SQL over the columns of an index (`gateway.index`). Pure.
 
 The tables are `spans s`, `rollouts r`, `attempts a` and `inputs i`; `number` is that of the rollout. A condition holds
-for every row that its own predicate takes; where columns do not decide (texts of bodies, names of tools) it takes more,
-and who asks looks at the rows themselves. How a text is compared is decided in Python, as in a scan: `words` gives the
-different values of a column, and SQL asks for those of them that a matcher takes. So patterns, case and foreign letters
-mean the same in both.
+for every row that its own predicate takes; where columns do not decide (bodies) it takes more, and who asks looks at
+the rows themselves. Conditions on texts join with tables that who asks has filled (`HITS`). How a text is compared is
+decided in Python, as in a scan: `words` gives the different values of a column, and SQL asks for those of them that a
+matcher takes. So patterns, case and foreign letters mean the same in both.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from penstock.gateway.filters.matchers import Compared, Containing, Matcher, One
 from penstock.gateway.filters.query import Condition, Query
 from penstock.gateway.model.base import TOOLS
 
+HITS: Final = "hits_{}"
+"""The table of the cursors of spans that have a text which satisfies a condition, by the condition's place among those
+on texts. Of spans that run nothing is known."""
 Words = Callable[[str, str], Iterable[str]]
 """(table, expression) -> its different values, without NULL."""
 FEW: Final = 100
@@ -58,19 +61,38 @@ TRUE: Final = Sql("true")
 
 def where(query: Query, target: Target, words: Words) -> Where:
     """A filter of one of the lists."""
+    said = [_hit(at, one.wanted) for at, one in enumerate(_on_texts(query))]
+    spans = [
+        one for one in query.conditions if (target == "spans" or not one.of_rollout) and one.field.about != "texts"
+    ]
+    of_spans = [*(_condition(one, words, "s") for one in spans), *said]
     if target == "spans":
-        return Where(_all(_condition(one, words, "s") for one in query.conditions))
+        return Where(_all(of_spans))
     own = [_condition(one, words, "r") for one in query.conditions if one.of_rollout]
-    within = [_condition(one, words, "s") for one in query.conditions if not one.of_rollout]
-    return Where(_all(own), _all(within) if within else None)
+    return Where(_all(own), _all(of_spans) if of_spans else None)
+
+
+def needles(query: Query) -> list[tuple[str, ...]]:
+    """For each condition on texts the parts, casefolded, of which a text must have one."""
+    return [_flat_parts(one) for one in _on_texts(query)]
+
+
+def _flat_parts(one: Condition) -> tuple[str, ...]:
+    return tuple(_flat(matcher.parts for matcher in one.matchers if isinstance(matcher, Containing)))
+
+
+def _on_texts(query: Query) -> list[Condition]:
+    return [one for one in query.conditions if one.field.about == "texts"]
+
+
+def _hit(at: int, wanted: bool) -> Sql:
+    return Sql(f"(s.cursor {'' if wanted else 'not '}in (select cursor from {HITS.format(at)}) or s.status = 'open')")
 
 
 def _condition(one: Condition, words: Words, row: str) -> Sql:
     """`row`: s or r, what it is asked of."""
     if one.field.about == "bodies":
         return TRUE
-    if one.field.about == "tools":
-        return Sql(_HAS_TOOLS) if one.wanted else TRUE
     found = _wrap("({})", _any(_asked(one, matcher, words, row) for matcher in one.matchers))
     return _wrap("{} is true" if one.wanted else "{} is not true", found)
 
@@ -104,14 +126,14 @@ def _compared(owner: str, expression: str, matcher: Matcher, words: Words) -> Sq
         return Sql(f"{expression} {matcher.operator} ?", (matcher.limit,))
     if isinstance(matcher, OneOf):
         return _among(expression, matcher.words)
-    source = f"unnest({expression})" if expression == _VERSIONS else expression
+    source = f"unnest({expression})" if expression in _LISTS else expression
     return _among(expression, [word for word in words(_TABLES[owner], source) if matcher(word)])
 
 
 def _among(expression: str, values: Sequence[str]) -> Sql:
     if not values:
         return Sql("false")
-    if expression == _VERSIONS:
+    if expression in _LISTS:
         return Sql(f"list_has_any({expression}, cast(? as varchar[]))", (list(values),))
     if len(values) <= FEW:
         return Sql(f"{expression} in ({', '.join('?' * len(values))})", tuple(values))
@@ -144,8 +166,7 @@ def _flag(expression: str) -> str:
     return f"(case when {expression} then 'true' else 'false' end)"
 
 
-_VERSIONS: Final = "s.versions"
-_HAS_TOOLS: Final = "s.kind = 'tool' or s.tool_calls > 0"
+_LISTS: Final = ("s.versions", "s.tools")
 _TOKENS: Final = "(case when s.input_tokens is null and s.output_tokens is null then null else "
 _OF_ATTEMPT: Final = "(s.number, s.attempt) in (select (a.number, a.attempt) from attempts a where {})"
 _OWNED: Final = {
@@ -171,7 +192,8 @@ _SPAN: Final[dict[str, Values]] = {
     "model": Values("s", ("nullif(s.model, '')", "nullif(s.model_served, '')")),
     "source": Values("s", ("s.reward_source",)),
     "server": Values("s", (f"(case when s.kind in ({', '.join(map(repr, TOOLS))}) then s.upstream end)",)),
-    "version": Values("s", (_VERSIONS,)),
+    "version": Values("s", ("s.versions",)),
+    "tool": Values("s", ("s.tools",)),
     "latency": Values("s", ("s.duration_ns",)),
     "tokens": Values("s", (f"{_TOKENS}coalesce(s.input_tokens, 0) + coalesce(s.output_tokens, 0) end)",)),
     "bytes": Values("s", ("s.request_bytes + s.response_bytes",)),

@@ -10,24 +10,28 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock.gateway.filters import sql
 from penstock.gateway.filters.query import parse
+from penstock.gateway.index.passages import PassageReader
 from penstock.gateway.index.questions import Find, Found, State, Sum, Summed
-from penstock.gateway.index.rows import Rollouts, Row, attempt_row, input_row, rollout_row, span_row
+from penstock.gateway.index.rows import Head, Rollouts, Row, attempt_row, input_row, rollout_row, span_row
 from penstock.gateway.index.segments import SEALED, Manifest, Segments
 from penstock.gateway.index.sums import summed
 from penstock.gateway.index.tables import DAMAGED, Tables
+from penstock.gateway.index.texts import Hits, Needle, Texts, joined
 from penstock.gateway.store import Store, codec, keys
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.view import View
 
 PIECE: Final = 4096
 """Changes that are read in one transaction."""
+SEARCH_S: Final = 2.0
+"""How long a search of texts goes on before it answers with what it has found."""
 MARKED: Final = 256
 """The last changes that tell whether a tape is the one that an index is of."""
 _log = logging.getLogger("penstock.index")
@@ -76,7 +80,8 @@ class Index:
         shutil.rmtree(self._segments.spill, ignore_errors=True)
         self.cursor, self._sealed_cursor = manifest.cursor, manifest.cursor
         self._tables = Tables(self._segments, manifest.files)
-        self._rollouts = Rollouts()
+        self._texts = Texts(self._segments, manifest.files)
+        self._rollouts, self._passages = Rollouts(), PassageReader()
         self._running = {bytes.fromhex(key): at for at, key in manifest.running}
         self._running_changed = bool(self._running)
         self._dirty = dict[str, None]()
@@ -134,7 +139,10 @@ class Index:
         kind, key = record[:1], record[1:]
         if kind == b"s":
             length = keys.summary_key_length(key)
-            spans.append(span_row(view, self._rollouts, at, key[:length], key[length:]))
+            head = Head(view, key[:length], key[length:])
+            passages, number = self._passages.read(view, head), self._rollouts.number(view, rollout)
+            self._texts.add(at, number, passages)
+            spans.append(span_row(head, at, number, head.tools(passages)))
             if self._running.pop(key[:length], None) is not None:
                 self._running_changed = True
         elif kind == b"o":
@@ -193,15 +201,17 @@ class Index:
                 if stored is None:
                     gone.append(key)
                 else:
-                    rows.append(span_row(view, self._rollouts, at, key, codec.unpack_open(stored)[0]))
+                    head = Head(view, key, codec.unpack_open(stored)[0])
+                    rows.append(span_row(head, at, self._rollouts.number(view, head.rollout), head.tools(())))
         return rows, gone
 
     def _seal(self) -> None:
         mark = self._mark(self.cursor)
-        files = self._tables.seal(self.cursor)
+        files = [*self._tables.seal(self.cursor), *self._texts.seal(self.cursor)]
         running = tuple((at, key.hex()) for key, at in self._running.items())
         self._segments.commit(Manifest(self.cursor, mark, running, (*self._tables.files, *files)))
         self._tables.sealed(files)
+        self._texts.sealed(files)
         self._sealed_cursor = self.cursor
         self._inputs.clear()
         self._fresh = self._changed = 0
@@ -229,47 +239,96 @@ class Index:
     def find(self, asked: Find) -> Found:
         """Where the rows of a page are, newest first. It must have caught up."""
         self._refresh()
-        where = sql.where(parse(asked.filter, asked.target, asked.now_ns), asked.target, self._tables.words)
-        return self._find_spans(where.row, asked) if asked.target == "spans" else self._find_rollouts(where, asked)
+        query = parse(asked.filter, asked.target, asked.now_ns)
+        where = sql.where(query, asked.target, self._tables.words)
+        if asked.target == "rollouts":
+            return self._find_rollouts(where, asked, sql.needles(query))
+        if needles := sql.needles(query):
+            return self._find_said(where.row, asked, needles)
+        return self._find_spans(where.row, asked)
 
     def sum(self, asked: Sum) -> Summed:
         """What the calls of a filter come to. It must have caught up."""
         self._refresh()
-        where = sql.where(parse(asked.filter, "spans", asked.now_ns), "spans", self._tables.words).row
+        query = parse(asked.filter, "spans", asked.now_ns)
+        for hits in self._searched(sql.needles(query)):
+            self._tables.put_hits(hits.cursors)
+        where = sql.where(query, "spans", self._tables.words).row
         return Summed(*summed(self._tables.ask, asked.by, where, asked.limit))
 
-    def _find_rollouts(self, where: sql.Where, asked: Find) -> Found:
+    def _searched(self, needles: Sequence[Needle]) -> Iterator[Hits]:
+        """What a search has found so far, from part to part."""
+        found: list[list[Any]] = [[] for _ in needles]
+        for hits in self._texts.search(needles) if needles else ():
+            for some, more in zip(found, hits.cursors, strict=True):
+                some.append(more)
+            yield Hits(hits.low, [joined(some) for some in found])
+
+    def _find_rollouts(self, where: sql.Where, asked: Find, needles: Sequence[Needle]) -> Found:
+        """A rollout's spans come after it: once all spans from a position on were searched, so is every rollout from
+        there on."""
+        for hits in self._searched(needles):
+            self._tables.put_hits(hits.cursors)
+            found = self._rollouts_from(hits.low, where, asked)
+            if not hits.low or not found.complete:
+                return found
+        return self._rollouts_from(0, where, asked)
+
+    def _rollouts_from(self, low: int, where: sql.Where, asked: Find) -> Found:
         source, hit, values = "rollouts r", "null", where.row.values
         if where.within is not None:
             inner = f"select s.number, max(s.cursor) as hit from spans s where {where.within.text} group by s.number"
             source, hit = f"rollouts r join ({inner}) h on h.number = r.number", "h.hit"
             values = (*where.within.values, *values)
-        before = "" if asked.before is None else f"r.number < {asked.before} and "
         rows = self._tables.ask(
-            f"select r.number, r.rollout, {hit} from {source} where {before}({where.row.text}) "
-            "order by r.number desc limit ?",
+            f"select r.number, r.rollout, {hit} from {source} where {_between('r.number', low, asked.before)}"
+            f"({where.row.text}) order by r.number desc limit ?",
             (*values, asked.limit + 1),
         )
         shown = rows[: asked.limit]
         hits = [] if where.within is None else [hit for _, _, hit in shown]
-        return Found([row[0] for row in shown], len(rows) <= asked.limit, [row[1] for row in shown], hits)
+        return _found([row[0] for row in rows], asked.limit, [row[1] for row in shown], hits)
 
     def _find_spans(self, condition: sql.Sql, asked: Find) -> Found:
         """The newest files first: a page is often full before the others are read. Calls that run are anywhere."""
         ended: list[int] = []
         for source in ("fresh", self._tables.newest_file, self._tables.older_files):
             if source is not None and (missing := asked.limit + 1 - len(ended)) > 0:
-                ended += self._cursors(source, condition, asked, missing)
-        found = sorted([*ended, *self._cursors("running", condition, asked, asked.limit + 1)], reverse=True)
-        return Found(found[: asked.limit], len(found) <= asked.limit)
+                ended += self._cursors(source, condition, (0, asked.before), missing)
+        running = self._cursors("running", condition, (0, asked.before), asked.limit + 1)
+        return _found(sorted([*ended, *running], reverse=True), asked.limit)
 
-    def _cursors(self, source: str, condition: sql.Sql, asked: Find, limit: int) -> list[int]:
-        before = "" if asked.before is None else f"s.cursor < {asked.before} and "
+    def _find_said(self, condition: sql.Sql, asked: Find, needles: Sequence[Needle]) -> Found:
+        """The newest texts first, for the same reason; after a while the answer is what was found so far."""
+        until = time.monotonic() + SEARCH_S
+        found, high = list[int](), asked.before
+        for hits in self._texts.search(needles, asked.before):
+            self._tables.put_hits(hits.cursors)
+            found += self._cursors("spans", condition, (hits.low, high), asked.limit + 1 - len(found))
+            if len(found) > asked.limit:
+                break
+            high = hits.low
+            if high and time.monotonic() > until:
+                return Found(found, False, high)
+        return _found(found, asked.limit)
+
+    def _cursors(self, source: str, condition: sql.Sql, between: tuple[int, int | None], limit: int) -> list[int]:
         rows = self._tables.ask(
-            f"select s.cursor from {source} s where {before}({condition.text}) order by s.cursor desc limit ?",
+            f"select s.cursor from {source} s where {_between('s.cursor', *between)}({condition.text}) "
+            "order by s.cursor desc limit ?",
             (*condition.values, limit),
         )
         return [cursor for (cursor,) in rows]
+
+
+def _between(column: str, low: int, high: int | None) -> str:
+    return f"{column} >= {low} and " + ("" if high is None else f"{column} < {high} and ")
+
+
+def _found(positions: list[int], limit: int, names: list[str] | None = None, hits: list[int] | None = None) -> Found:
+    """A page, of positions that may be one more."""
+    shown = positions[:limit]
+    return Found(shown, len(positions) <= limit, shown[-1] if shown else 0, names or [], hits or [])
 
 
 def _rollout_of(record: bytes) -> str | None:

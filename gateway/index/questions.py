@@ -28,7 +28,9 @@ class Found(msgspec.Struct, tag=True, frozen=True):
 
     positions: list[int]
     complete: bool
-    """There are no more below the last one."""
+    """There are no more."""
+    reached: int = 0
+    """Where there are more: all positions from this one on were looked at."""
     names: list[str] = []
     """Of rollouts their names."""
     hits: list[int] = []

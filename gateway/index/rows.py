@@ -7,14 +7,16 @@ rollout and its attempts the rows are those of now.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, cast
 
+from penstock.gateway.calls.passages import tools_called
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.filters.fields import released
 from penstock.gateway.model.attributes import AMBIGUOUS, REPLAY_OF, SHADOW_OF, TOOL
 from penstock.gateway.model.lifecycle import claimed
+from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.release_calls import rehearsed
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span, Usage
@@ -32,7 +34,7 @@ COLUMNS: Final = {
         "cached_tokens": "bigint", "cache_write_tokens": "bigint", "reasoning_tokens": "bigint",
         "tool_calls": "integer", "choices": "integer", "agent": "varchar", "request_bytes": "bigint",
         "response_bytes": "bigint", "truncated": "boolean", "retry_of": "bigint", "versions": "varchar[]",
-        "arm": "varchar", "tool": "varchar", "ambiguous": "boolean", "of_release": "boolean", "uncounted": "boolean",
+        "arm": "varchar", "tools": "varchar[]", "ambiguous": "boolean", "of_release": "boolean", "uncounted": "boolean",
         "reward": "double", "reward_source": "varchar", "reward_trusted": "boolean",
     },
     "rollouts": {
@@ -80,28 +82,67 @@ class Rollouts:
         return found
 
 
-def span_row(view: View, rollouts: Rollouts, cursor: int, key: bytes, summary: bytes) -> Row:
-    """A span's row, from its record in the log."""
-    rollout, attempt, sequence = keys.split_head_key(key)
-    style, *own = codec.decode(summary)
-    own += _OWN_USUAL[len(own) :]
-    style = view.style(style) if isinstance(style, int) else style
+class Head:
+    """What the record of a span says, decoded no further than need be."""
+
+    __slots__ = ("attempt", "attributes", "own", "rollout", "sequence", "style")
+
+    def __init__(self, view: View, key: bytes, summary: bytes) -> None:
+        self.rollout, self.attempt, self.sequence = keys.split_head_key(key)
+        style, *own = codec.decode(summary)
+        self.style = view.style(style) if isinstance(style, int) else style
+        self.own: list[Any] = own + _OWN_USUAL[len(own) :]
+        self.attributes: dict[str, Any] = self.own[_AT["attributes"]] or {}
+
+    @property
+    def kind(self) -> str:
+        """What happened."""
+        return self.style[_KIND]
+
+    @property
+    def dialect(self) -> str:
+        """Wire format spoken."""
+        return self.style[_DIALECT]
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer came as events."""
+        return self.style[_SHOWN["stream"]]
+
+    @property
+    def http_status(self) -> int | None:
+        """How it was answered."""
+        return self.style[_HTTP]
+
+    @property
+    def body(self) -> int | None:
+        """The number of its bytes."""
+        return self.own[_AT["body"]]
+
+    def tools(self, passages: Iterable[Passage]) -> list[str]:
+        """The tool that it ran, or those that its answer asked for."""
+        if self.kind == "tool":
+            return [str(self.attributes.get(TOOL, ""))]
+        return tools_called(passages) if self.own[_AT["tool_calls"]] else []
+
+
+def span_row(head: Head, cursor: int, number: int, tools: list[str]) -> Row:
+    """A span's row. `number`: its rollout's."""
+    style, own, attributes = head.style, head.own, head.attributes
     usage: list[int | None] = own[_AT["usage"]] or []
     usage = [*usage, *[None] * (len(USAGE) - len(usage))]
-    attributes: dict[str, Any] = own[_AT["attributes"]] or {}
     kind, start = style[_KIND], own[_AT["start_ns"]]
     is_reward = kind == "reward"
     versions = own[_AT["versions"]]
     shown = {name: style[at] for name, at in _SHOWN.items()}
     return (
-        cursor, rollouts.number(view, rollout), rollout, attempt, sequence, kind, shown["name"], style[_STATUS], start,
+        cursor, number, head.rollout, head.attempt, head.sequence, kind, shown["name"], style[_STATUS], start,
         own[_AT["end_ns"]], own[_AT["first_byte_ns"]], style[_DIALECT], shown["path"], style[_UPSTREAM], style[_HTTP],
         style[_ERROR], shown["model"], shown["model_served"], shown["stream"], shown["finish"], *usage,
         own[_AT["tool_calls"]], shown["choices"], shown["agent"], own[_AT["request_bytes"]],
         own[_AT["response_bytes"]], shown["truncated"], own[_AT["retry_of"]],
-        None if versions is None else released(versions),
-        own[_AT["arm"]], str(attributes.get(TOOL, "")) if kind == "tool" else None, AMBIGUOUS in attributes,
-        REPLAY_OF in attributes or SHADOW_OF in attributes or rehearsed(rollout),
+        None if versions is None else released(versions), own[_AT["arm"]], tools, AMBIGUOUS in attributes,
+        REPLAY_OF in attributes or SHADOW_OF in attributes or rehearsed(head.rollout),
         _uncounted(style, usage), attributes.get(f"{_REWARD}value") if is_reward else None,
         attributes.get(f"{_REWARD}source", "user") if is_reward else None,
         attributes.get(f"{_REWARD}trusted", True) if is_reward else None,

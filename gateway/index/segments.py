@@ -22,7 +22,7 @@ SEALED: Final = 50_000
 """Rows of spans, or of rollouts that changed, that are sealed together."""
 NEAR: Final = 5_000
 """Changes that are read between a question and its answer; who is further behind does not answer."""
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the columns and of the manifest. An index of another one is made anew."""
 _MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 import duckdb
 
+from penstock.gateway.filters.sql import HITS
 from penstock.gateway.index.rows import COLUMNS, Row
 from penstock.gateway.index.segments import File, Segments
 
@@ -116,6 +117,11 @@ class Tables:
                 self._words[table, expression] = sealed
         fresh = self.ask(f"{_distinct('fresh s', expression)} union {_distinct('running s', expression)}")
         return sealed.union(word for (word,) in fresh)
+
+    def put_hits(self, found: Sequence[Any]) -> None:
+        """What a search has found is what a question may join with: arrays of cursors, in the order of `sql.HITS`."""
+        for at, cursors in enumerate(found):
+            self._duck.register(HITS.format(at), pa.table({"cursor": pa.array(cursors, pa.int64())}))
 
     # -- following ---------------------------------------------------------------------------------------------------
 

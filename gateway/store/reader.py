@@ -176,13 +176,14 @@ class Reader:
 
     def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]:
         """The bytes of several calls. If each is stored against the one before, no chain is followed twice."""
-        base: codec.Base | None = None
+        known = dict[int, codec.Base]()
         for span in spans:
             with self.view() as view:
                 if span.body is None:
                     body = view.open_body(span.rollout, span.attempt, span.sequence)
                 else:
-                    body, base = view.body(span.body, base)
+                    body, base = view.body(span.body, known)
+                    known = {base.number: base}
             yield span, None if body is None else codec.exchange(body)
 
     def figures(self) -> dict[str, int]:

@@ -4,7 +4,8 @@ transaction's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 from penstock.gateway.model.change import Change
@@ -52,6 +53,7 @@ class View:
         self._dbs = dbs
         self._styles = styles
         self._segment: tuple[int, list[bytes]] = (0, [])
+        self._bodies: tuple[int, list[bytes]] = (0, [])
 
     def get(self, database: str, key: bytes) -> bytes | None:
         """One record."""
@@ -244,28 +246,31 @@ class View:
         record = None if stored is None else codec.unpack_open(stored)[1]
         return None if record is None else self._build(record, 0)[0]
 
-    def body(self, number: int, known: Base | None = None) -> tuple[Body, Base]:
-        """A body, and itself as a base for the next one. `known`: a base that it may stand on."""
+    def body(self, number: int, known: Mapping[int, Base] = MappingProxyType({})) -> tuple[Body, Base]:
+        """A body, and itself as a base for the next one. `known`: bases that it may stand on, by their numbers."""
         return self._build(self._body_record(number), number, known)
 
-    def _build(self, record: bytes, number: int, known: Base | None = None) -> tuple[Body, Base]:
+    def _build(self, record: bytes, number: int, known: Mapping[int, Base] = MappingProxyType({})) -> tuple[Body, Base]:
         """Follows the chain of bases down to a known one or its keyframe and builds the body up again."""
         chain = [(number, record)]
-        while (lower := codec.base_of(chain[-1][1])) and (known is None or lower != known.number):
+        while (lower := codec.base_of(chain[-1][1])) and lower not in known:
             chain.append((lower, self._body_record(lower)))
         at, record = chain.pop()
-        body, base = codec.unpack_body(record, known if lower else None, at)
+        body, base = codec.unpack_body(record, known[lower] if lower else None, at)
         for at, record in reversed(chain):
             body, base = codec.unpack_body(record, base, at)
         return body, base
 
     def _body_record(self, number: int) -> bytes:
+        first, records = self._bodies
+        if first <= number < first + len(records):
+            return records[number - first]
         with self.txn.cursor(db=self._dbs["bodies"]) as cursor:
             if floor(cursor, keys.number(number)):
-                at = number - keys.to_number(cursor.key())
-                records = codec.unpack_segment(cursor.value())
-                if at < len(records):
-                    return records[at]
+                first, records = keys.to_number(cursor.key()), codec.unpack_segment(cursor.value())
+                if number - first < len(records):
+                    self._bodies = first, records
+                    return records[number - first]
         raise TapeError(f"body {number} is missing; run `penstock check`")
 
     def newest_body(self, rollout: str, attempt: str, spans: int) -> tuple[int, Base] | None:

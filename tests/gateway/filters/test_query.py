@@ -9,7 +9,7 @@ from fakes.memory_tape import T0, call
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from penstock.gateway.filters.query import FIELDS, QueryError, Target, Term, parse, quote
+from penstock.gateway.filters.query import FIELDS, Contents, QueryError, Target, Term, parse, quote
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, Rollout, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
 
@@ -52,12 +52,15 @@ SPAN = call(
 )
 BODIES = '{"messages":[{"content":"Stra\\u00dfe \\"hot\\"\\nline"}]} TimeOut reached'
 
+NOTHING = Contents(lambda _: (), lambda _: (), lambda _: ())
 NAMES = ("mcp__web__search", "multiply")
 """The tools that the answer asked for."""
 
 
 def matches(text: str, span: Span = SPAN, rollout: Rollout | None = ROLLOUT) -> bool:
-    return parse(text, now_ns=T0 + 3600 * 10**9).matches(rollout, span, lambda _: BODIES, lambda _: NAMES)
+    return parse(text, now_ns=T0 + 3600 * 10**9).matches(
+        rollout, span, Contents(lambda _: NAMES, lambda _: [BODIES], lambda _: [BODIES])
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ def test_what_an_answer_asked_for_is_read_after_all_heads() -> None:
     def never(span: Span) -> list[str]:
         raise AssertionError(span)
 
-    assert not parse("tool:x status:ok").matches(None, SPAN, lambda _: "", never)
+    assert not parse("tool:x status:ok").matches(None, SPAN, Contents(never, never, never))
     assert parse("tool:x").needs_bodies
     assert parse("tool:x", "rollouts").needs_spans
 
@@ -172,8 +175,8 @@ def test_terms_about_rollouts_are_told_apart() -> None:
     assert query.matches_rollout(ROLLOUT)
     assert query.needs_spans
     assert not query.matches_rollout(ROLLOUT.model_copy(update={"mode": "val"}))
-    assert query.matches(ROLLOUT, SPAN, lambda _: "", lambda _: ())
-    assert not query.matches(ROLLOUT, call(1), lambda _: "", lambda _: ())
+    assert query.matches(ROLLOUT, SPAN, NOTHING)
+    assert not query.matches(ROLLOUT, call(1), NOTHING)
     assert not parse("status:failed mode:train", "rollouts").needs_spans
 
 
@@ -190,10 +193,10 @@ def test_terms_about_rollouts_are_told_apart() -> None:
 )
 def test_spans_are_found_by_their_rollout_and_attempt(text: str, span: Span) -> None:
     query = parse(text)
-    assert query.matches(SUMMARY, span, lambda _: "", lambda _: ())
+    assert query.matches(SUMMARY, span, NOTHING)
     for term in query.terms:
         against = replace(term, negated=not term.negated)
-        assert not parse(str(against)).matches(SUMMARY, span, lambda _: "", lambda _: ()), against
+        assert not parse(str(against)).matches(SUMMARY, span, NOTHING), against
 
 
 @pytest.mark.parametrize(
@@ -217,18 +220,30 @@ def test_attempts_are_asked_for_only_when_needed() -> None:
     assert parse("group:x").needs_rollout
 
 
-def test_bodies_are_read_last_and_once() -> None:
+@pytest.mark.parametrize("field", ["text", "raw"])
+def test_contents_are_read_last_and_once(field: str) -> None:
     reads: list[Span] = []
 
-    def bodies(span: Span) -> str:
+    def read(span: Span) -> list[str]:
         reads.append(span)
-        return BODIES
+        return [BODIES]
 
-    query = parse("text~timeout model:qwen* text~line")
+    def never(span: Span) -> list[str]:
+        raise AssertionError(span)
+
+    query = parse(f"{field}~timeout model:qwen* {field}~line")
+    contents = NOTHING._replace(texts=never, bodies=never)._replace(**{"texts" if field == "text" else "bodies": read})
     assert query.needs_bodies
-    assert query.matches(None, SPAN, bodies, lambda _: ())
-    assert not query.matches(None, call(1), bodies, lambda _: ())
+    assert query.matches(None, SPAN, contents)
+    assert not query.matches(None, call(1), contents)
     assert reads == [SPAN]
+
+
+def test_a_part_of_a_text_lies_in_one_passage() -> None:
+    contents = NOTHING._replace(texts=lambda _: ["first half", "second half"], bodies=lambda _: ["a first", "half b"])
+    assert parse("text~first text~second -text~third").matches(None, SPAN, contents)
+    assert not parse('text~"half second"').matches(None, SPAN, contents)
+    assert not parse('raw~"first half"').matches(None, SPAN, contents)
 
 
 def test_rollouts_are_asked_for_only_when_needed() -> None:
@@ -280,7 +295,7 @@ def test_refusals_say_what_is_allowed(text: str, target: Target, message: str) -
 @example('text~"\\')
 def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
-        parse(text).matches(ROLLOUT, SPAN, lambda _: BODIES, lambda _: NAMES)
+        parse(text).matches(ROLLOUT, SPAN, NOTHING)
     except QueryError:
         event("refused")
 
@@ -288,7 +303,7 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
 @given(st.sampled_from(sorted(FIELDS["spans"])), st.sampled_from(":=!<>~"), st.text(min_size=1))
 def test_any_value_is_parsed_or_refused(field: str, operator: str, value: str) -> None:
     try:
-        parse(f"{field}{operator}{quote(value)}").matches(ROLLOUT, SPAN, lambda _: BODIES, lambda _: NAMES)
+        parse(f"{field}{operator}{quote(value)}").matches(ROLLOUT, SPAN, NOTHING)
     except QueryError:
         event("refused")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -58,12 +59,61 @@ METADATA: list[Any] = [
 INPUTS: list[Any] = [None, "Where is my FLIGHT?", {"question": "Straße?"}, {"q": ["é", 1, None]}, 7, ""]
 FAILED, DONE = AttemptStatus.FAILED, AttemptStatus.SUCCEEDED
 
+SAID = [
+    "I fly to Paris",
+    "STRASSE",
+    "straße and ſmall",
+    "İstanbul K",
+    "日本 reiſe",
+    'he said "no"',
+    "no such",
+    "",
+    "yes",
+]
+ATTRIBUTES: list[Any] = [
+    None,
+    None,
+    {AMBIGUOUS: True},
+    {TOOL: "search"},
+    {SHADOW_OF: "r1/a1/1"},
+    {"text": "Printed to Paris", "n": 3},
+]
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """A request and its answer, as an API of chat or one like it has them: with a history, tools, errors."""
+    words = st.sampled_from(SAID)
+    asked: list[dict[str, Any]] = [{"role": "system", "content": draw(words)}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(0, 2))):
+        asked.append({"role": "user", "content": draw(words)})
+        if draw(st.booleans()):
+            asked.append({"role": "assistant", "content": draw(words)})
+    if draw(st.booleans()):
+        asked.append({"role": "tool", "tool_call_id": "c1", "content": draw(words)})
+    call = {
+        "id": "c1",
+        "function": {"name": draw(st.sampled_from(["search", "Sell", ""])), "arguments": '{"to": "Rome"}'},
+    }
+    message = {"role": "assistant", "content": draw(words), "tool_calls": [call] if draw(st.booleans()) else []}
+    answers: list[Any] = [
+        {"choices": [{"message": message}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "text", "text": draw(words)}]},
+        {"error": {"message": draw(words)}},
+    ]
+    request = json.dumps({"messages": asked}, ensure_ascii=draw(st.booleans())).encode()
+    return request, json.dumps(draw(st.sampled_from(answers))).encode()
+
+
+says = st.one_of(conversations(), st.sampled_from([(b"{}", b"yes"), (b"no JSON: Paris", b"\xff\x00"), (b"", b"")]))
+
 entries = st.fixed_dictionaries(
     {
         "kind": st.sampled_from(["llm", "llm", "tool", "mcp", "event"]),
         "name": st.sampled_from([None, "stdout", "Note"]),
         "status": st.sampled_from(["ok", "ok", "error", "cancelled"]),
         "start_ns": st.integers(T0, NOW),
+        "says": says,
         "took": st.sampled_from([0, 10**6, 250 * 10**6, 2 * 10**9]),
         "dialect": st.sampled_from(["chat", "messages", "opaque"]),
         "upstream": st.sampled_from([None, "up-1", "Up-2"]),
@@ -78,7 +128,7 @@ entries = st.fixed_dictionaries(
         "request_bytes": st.integers(0, 3000),
         "response_bytes": st.integers(0, 3000),
         "versions": st.sampled_from([None, {"planner": "v1"}, {"planner": "v2", "qwen": "v10"}]),
-        "attributes": st.sampled_from([None, None, {AMBIGUOUS: True}, {TOOL: "search"}, {SHADOW_OF: "r1/a1/1"}]),
+        "attributes": st.sampled_from(ATTRIBUTES),
         "arm": st.sampled_from([None, "rel-1:stable", "rel-1:candidate,rel-2:stable"]),
         "usage": st.sampled_from(
             [None, Usage(), Usage(input_tokens=900), Usage(input_tokens=900, output_tokens=100), Usage(output_tokens=7)]
@@ -175,8 +225,10 @@ class History:
 
 
 def _entry(rollout: str, attempt: str, fields: dict[str, Any]) -> Entry:
-    known = {name: value for name, value in fields.items() if name != "took"}
-    return Entry(rollout, attempt, end_ns=fields["start_ns"] + fields["took"], body=body(b"{}", b"yes"), **known)
+    known = {name: value for name, value in fields.items() if name not in ("took", "says")}
+    request, response = fields.get("says", (b"{}", b"yes"))
+    said = None if fields["kind"] == "event" else body(request, response)
+    return Entry(rollout, attempt, end_ns=fields["start_ns"] + fields["took"], body=said, **known)
 
 
 @contextmanager
@@ -204,8 +256,9 @@ VALUES = {
     "reward": ["0", "0.3", "-1.5", "1"],
     "priority": ["-1", "0", "2"],
     "rollout": ["r1", "r*", "R?", "q*", "h*", "none"],
-    "text": ["yes", "no such"],
-    "tool": ["search", "s*"],
+    "text": ["yes", "no such", "paris", "strasse", "SMALL", "k", "istanbul", "日本", '"no"', "i̇", "rome", "Sell(", "r"],
+    "raw": ["yes", "no such", '"role"', "Paris"],
+    "tool": ["search", "s*", "none"],
 }
 WORDS = [*ODD, "planner*", "*4o", "gpt", "up-?", "t1", "Free", "nested", "3", "true", "stra", "flight", "g1", "*@v2"]
 NUMBERS = ["0", "1", "7", "200", "900", "1000", "3000"]
@@ -301,7 +354,7 @@ def test_figures_are_those_of_a_scan(happens: list[tuple[Any, ...]], bys: list[B
         found.do(("follow",))
         for by, filter in product(bys, ["", *texts]):
             query = parse(filter, "spans", NOW)
-            if query.needs_bodies:
+            if query.on_bodies:
                 continue
             wanted = scanned(found.store, by, query, 10**6)
             rows = found.index.sum(Sum(by, filter, NOW, 1000)).rows
@@ -322,3 +375,10 @@ def quiet_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
     monkeypatch.setattr(os, "fsync", fsync)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a short history has many, and searches have several parts."""
+    monkeypatch.setattr("penstock.gateway.index.texts.BLOCK", 60)
+    monkeypatch.setattr("penstock.gateway.index.texts.FIRST", 2)

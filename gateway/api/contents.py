@@ -1,0 +1,74 @@
+"""What filters and searches read of a call besides its head, off the tape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Protocol
+
+from penstock.gateway.calls.passages import passages, tools_called
+from penstock.gateway.calls.turns import decode_body, encoding
+from penstock.gateway.filters.query import Contents
+from penstock.gateway.model.attributes import TOOL
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.passage import Passage
+from penstock.gateway.model.span import Span
+
+
+class Tape(Protocol):
+    """The slice of the store that this reads."""
+
+    def spans(self, rid: str, aid: str | None = None, /) -> Iterable[Span]: ...
+    def exchange(self, span: Span) -> Exchange | None: ...
+
+
+def reader_of_passages(tape: Tape) -> Callable[[Span], list[Passage]]:
+    """Reads what a span adds to the conversation; remembers where attempts began, and the last ones that it read."""
+
+    @lru_cache(maxsize=256)
+    def first_call(rid: str, aid: str) -> int | None:
+        return next((span.sequence for span in tape.spans(rid, aid) if span.kind == "llm"), None)
+
+    def read(span: Span) -> list[Passage]:
+        return passages(
+            span, tape.exchange(span), lambda: first_call(span.rollout, span.attempt) in (span.sequence, None)
+        )
+
+    last: tuple[Span, list[Passage]] | None = None
+
+    def read_once(span: Span) -> list[Passage]:
+        # Tools and texts of a span are asked for one after the other.
+        nonlocal last
+        if last is None or last[0] is not span:
+            last = span, read(span)
+        return last[1]
+
+    return read_once
+
+
+def contents(tape: Tape) -> Contents:
+    """What a filter may ask for."""
+    read = reader_of_passages(tape)
+
+    def tools(span: Span) -> Sequence[str]:
+        if span.kind == "tool":
+            return [str((span.attributes or {}).get(TOOL, ""))]
+        return tools_called(read(span)) if span.tool_calls else ()
+
+    def texts(span: Span) -> Sequence[str]:
+        return [passage.text for passage in read(span)]
+
+    def bodies(span: Span) -> Sequence[str]:
+        exchange = tape.exchange(span)
+        if exchange is None:
+            return ()
+        return (
+            _text(exchange.request_body, exchange.request_headers),
+            _text(exchange.response_body, exchange.response_headers),
+        )
+
+    return Contents(tools, texts, bodies)
+
+
+def _text(body: bytes, headers: list[tuple[str, str]]) -> str:
+    return decode_body(body, encoding(headers))[0].decode(errors="replace")

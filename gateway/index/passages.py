@@ -1,0 +1,74 @@
+"""Reads what each span adds to its conversation off the tape, in the order in which spans ended.
+
+Bodies are stored against earlier ones, most often that of the attempt's last call, so those are remembered: then a body
+is one step of decoding and not a chain of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import Final
+
+from penstock.gateway.calls.passages import of_attributes, of_call
+from penstock.gateway.calls.turns import decode_body, encoding
+from penstock.gateway.index.rows import Head
+from penstock.gateway.model.passage import Passage
+from penstock.gateway.store import codec
+from penstock.gateway.store.codec import Base
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.view import View
+
+_BASES_BYTES: Final = 64 << 20
+_ATTEMPTS: Final = 100_000
+_log = logging.getLogger("penstock.index")
+
+
+class PassageReader:
+    """Remembers what the next spans need."""
+
+    def __init__(self) -> None:
+        self._bases = OrderedDict[int, Base]()
+        self._size = 0
+        self._first_calls = OrderedDict[tuple[str, str], int]()
+
+    def read(self, view: View, head: Head) -> list[Passage]:
+        """Those of a span that has ended."""
+        if head.body is None:
+            return of_attributes(head.attributes)
+        try:
+            body, base = view.body(head.body, self._bases)
+        except TapeError as error:
+            _log.error("the texts of a call are not in the index: %s", error)
+            return []
+        self._keep(base)
+        request = _decoded(body.request, body.request_headers)
+        response = _decoded(body.response, body.response_headers)
+        return of_call(head, request, response, lambda: self._first_call(view, head) in (head.sequence, None))
+
+    def _keep(self, base: Base) -> None:
+        self._bases[base.number] = base
+        self._size += base.size
+        while self._size > _BASES_BYTES:
+            _, oldest = self._bases.popitem(last=False)
+            self._size -= oldest.size
+
+    def _first_call(self, view: View, head: Head) -> int | None:
+        """The sequence of the attempt's first model call."""
+        name = head.rollout, head.attempt
+        found = self._first_calls.get(name)
+        after = 0
+        while found is None and (spans := view.spans(*name, after, 16)):
+            found = next((span.sequence for span in spans if span.kind == "llm"), None)
+            after += len(spans)
+        if found is not None:
+            self._first_calls[name] = found
+            if len(self._first_calls) > _ATTEMPTS:
+                self._first_calls.popitem(last=False)
+        return found
+
+
+def _decoded(body: bytes, headers: bytes) -> bytes:
+    if b"ontent-" in headers and (packed := encoding(codec.header_lines(headers))):
+        return decode_body(body, packed)[0]
+    return body

@@ -1,0 +1,275 @@
+"""The passages of an index: what was said, in blocks of a megabyte, each with a filter that tells what is not in it.
+
+A block is a row group of a Parquet file: a row for each passage, and the text as it was said. Its filter has a bit for
+each run of four bytes in it, casefolded, so that a search reads few blocks: one in ten or fewer for rare words. The
+text of a block is then searched as a whole. So a search finds any part of a text, as a scan does, for an eighth of the
+text's compressed size; an index of words would need as much as the text itself.
+
+Blocks go from the oldest change to the newest, and all passages of a span are in one. What is not sealed yet is in
+memory in the same shape.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+from penstock.gateway.index.segments import File, Segments
+from penstock.gateway.model.passage import Passage
+
+np: Final[Any] = import_module("numpy")
+pa: Final[Any] = import_module("pyarrow")
+pq: Final[Any] = import_module("pyarrow.parquet")
+"""None of them has types."""
+BLOCK: Final = 1 << 20
+"""Bytes of text of a block."""
+_BITS: Final = 17
+"""2 ** 17 bits for each block."""
+_GRAM: Final = 4
+_MIX: Final = 0x9E3779B1
+_LEVEL: Final = 3
+_WORDS: Final = ("role", "kind", "name")
+"""Columns of few different values."""
+SHAPE: Final = pa.schema(
+    [
+        ("cursor", pa.int64()), ("number", pa.int64()), ("position", pa.int32()), ("answer", pa.bool_()),
+        ("role", pa.string()), ("kind", pa.string()), ("name", pa.string()), ("id", pa.string()),
+        ("text", pa.string()),
+    ]
+)  # fmt: skip
+"""A row for each passage: the span's cursor, its rollout's number, the passage's place in the span."""
+FIRST: Final = 16
+"""Blocks that are read before a search says what it has found; then four times as many, and so on."""
+Needle = tuple[str, ...]
+"""Texts, casefolded, of which one must be in a passage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Passages of some spans."""
+
+    first: int
+    """The cursor of its first span."""
+    grams: Any
+    """Its filter: a row of `2 ** _BITS // 8` bytes."""
+    read: Callable[[], tuple[Any, Any]]
+    """Gives its cursors and its texts, as arrays of Arrow."""
+
+
+class Hits(NamedTuple):
+    """What a part of a search has found."""
+
+    low: int
+    """All spans from this cursor on were searched."""
+    cursors: list[Any]
+    """For each needle the cursors of spans that have it, in this part; unsorted."""
+
+
+class Texts:
+    """The passages of one index; for one thread."""
+
+    def __init__(self, segments: Segments, files: Sequence[File]) -> None:
+        """Opens what is sealed. Raises `pa.ArrowException` where a file cannot be read."""
+        self._segments = segments
+        self._sealed = list[Block]()
+        self._fresh = list[tuple[Any, Block]]()
+        self._rows = list[tuple[Any, ...]]()
+        self._size = 0
+        for file in files:
+            if file.table == "passages":
+                self._sealed += self._blocks_of(file)
+
+    def _blocks_of(self, file: File) -> Iterator[Block]:
+        path = self._segments.path / file.name
+        parquet = pq.ParquetFile(path)
+        grams = pq.read_table(self._segments.path / file.name.replace("passages", "grams"), columns=["grams", "first"])
+        for at, (bits, first) in enumerate(zip(grams["grams"].to_pylist(), grams["first"].to_pylist(), strict=True)):
+            yield Block(first, np.frombuffer(bits, np.uint8), _reader(parquet, at))
+
+    def add(self, cursor: int, number: int, passages: Sequence[Passage]) -> None:
+        """Adds what a span has said."""
+        for position, (answer, role, kind, name, id, text) in enumerate(passages):
+            self._rows.append((cursor, number, position, answer, role, kind, name, id, text))
+            self._size += len(text)
+        if self._size >= BLOCK:
+            self._close_block()
+
+    def _close_block(self) -> None:
+        if self._rows:
+            self._fresh.append(self._block(self._rows))
+            self._rows, self._size = [], 0
+
+    @staticmethod
+    def _block(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, Block]:
+        columns = [
+            _strings(values) if pa.types.is_string(field.type) else pa.array(values, field.type)
+            for field, values in zip(SHAPE, zip(*rows, strict=True), strict=True)
+        ]
+        table = pa.table(columns, schema=SHAPE)
+        cursors, texts = columns[0], columns[-1]
+        return table, Block(rows[0][0], _grams(texts), lambda: (cursors, texts))
+
+    def seal(self, cursor: int) -> list[File]:
+        """Writes what is new to files. They count once a manifest names them; then call `sealed`."""
+        self._close_block()
+        if not self._fresh:
+            return []
+        path = self._segments.place("passages", cursor)
+        with pq.ParquetWriter(
+            path, SHAPE, compression="zstd", compression_level=_LEVEL, use_dictionary=list(_WORDS),
+            data_page_size=2 * BLOCK, write_statistics=["cursor", "number"],
+        ) as writer:  # fmt: skip
+            for table, _ in self._fresh:
+                writer.write_table(table, row_group_size=len(table))
+        passages = self._segments.finish("passages", path, sum(len(table) for table, _ in self._fresh))
+        path = self._segments.place("grams", cursor)
+        found = {
+            "first": pa.array([block.first for _, block in self._fresh], pa.int64()),
+            "grams": pa.array([block.grams.tobytes() for _, block in self._fresh], pa.binary()),
+        }
+        pq.write_table(pa.table(found), path, compression="zstd", use_dictionary=False)
+        return [passages, self._segments.finish("grams", path, len(self._fresh))]
+
+    def sealed(self, files: Sequence[File]) -> None:
+        """What is new is in these files."""
+        for file in files:
+            if file.table == "passages":
+                self._sealed += self._blocks_of(file)
+        self._fresh.clear()
+
+    @property
+    def fresh(self) -> list[Any]:
+        """What is not sealed, as tables of Arrow."""
+        tables = [table for table, _ in self._fresh]
+        return [*tables, self._block(self._rows)[0]] if self._rows else tables
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def search(self, needles: Sequence[Needle], before: int | None = None) -> Iterator[Hits]:
+        """The spans below a cursor that have a passage with each of these, part by part, the newest first. The last
+        part ends at 0. A needle that is longer than a passage can be finds nothing."""
+        blocks = [*self._sealed, *(block for _, block in self._fresh)]
+        blocks += [self._block(self._rows)[1]] if self._rows else []
+        if before is not None:
+            blocks = blocks[: bisect_right(blocks, before - 1, key=lambda block: block.first)]
+        candidates = [_candidates(blocks, needle) for needle in needles]
+        found: list[list[Any]] = [[] for _ in needles]
+        wanted, read = FIRST, 0
+        for at in range(len(blocks) - 1, -1, -1):
+            asked = [number for number, some in enumerate(candidates) if some[at]]
+            if asked:
+                cursors, texts = blocks[at].read()
+                for number, hits in zip(asked, _hits(cursors, texts, [needles[it] for it in asked]), strict=True):
+                    found[number].append(hits)
+                read += 1
+            if read >= wanted and at:
+                yield Hits(blocks[at].first, [joined(some) for some in found])
+                found = [[] for _ in needles]
+                wanted, read = 4 * wanted, 0
+        yield Hits(0, [joined(some) for some in found])
+
+
+def _reader(parquet: Any, at: int) -> Callable[[], tuple[Any, Any]]:
+    def read() -> tuple[Any, Any]:
+        table = parquet.read_row_group(at, columns=["cursor", "text"], use_threads=False).combine_chunks()
+        return table["cursor"].chunk(0), table["text"].chunk(0)
+
+    return read
+
+
+def joined(some: Sequence[Any]) -> Any:
+    """Cursors that were found in several places."""
+    return np.concatenate(some) if some else np.empty(0, np.int64)
+
+
+def _strings(values: Sequence[str | None]) -> Any:
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:
+        # Half of a surrogate pair.
+        plain = [None if value is None else value.encode(errors="replace").decode() for value in values]
+        return pa.array(plain, pa.string())
+
+
+def _grams(texts: Any) -> Any:
+    """The filter of these texts."""
+    raw = _raw(texts)
+    bits = np.zeros(1 << _BITS, np.bool_)
+    for data in (raw.data.lower(), *(text.casefold().encode() for _, text in raw.odd())):
+        bits[_hashes(data)] = True
+    return np.packbits(bits, bitorder="little")
+
+
+def _hashes(data: bytes) -> Any:
+    """Where the bits of all runs of four bytes are; some more than once."""
+    whole = [
+        np.frombuffer(data, "<u4", (len(data) - at) // _GRAM, at) for at in range(_GRAM) if len(data) >= at + _GRAM
+    ]
+    grams = np.concatenate(whole) if whole else np.empty(0, np.uint32)
+    return (grams * np.uint32(_MIX)) >> np.uint32(32 - _BITS)
+
+
+def _candidates(blocks: Sequence[Block], needle: Needle) -> Any:
+    """Whether each block may have one of the texts."""
+    found = np.zeros(len(blocks), np.bool_)
+    for text in needle:
+        places = np.unique(_hashes(text.encode()))
+        may = np.ones(len(blocks), np.bool_)
+        for at, block in enumerate(blocks):
+            may[at] = bool(np.all(block.grams[places >> 3] >> (places & 7) & 1))
+        found |= may
+    return found
+
+
+class _Raw(NamedTuple):
+    """The memory of an array of texts."""
+
+    data: bytes
+    offsets: Any
+    """Where each text begins, and where the last one ends."""
+
+    def odd(self) -> Iterator[tuple[int, str]]:
+        """The texts that are not ASCII, with their places: lower case is not all of casefolding for them."""
+        if not self.data.isascii():
+            high = np.flatnonzero(np.frombuffer(self.data, np.uint8) >= 128)
+            for at in np.unique(np.searchsorted(self.offsets, high, "right") - 1).tolist():
+                yield at, self.data[self.offsets[at] : self.offsets[at + 1]].decode()
+
+
+def _raw(texts: Any) -> _Raw:
+    _, offsets, data = texts.buffers()
+    places = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    begins, ends = (int(places[0]), int(places[-1])) if len(places) else (0, 0)
+    return _Raw(b"" if data is None else data.slice(begins, ends - begins).to_pybytes(), places - begins)
+
+
+def _hits(cursors: Any, texts: Any, needles: Sequence[Needle]) -> Iterator[Any]:
+    """For each needle the cursors of the spans that have it."""
+    raw = _raw(texts)
+    lowered, offsets = raw.data.lower(), raw.offsets.tolist()
+    odd = [(at, text.casefold()) for at, text in raw.odd()]
+    of = cursors.to_numpy()
+    for needle in needles:
+        found = {at for at, text in odd if any(part in text for part in needle)}
+        for part in needle:
+            if part.isascii():
+                found.update(_places(lowered, offsets, part.encode()))
+        yield np.unique(of[sorted(found)]) if found else np.empty(0, np.int64)
+
+
+def _places(data: bytes, offsets: Sequence[int], part: bytes) -> Iterator[int]:
+    """Which texts have the part."""
+    if not part:
+        yield from range(len(offsets) - 1)
+        return
+    at = data.find(part)
+    while at >= 0:
+        text = bisect_right(offsets, at) - 1
+        if at + len(part) <= offsets[text + 1]:
+            yield text
+            at = data.find(part, offsets[text + 1])
+        else:
+            at = data.find(part, at + 1)
