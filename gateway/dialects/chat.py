@@ -45,14 +45,18 @@ from penstock.gateway.dialects.parts import (
     result_part,
     same_arguments,
 )
+from penstock.gateway.dialects.passages import of_message, of_part
 from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.text_spans import Described, Item, Pointed, Quoted, quoted_items, quoted_tool
 from penstock.gateway.dialects.token_ids import IDS, LOGPROBS
+from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
 CALL = b'"function":{"name":"'
 """Only the first delta of a tool call has the name; CUSTOM is its like for custom tools."""
+_COMMON = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+"""What there is to a message of no unusual kind."""
 CUSTOM = b'"custom":{"name":"'
 FAILED = "error"
 """The finish reason by which routers of models say that the model failed in the middle of its answer."""
@@ -212,6 +216,15 @@ class Chat(Framed):
         """One for one."""
         return [_message(item, "user") for item in entries(asked, "messages", problems)]
 
+    def asked_passages(self, asked: Json) -> Iterator[Passage]:
+        """The same as of the messages, without making any: an index reads every call."""
+        return (passage for item in objs(asked.get("messages")) for passage in _passages(item, "user", False))
+
+    def answer_passages(self, answer: Json) -> Iterator[Passage]:
+        """The same as of the choices."""
+        choices = objs(answer.get("choices"))
+        return (passage for it in choices for passage in _passages(obj(it.get("message")), "assistant", True))
+
     def source(self, item: bytes) -> bytes:
         """The fingerprint of the message, without making one of it: every call brings new ones."""
         wire = loads(item)
@@ -315,6 +328,24 @@ def _parts(wire: Json, role: str) -> list[Part]:
         *[_call_part(call) for call in objs(wire.get("tool_calls"))],
         *([_call_part({"function": function})] if function else []),
     ]
+
+
+def _passages(wire: Json, role: str, answer: bool) -> Iterator[Passage]:
+    """Those of the commonest messages: texts, calls and results. Of others those of the message that it is."""
+    said, calls = wire.get("content"), wire.get("tool_calls")
+    role = text(wire.get("role")) or role
+    if wire.keys() - _COMMON or not (said is None or isinstance(said, str)):
+        yield from of_message(_message(wire, role), answer)
+    elif role in ("tool", "function"):
+        if said:
+            yield Passage(
+                answer, role, "tool_call_response", text(wire.get("name")), text(wire.get("tool_call_id")), said
+            )
+    else:
+        if said:
+            yield Passage(answer, role, "text", None, None, said)
+        for call in objs(calls) if calls else ():
+            yield from of_part(_call_part(call), role, answer)
 
 
 def _call_part(call: Json) -> Part:

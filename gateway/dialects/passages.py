@@ -22,8 +22,13 @@ def of_turn(turn: Turn) -> Iterator[Passage]:
 def of_message(message: Message, answer: bool) -> Iterator[Passage]:
     """Its parts that have a text."""
     for part in message.parts:
-        if said := _text(part):
-            yield Passage(answer, message.role, part.type, part.name, part.id, said)
+        yield from of_part(part, message.role, answer)
+
+
+def of_part(part: Part, role: str, answer: bool) -> Iterator[Passage]:
+    """Its text, if it has one."""
+    if said := _text(part):
+        yield Passage(answer, role, part.type, part.name, part.id, said)
 
 
 def of_error(text: str) -> Passage:

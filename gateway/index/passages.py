@@ -36,6 +36,8 @@ class PassageReader:
         """Those of a span that has ended."""
         if head.body is None:
             return of_attributes(head.attributes)
+        if head.kind == "llm" and head.sequence == 1:
+            self._remember((head.rollout, head.attempt), 1)
         try:
             body, base = view.body(head.body, self._bases)
         except TapeError as error:
@@ -58,17 +60,20 @@ class PassageReader:
         name = head.rollout, head.attempt
         found = self._first_calls.get(name)
         after = 0
-        while found is None and (spans := view.spans(*name, after, 16)):
-            found = next((span.sequence for span in spans if span.kind == "llm"), None)
-            after += len(spans)
-        if found is not None:
-            self._first_calls[name] = found
-            if len(self._first_calls) > _ATTEMPTS:
-                self._first_calls.popitem(last=False)
+        while found is None and (spans := view.spans(*name, after, 1)):
+            after += 1
+            if spans[0].kind == "llm":
+                found = after
+                self._remember(name, found)
         return found
+
+    def _remember(self, name: tuple[str, str], first_call: int) -> None:
+        self._first_calls[name] = first_call
+        if len(self._first_calls) > _ATTEMPTS:
+            self._first_calls.popitem(last=False)
 
 
 def _decoded(body: bytes, headers: bytes) -> bytes:
-    if b"ontent-" in headers and (packed := encoding(codec.header_lines(headers))):
+    if b"content-encoding" in headers.lower() and (packed := encoding(codec.header_lines(headers))):
         return decode_body(body, packed)[0]
     return body

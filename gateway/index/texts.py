@@ -198,7 +198,7 @@ def _grams(texts: Any) -> Any:
     """The filter of these texts."""
     raw = _raw(texts)
     bits = np.zeros(1 << _BITS, np.bool_)
-    for data in (raw.data.lower(), *(text.casefold().encode() for _, text in raw.odd())):
+    for data in (raw.data.lower(), "\0".join(text.casefold() for _, text in raw.odd()).encode()):
         bits[_hashes(data)] = True
     return np.packbits(bits, bitorder="little")
 
