@@ -22,7 +22,8 @@ from cyclopts import (
 )
 from cyclopts import Group as Section
 
-from penstock.gateway.cli.tables import COMMANDS, GROUPS, SECTIONS, Command, Group
+from penstock.gateway.cli.sections import SECTIONS
+from penstock.gateway.cli.tables import COMMANDS, GROUPS, Command, Group
 from penstock.gateway.client.console import Failure
 
 WANTED: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}

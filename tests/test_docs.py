@@ -16,7 +16,7 @@ from fakes.diagrams import diagram
 from fakes.pages import prose
 
 from penstock.gateway.api.routes import ROUTES
-from penstock.gateway.cli.tables import SECTIONS
+from penstock.gateway.cli.sections import SECTIONS
 from penstock.gateway.filters.query import FIELDS
 from penstock.gateway.metrics import METRICS
 from penstock.gateway.model import lifecycle

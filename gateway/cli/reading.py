@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
 
 from penstock.gateway.cli.terminal import console, show
 from penstock.gateway.client.console import (
@@ -40,6 +42,19 @@ NO_ROLLOUTS = (
 )
 
 
+NOT_SAID = (
+    "No call says that; a filter with raw~ looks at all bytes of calls instead, slowly: penstock rollouts raw~TEXT"
+)
+SearchTerms = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Terms about spans, such as agent:planner since:7d; role:tool and part:tool_call are about the passage.",
+    ),
+]
+Words = Annotated[bool, Parameter(name=["--words", "-w"], negative="", help="Only whole words.")]
+
+
 def rollouts(*filter: RolloutTerms, limit: Limit = 100, json: Json = False, gateway: Url = LOCAL) -> None:
     """List rollouts, newest first."""
     import time
@@ -69,6 +84,36 @@ def spans(rollout: str, /, *filter: Terms, limit: Limit = 1000, json: Json = Fal
         show(rows, json, lambda: rollouts.spans(rows), "No span matches." if terms else f"{rollout} has no spans yet.")
 
     (rid, attempt, _), terms = target_of(rollout), joined_terms(filter)
+    with_client(gateway, ask)
+
+
+def search(
+    text: str,
+    /,
+    *filter: SearchTerms,
+    words: Words = False,
+    limit: Limit = 20,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Find a text in what calls say: messages, tool calls and results, errors.
+
+    The newest come first. What agents send once more with every call is found where it was said first.
+
+    Parameters
+    ----------
+    text
+        Any part of it, whatever its case. Several words are a phrase.
+    """
+    import time
+
+    from penstock.gateway.display import search
+
+    async def ask(client: Client) -> None:
+        rows = await up_to(limit, lambda most: client.search(text, terms, words, most))
+        show(rows, json, lambda: search.findings(rows, time.time_ns()), NOT_SAID)
+
+    terms = joined_terms(filter)
     with_client(gateway, ask)
 
 

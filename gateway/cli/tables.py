@@ -44,6 +44,10 @@ COMMANDS: Final[dict[str, Command]] = {
     "spans": Command(
         "penstock.gateway.cli.reading:spans", "List the spans of a rollout, in order: its calls, rewards and events."
     ),
+    "search": Command(
+        "penstock.gateway.cli.reading:search",
+        "Find a text in what calls say: messages, tool calls and results, errors.",
+    ),
     "show": Command(
         "penstock.gateway.cli.reading:show_rollout",
         "Show a rollout as a tree: attempts, calls, and what each call added to the conversation.",
@@ -344,44 +348,6 @@ GROUPS: Final[dict[str, Group]] = {
         },
     ),
 }
-
-
-SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "Serve and look": (
-        "serve",
-        "rollouts",
-        "spans",
-        "show",
-        "tools",
-        "stats",
-        "upstreams",
-        "changes",
-        "audit",
-        "mcp",
-        "policy",
-        "tui",
-        "token",
-        "key",
-        "completion",
-    ),
-    "Work": (
-        "enqueue",
-        "run",
-        "sidecar",
-        "queue",
-        "workers",
-        "pause",
-        "resume",
-        "drain",
-        "cancel",
-        "requeue",
-        "reward",
-    ),
-    "Releases": ("resource", "prompts", "release", "webhook"),
-    "Training": ("doctor", "samples", "runs", "train"),
-    "Tape": ("export", "index", "check", "backup", "restore"),
-}
-"""How `--help` arranges commands."""
 
 
 def every() -> list[str]:

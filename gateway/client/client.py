@@ -71,6 +71,7 @@ from penstock.gateway.model.queue import (
     WorkerList,
 )
 from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutStatus, RolloutSummary, Worker
+from penstock.gateway.model.search import SearchPage, SearchRow
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolList, ToolUse
 from penstock.gateway.model.transcript import Transcript
@@ -121,6 +122,14 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         params = {"filter": filter or None}
         async for span in self.rows("/api/spans", SpanPage, params, limit, lambda page: page.spans):
             yield span
+
+    async def search(
+        self, text: str, filter: str = "", words: bool = False, limit: int | None = None
+    ) -> AsyncIterator[SearchRow]:
+        """Spans that say a text, newest change first. `words`: only where it stands as whole words."""
+        params = {"text": text, "filter": filter or None, "words": "true" if words else None}
+        async for found in self.rows("/api/search", SearchPage, params, limit, lambda page: page.rows):
+            yield found
 
     async def rollout(self, rollout: str) -> RolloutSummary:
         """One rollout."""

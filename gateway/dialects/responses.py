@@ -249,9 +249,8 @@ class Responses(Post):
 
     def made(self, item: msgspec.Raw) -> bool:
         """Whether the model made it: it says so, or its type does."""
-        one = _kind(item)
-        typed = one.type not in (None, "message", ADDED) and not str(one.type).endswith("_call_output")
-        return typed or one.role == "assistant"
+        asked = (one := _kind(item)).type in (None, "message", ADDED) or str(one.type).endswith("_call_output")
+        return not asked or one.role == "assistant"
 
     def replies(self, response: bytes, stream: bool) -> list[bytes]:
         """One for one."""

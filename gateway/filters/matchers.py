@@ -94,9 +94,14 @@ def pattern(operator: str, value: str, now_ns: int) -> Matcher:
 
 
 def part(operator: str, value: str, now_ns: int) -> Matcher:
-    """A part of casefolded JSON: the text may stand there as it is, or escaped in either of the two usual ways."""
-    forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
-    return Containing(tuple(sorted(form.casefold() for form in forms)), folded=True)
+    """A part of a casefolded text, which may be JSON."""
+    return Containing(forms(value), folded=True)
+
+
+def forms(text: str) -> tuple[str, ...]:
+    """How a text may stand in a casefolded one: as it is, or as JSON escapes it in either of the two usual ways."""
+    found = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    return tuple(sorted({form.casefold() for form in found}))
 
 
 def count(operator: str, value: str, now_ns: int) -> Matcher:

@@ -156,7 +156,7 @@ def quote(value: str) -> str:
 
 def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
     """Understand a filter. `now_ns` is what `started>2h` counts back from."""
-    terms = tuple(_terms(text))
+    terms = tuple(parsed_terms(text))
     conditions: list[Condition] = []
     groups: dict[str, list[Any]] = {"rollout": [], "span": [], "tools": [], "texts": [], "bodies": []}
     for term in terms:
@@ -172,7 +172,8 @@ def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
     return Query(terms, tuple(conditions), on_rollout, on_span, on_tools, on_texts, on_bodies, needs)
 
 
-def _terms(text: str) -> Iterator[Term]:
+def parsed_terms(text: str) -> Iterator[Term]:
+    """The terms of a filter, as they are written; raises `QueryError`."""
     at = _skip(text, 0)
     while at < len(text):
         head = HEAD.match(text, at)

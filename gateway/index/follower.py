@@ -92,12 +92,14 @@ class Index:
     def rebuild(self) -> None:
         """Deletes it and begins anew."""
         self._tables.close()
+        self._texts.close()
         self._segments.commit(Manifest())
         self._open(Manifest())
 
     def close(self) -> None:
         """Closes it; nothing is lost that a manifest does not name, because the tape has it."""
         self._tables.close()
+        self._texts.close()
         self._segments.close()
 
     # -- following ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The passages of an index: what was said, in blocks of a megabyte, each with a filter that tells what is not in it.
 
 A block is a row group of a Parquet file: a row for each passage, and the text as it was said. Its filter has a bit for
-each run of four bytes in it, casefolded, so that a search reads few blocks: one in ten or fewer for rare words. The
+each run of five bytes in it, casefolded, so that a search reads few blocks: one in ten or fewer for rare words. The
 text of a block is then searched as a whole. So a search finds any part of a text, as a scan does, for an eighth of the
 text's compressed size; an index of words would need as much as the text itself.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, NamedTuple
@@ -26,10 +27,13 @@ pq: Final[Any] = import_module("pyarrow.parquet")
 """None of them has types."""
 BLOCK: Final = 1 << 20
 """Bytes of text of a block."""
-_BITS: Final = 17
-"""2 ** 17 bits for each block."""
-_GRAM: Final = 4
-_MIX: Final = 0x9E3779B1
+_BITS: Final = 18
+"""2 ** 18 bits for each block: a fifth of them is set. With runs of four bytes nearly all blocks seem to have a phrase
+of common words."""
+_GRAM: Final = 5
+_WORD: Final = 8
+"""Bytes of the numbers that runs are computed with."""
+_MIX: Final = 0x9E3779B97F4A7C15
 _LEVEL: Final = 3
 _WORDS: Final = ("role", "kind", "name")
 """Columns of few different values."""
@@ -74,6 +78,7 @@ class Texts:
     def __init__(self, segments: Segments, files: Sequence[File]) -> None:
         """Opens what is sealed. Raises `pa.ArrowException` where a file cannot be read."""
         self._segments = segments
+        self._thread = ThreadPoolExecutor(1, "penstock-texts")
         self._sealed = list[Block]()
         self._fresh = list[tuple[Any, Block]]()
         self._rows = list[tuple[Any, ...]]()
@@ -88,6 +93,10 @@ class Texts:
         grams = pq.read_table(self._segments.path / file.name.replace("passages", "grams"), columns=["grams", "first"])
         for at, (bits, first) in enumerate(zip(grams["grams"].to_pylist(), grams["first"].to_pylist(), strict=True)):
             yield Block(first, np.frombuffer(bits, np.uint8), _reader(parquet, at))
+
+    def close(self) -> None:
+        """Ends its thread."""
+        self._thread.shutdown()
 
     def add(self, cursor: int, number: int, passages: Sequence[Passage]) -> None:
         """Adds what a span has said."""
@@ -158,11 +167,12 @@ class Texts:
         candidates = [_candidates(blocks, needle) for needle in needles]
         found: list[list[Any]] = [[] for _ in needles]
         wanted, read = FIRST, 0
+        contents = self._read_ahead([blocks[at] for at in np.flatnonzero(np.any(candidates, axis=0))[::-1].tolist()])
         for at in range(len(blocks) - 1, -1, -1):
             asked = [number for number, some in enumerate(candidates) if some[at]]
             if asked:
-                cursors, texts = blocks[at].read()
-                for number, hits in zip(asked, _hits(cursors, texts, [needles[it] for it in asked]), strict=True):
+                cursors, texts = next(contents)
+                for number, hits in zip(asked, hits_in(cursors, texts, [needles[it] for it in asked]), strict=True):
                     found[number].append(hits)
                 read += 1
             if read >= wanted and at:
@@ -170,6 +180,14 @@ class Texts:
                 found = [[] for _ in needles]
                 wanted, read = 4 * wanted, 0
         yield Hits(0, [joined(some) for some in found])
+
+    def _read_ahead(self, blocks: Sequence[Block]) -> Iterator[tuple[Any, Any]]:
+        """What is in these: while one is searched the next is read, by a thread that needs no lock for it."""
+        read = (self._thread.submit(block.read) for block in blocks)
+        ahead = next(read, None)
+        while ahead is not None:
+            now, ahead = ahead, next(read, None)
+            yield now.result()
 
 
 def _reader(parquet: Any, at: int) -> Callable[[], tuple[Any, Any]]:
@@ -204,12 +222,12 @@ def _grams(texts: Any) -> Any:
 
 
 def _hashes(data: bytes) -> Any:
-    """Where the bits of all runs of four bytes are; some more than once."""
-    whole = [
-        np.frombuffer(data, "<u4", (len(data) - at) // _GRAM, at) for at in range(_GRAM) if len(data) >= at + _GRAM
-    ]
-    grams = np.concatenate(whole) if whole else np.empty(0, np.uint32)
-    return (grams * np.uint32(_MIX)) >> np.uint32(32 - _BITS)
+    """Where the bits of all runs of five bytes are; some more than once."""
+    padded, runs = data + bytes(_WORD), max(0, len(data) - _GRAM + 1)
+    # Numbers that begin at every eighth byte, from each of the first eight bytes on.
+    words = [np.frombuffer(padded, "<u8", (runs - at + _WORD - 1) // _WORD, at) for at in range(min(runs, _WORD))]
+    grams = np.concatenate(words) if words else np.empty(0, np.uint64)
+    return ((grams << np.uint64(8 * (_WORD - _GRAM))) * np.uint64(_MIX)) >> np.uint64(64 - _BITS)
 
 
 def _candidates(blocks: Sequence[Block], needle: Needle) -> Any:
@@ -246,7 +264,7 @@ def _raw(texts: Any) -> _Raw:
     return _Raw(b"" if data is None else data.slice(begins, ends - begins).to_pybytes(), places - begins)
 
 
-def _hits(cursors: Any, texts: Any, needles: Sequence[Needle]) -> Iterator[Any]:
+def hits_in(cursors: Any, texts: Any, needles: Sequence[Needle]) -> Iterator[Any]:
     """For each needle the cursors of the spans that have it."""
     raw = _raw(texts)
     lowered, offsets = raw.data.lower(), raw.offsets.tolist()

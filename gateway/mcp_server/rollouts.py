@@ -30,7 +30,7 @@ alternatives, * is a wildcard, quotes hold spaces. Times and lengths have units 
   reward<0.5 started>2h            went badly in the last two hours
   status:failed model:qwen*        failed, and called such a model
   -status:running group:q1,q2      ended, of two tasks
-  text~"refund policy"             some request or answer contains it
+  text~"refund policy"             a message, tool call, result or error says it
   mode:val metadata.run=7          evaluation rollouts with this metadata"""
 FIELDS = """Fields: status rollout mode origin group priority tries input reward worker attempt_status started agent \
 model upstream error finish latency tokens input_tokens output_tokens tool_calls http text kind name metadata.KEY. \

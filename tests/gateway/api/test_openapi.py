@@ -172,7 +172,12 @@ async def test_the_server_answers_as_described(
             "webhook": "pager",
         }
         url = gateway.url + path.format(rid=rid, aid="a1", wid="w1", sequence=1, **names)
-        needed = {"/api/changes": {"follow": "false"}, "/api/whole": {"ids": rid}, "/api/breakdown": {"by": "agent"}}
+        needed = {
+            "/api/changes": {"follow": "false"},
+            "/api/whole": {"ids": rid},
+            "/api/breakdown": {"by": "agent"},
+            "/api/search": {"text": "x"},
+        }
         query = needed.get(path, {})
         sent = bodies.get(path, {}) if method == "post" else None
         async with http.request(method, url, json=sent, params=query) as response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -52,14 +53,20 @@ SPAN = call(
 )
 BODIES = '{"messages":[{"content":"Stra\\u00dfe \\"hot\\"\\nline"}]} TimeOut reached'
 
-NOTHING = Contents(lambda _: (), lambda _: (), lambda _: ())
+
+def always(*texts: str) -> Callable[[Span], Sequence[str]]:
+    """Reads these, whatever the span."""
+    return lambda _: texts
+
+
+NOTHING = Contents(always(), always(), always())
 NAMES = ("mcp__web__search", "multiply")
 """The tools that the answer asked for."""
 
 
 def matches(text: str, span: Span = SPAN, rollout: Rollout | None = ROLLOUT) -> bool:
     return parse(text, now_ns=T0 + 3600 * 10**9).matches(
-        rollout, span, Contents(lambda _: NAMES, lambda _: [BODIES], lambda _: [BODIES])
+        rollout, span, Contents(always(*NAMES), always(BODIES), always(BODIES))
     )
 
 
@@ -240,7 +247,7 @@ def test_contents_are_read_last_and_once(field: str) -> None:
 
 
 def test_a_part_of_a_text_lies_in_one_passage() -> None:
-    contents = NOTHING._replace(texts=lambda _: ["first half", "second half"], bodies=lambda _: ["a first", "half b"])
+    contents = NOTHING._replace(texts=always("first half", "second half"), bodies=always("a first", "half b"))
     assert parse("text~first text~second -text~third").matches(None, SPAN, contents)
     assert not parse('text~"half second"').matches(None, SPAN, contents)
     assert not parse('raw~"first half"').matches(None, SPAN, contents)

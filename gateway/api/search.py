@@ -1,0 +1,93 @@
+"""Search for a text in what calls say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from aiohttp import web
+from pydantic import Field
+
+from penstock.gateway.api.contents import reader_of_passages
+from penstock.gateway.api.context import CONTROL
+from penstock.gateway.api.finding import finder
+from penstock.gateway.api.guard import answer, query_of
+from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.pages import (
+    SCAN_BODIES,
+    Find,
+    Mark,
+    Tape,
+    Walk,
+    decode_cursor,
+    encode_cursor,
+    page,
+    recent_walk,
+)
+from penstock.gateway.api.reading import PageQuery
+from penstock.gateway.filters.search import Place, Search, search
+from penstock.gateway.model.passage import Passage
+from penstock.gateway.model.search import Hit, SearchPage, SearchRow
+
+
+class SearchQuery(PageQuery):
+    """Parameters of a search."""
+
+    text: str = Field(min_length=1, max_length=1024)
+    """What is searched for: any part of a message, a tool call, a result or an error, whatever its case."""
+    filter: str = Field(default="", max_length=4096)
+    """Only spans of which all these terms hold. Two more than elsewhere are about the passage itself: `role:tool` and
+    `part:tool_call`."""
+    words: bool = False
+    """Only where it begins and ends with whole words."""
+    context: int = Field(default=100, ge=0, le=10_000)
+    """Characters before and behind it that are given with it."""
+    limit: int = Field(default=20, ge=1, le=1000)
+    """How many spans at most."""
+
+
+async def get_search(request: web.Request) -> web.Response:
+    """Spans that say a text, newest change first, each with the passages that have it. A call says what its request
+    adds to the conversation and its answer: what is only sent once more is found where it was said first."""
+    control, asked, now_ns = request.app[CONTROL], query_of(request, SearchQuery), time.time_ns()
+    wanted = search(asked.text, asked.filter, asked.words, now_ns)
+    walk = search_walk(control.tape, wanted, asked.context, finder(control, "spans", wanted.query, now_ns))
+    found = await page(walk, decode_cursor("recent", asked.cursor), asked.limit, SCAN_BODIES)
+    next = encode_cursor("recent", found.mark)
+    return answer(SearchPage(rows=found.rows, next=next, scanned=found.scanned))
+
+
+def search_walk(tape: Tape, wanted: Search, context: int, find: Find) -> Walk[SearchRow]:
+    """The spans that say it."""
+
+    def walk(mark: Mark | None) -> Iterator[tuple[Mark, SearchRow | None]]:
+        read = reader_of_passages(tape)
+        for position, span in recent_walk(tape, wanted.query, find)(mark):
+            hits = list(_hits(read(span), wanted, context)) if span is not None else []
+            yield position, SearchRow(span=span, hits=hits) if span is not None and hits else None
+
+    return walk
+
+
+def _hits(passages: list[Passage], wanted: Search, context: int) -> Iterator[Hit]:
+    for passage in passages:
+        if (place := wanted.place(passage)) is not None:
+            yield _hit(passage, place, context)
+
+
+def _hit(passage: Passage, place: Place, context: int) -> Hit:
+    text = passage.text
+    return Hit(
+        answer=passage.answer, role=passage.role, part=passage.kind, name=passage.name,
+        before=text[max(0, place.begin - context) : place.begin], match=text[place.begin : place.end],
+        after=text[place.end : place.end + context], times=place.times,
+    )  # fmt: skip
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET", "/api/search", "search", "Search for a text in what calls say", SearchPage, get_search,
+        query=SearchQuery,
+    ),
+)  # fmt: skip
+"""This part of the API."""

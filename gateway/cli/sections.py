@@ -1,0 +1,43 @@
+"""How `penstock --help` arranges commands."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "Serve and look": (
+        "serve",
+        "rollouts",
+        "spans",
+        "search",
+        "show",
+        "tools",
+        "stats",
+        "upstreams",
+        "changes",
+        "audit",
+        "mcp",
+        "policy",
+        "tui",
+        "token",
+        "key",
+        "completion",
+    ),
+    "Work": (
+        "enqueue",
+        "run",
+        "sidecar",
+        "queue",
+        "workers",
+        "pause",
+        "resume",
+        "drain",
+        "cancel",
+        "requeue",
+        "reward",
+    ),
+    "Releases": ("resource", "prompts", "release", "webhook"),
+    "Training": ("doctor", "samples", "runs", "train"),
+    "Tape": ("export", "index", "check", "backup", "restore"),
+}
+"""Titles, and the commands below each."""

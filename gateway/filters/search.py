@@ -1,0 +1,112 @@
+"""A search for a text: which spans to look at, and where the text stands in what they say. Pure.
+
+A search has a filter of spans, which may have two more fields: `role:` (who says it) and `part:` (what it is). They are
+about the very passage that has the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from penstock.gateway.filters.matchers import Choice, Matcher, Refused, forms
+from penstock.gateway.filters.query import Query, QueryError, Term, parse, parsed_terms, quote
+from penstock.gateway.model.passage import Passage
+
+_FIELDS: Final[dict[str, tuple[Choice, Callable[[Passage], str]]]] = {
+    "role": (
+        Choice("system", "developer", "user", "assistant", "tool", "client", "server"),
+        lambda passage: passage.role,
+    ),
+    "part": (
+        Choice(
+            "text", "reasoning", "tool_call", "tool_call_response", "refusal", "error", "unknown", "body", "attribute"
+        ),
+        lambda passage: passage.kind,
+    ),
+}
+"""(allowed values, the value of a passage)."""
+
+
+class Place(NamedTuple):
+    """Where a text stands in a passage first."""
+
+    begin: int
+    end: int
+    times: int
+    """How often it stands there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A search that was understood."""
+
+    query: Query
+    """The spans that may have it."""
+    _parts: tuple[str, ...]
+    _words: bool
+    _tests: tuple[Callable[[Passage], bool], ...]
+
+    def place(self, passage: Passage) -> Place | None:
+        """Where the text stands; None where it does not, or not as whole words, or in another role."""
+        if not all(test(passage) for test in self._tests):
+            return None
+        folded = passage.text.casefold()
+        found = sorted(place for part in self._parts for place in _places(folded, part, self._words))
+        if not found:
+            return None
+        begin, end = found[0]
+        text = passage.text
+        return Place(_unfolded(text, folded, begin), _unfolded(text, folded, end - 1) + 1, len(found))
+
+
+def search(text: str, filter: str, words: bool, now_ns: int) -> Search:
+    """Raises `QueryError` for a filter that cannot be understood."""
+    tests: list[Callable[[Passage], bool]] = []
+    rest: list[Term] = []
+    for term in parsed_terms(filter):
+        if term.field in _FIELDS:
+            tests.append(_test(term))
+        else:
+            rest.append(term)
+    query = parse(" ".join([f"text~{quote(text)}", *map(str, rest)]), "spans", now_ns)
+    return Search(query, forms(text), words, tuple(tests))
+
+
+def _test(term: Term) -> Callable[[Passage], bool]:
+    choice, value = _FIELDS[term.field]
+    if term.operator not in (":", "="):
+        raise QueryError(str(term), f"{term.field!r} does not know the operator {term.operator!r}", (":", "="))
+    try:
+        matchers: list[Matcher] = [choice("=", one, 0) for one in term.values]
+    except Refused as e:
+        raise QueryError(str(term), e.problem, e.allowed, e.nearest) from None
+    return lambda passage: any(matcher(value(passage)) for matcher in matchers) != term.negated
+
+
+def _places(text: str, part: str, words: bool) -> Iterator[tuple[int, int]]:
+    at = text.find(part)
+    while at >= 0:
+        end = at + len(part)
+        if not words or not (_within(text, at) or _within(text, end)):
+            yield at, end
+        at = text.find(part, max(end, at + 1))
+
+
+def _within(text: str, at: int) -> bool:
+    """Whether a word goes on there."""
+    return 0 < at < len(text) and _of_word(text[at - 1]) and _of_word(text[at])
+
+
+def _of_word(letter: str) -> bool:
+    return letter.isalnum() or letter == "_"
+
+
+def _unfolded(text: str, folded: str, at: int) -> int:
+    """Where a place of the casefolded text is in the text itself: some letters become two."""
+    if len(text) == len(folded):
+        return at
+    ends = accumulate(len(letter.casefold()) for letter in text)
+    return next((number for number, end in enumerate(ends) if end > at), len(text))

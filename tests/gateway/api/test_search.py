@@ -1,0 +1,144 @@
+"""Searches of a gateway, with an index and without one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.process import Gateway, upstreams
+from fakes.provider import Provider
+from fakes.shell import Shell
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.demo.model import Answer, Call
+from penstock.gateway.model.search import SearchPage, SearchRow
+
+PATIENCE_S = 60.0
+
+
+async def talk(gateway: Gateway, http: aiohttp.ClientSession, rollout: str, question: str) -> None:
+    """A conversation of two calls: a question, a tool call, its result, an answer. The second call is streamed."""
+    said = [{"role": "system", "content": "You sell seats."}, {"role": "user", "content": question}]
+    url = gateway.openai(rollout) + "/chat/completions"
+    async with http.post(url, json={"model": "m", "messages": said}) as answer:
+        said.append((await answer.json())["choices"][0]["message"])
+    said.append({"role": "tool", "tool_call_id": "c1", "content": f"Seat 21C to {rollout.upper()} is free"})
+    async with http.post(url, json={"model": "m", "messages": said, "stream": True}) as answer:
+        await answer.read()
+
+
+@pytest.fixture(params=["always", "never"])
+async def talked(
+    request: pytest.FixtureRequest, start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
+) -> Gateway:
+    """A gateway of two rollouts."""
+    calls = [Answer("", (Call("c1", "find_seat", '{"where":"window"}'),)), Answer("Take it: 21C is yours.")]
+    provider.script = [*calls, *calls]
+    gateway = await start_gateway(upstreams(openai=provider.openai_url) + f'[index]\nwhen = "{request.param}"\n')
+    for rollout in ("rome", "oslo"):
+        await talk(gateway, http, rollout, f"A seat to {rollout.title()}, please")
+    async with Client(gateway.url) as client:
+
+        async def is_there() -> bool:
+            ended = [span async for span in client.recent_spans("status:ok")]
+            return len(ended) == 4 and (request.param == "never" or (await client.index()).status == "ready")
+
+        await until(is_there)
+    return gateway
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Comes back as soon as it holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if await condition():
+                return
+            await asyncio.sleep(0.02)
+
+
+def shown(found: list[SearchRow]) -> list[str]:
+    return [
+        f"{one.span.rollout}#{one.span.sequence} {hit.role} {hit.part}: [{hit.match}]"
+        for one in found
+        for hit in one.hits
+    ]
+
+
+CASES: list[tuple[str, str, list[str]]] = [
+    ("you sell", "", ["oslo#1 system text: [You sell]", "rome#1 system text: [You sell]"]),
+    ("seat to rome", "", ["rome#1 user text: [seat to Rome]"]),
+    ("21c", "rollout:oslo", ["oslo#2 tool tool_call_response: [21C]", "oslo#2 assistant text: [21C]"]),
+    ("21c", "role:tool", ["oslo#2 tool tool_call_response: [21C]", "rome#2 tool tool_call_response: [21C]"]),
+    ("find_seat", "part:tool_call rollout:rome", ["rome#1 assistant tool_call: [find_seat]"]),
+    ("window", "-role:assistant", []),
+    ("21c is yours", "stream:true rollout:r*", ["rome#2 assistant text: [21C is yours]"]),
+    ("nobody said this", "", []),
+]
+
+
+async def test_it_finds_what_was_said_where_it_was_said_first(talked: Gateway) -> None:
+    async with Client(talked.url) as client:
+        for text, filter, wanted in CASES:
+            assert shown([one async for one in client.search(text, filter)]) == wanted, (text, filter)
+
+
+async def test_pages_and_words(talked: Gateway) -> None:
+    async with Client(talked.url) as client:
+        assert len([one async for one in client.search("21c", limit=1)]) == 1
+        assert [one async for one in client.search("ea", words=True)] == []
+        assert len([one async for one in client.search("seat", words=True)]) == 4
+        params = {"text": "seat", "limit": 3}
+        page = await client.get("/api/search", SearchPage, params)
+        rest = await client.get("/api/search", SearchPage, params | {"cursor": page.next})
+        assert ([len(it.rows) for it in (page, rest)], rest.next) == ([3, 1], None)
+
+
+async def test_raw_bytes_and_tools_are_found_by_filters(talked: Gateway) -> None:
+    async with Client(talked.url) as client:
+
+        async def calls(filter: str) -> list[str]:
+            return sorted([f"{span.rollout}#{span.sequence}" async for span in client.recent_spans(filter)])
+
+        everything = ["oslo#1", "oslo#2", "rome#1", "rome#2"]
+        assert await calls('raw~"You sell"') == everything
+        assert await calls('text~"You sell"') == ["oslo#1", "rome#1"]
+        assert await calls("tool:find_seat") == ["oslo#1", "rome#1"]
+        assert await calls('raw~"role"') == everything
+        assert await calls('text~"\\"role\\""') == []
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({}, "text"),
+        ({"text": ""}, "text"),
+        ({"text": "x", "filter": "role:tol"}, "filter"),
+        ({"text": "x", "cursor": "x"}, "cursor"),
+    ],
+)
+async def test_a_wrong_search_is_refused(
+    gateway: Gateway, http: aiohttp.ClientSession, params: dict[str, str], field: str
+) -> None:
+    async with http.get(f"{gateway.url}/api/search", params=params) as answer:
+        assert answer.status == 400
+        assert (await answer.json())["error"]["field"] == field
+
+
+async def test_a_person_searches(talked: Gateway, tmp_path: Path) -> None:
+    shell = Shell(talked.url, tmp_path)
+    found = await shell.run("search", "21C", "role:tool", "rollout:rome")
+    assert found.code == 0, found.err
+    first, second = found.text.splitlines()
+    assert first.startswith("rome/a1#2  ")
+    assert second == "  tool result: Seat 21C to ROME is free"
+    assert len((await shell.run("search", "seat", "--json")).text.splitlines()) == 4
+    nothing = await shell.run("search", "nobody said this")
+    assert (nothing.code, nothing.text) == (0, "")
+    assert nothing.err.startswith("No call says that; ")
+    wrong = await shell.run("search", "x", "role:tol")
+    assert wrong.code == 1
+    assert "did you mean 'tool'" in wrong.err

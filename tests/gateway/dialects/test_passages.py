@@ -1,0 +1,195 @@
+"""What a call adds to its conversation, in each wire format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.chat import Chat
+from penstock.gateway.dialects.passages import of_message
+from penstock.gateway.model.passage import Passage
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"to": "Rome"}'}}
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "To Rome"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "booked"},
+]
+BLOCKS = [
+    {"role": "user", "content": "To Rome"},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "book", "input": {"to": "Rome"}}]},
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "booked"}]},
+            {"type": "text", "text": "and back"},
+        ],
+    },
+]
+ITEMS = [
+    {"role": "user", "content": "To Rome"},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+    {"type": "function_call", "call_id": "c1", "name": "book", "arguments": '{"to": "Rome"}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "booked"},
+]
+CONTENTS = [
+    {"role": "user", "parts": [{"text": "To Rome"}]},
+    {"role": "model", "parts": [{"functionCall": {"name": "book", "args": {"to": "Rome"}}}]},
+    {"role": "user", "parts": [{"functionResponse": {"name": "book", "response": {"done": True}}}]},
+]
+TURNS = [
+    {"role": "user", "content": [{"text": "To Rome"}]},
+    {"role": "assistant", "content": [{"toolUse": {"toolUseId": "c1", "name": "book", "input": {"to": "Rome"}}}]},
+    {"role": "user", "content": [{"toolResult": {"toolUseId": "c1", "content": [{"text": "booked"}]}}]},
+]
+RESULT = [("tool", "tool_call_response", "booked")]
+ROME = 'book({"to": "Rome"})'
+COMPACT = 'book({"to":"Rome"})'
+Said = list[tuple[str, str, str]]
+CASES: list[tuple[str, dict[str, Any], dict[str, Any], Said, Said]] = [
+    (
+        "chat",
+        {"messages": CHAT},
+        {"choices": [{"message": {"role": "assistant", "content": "Done.", "tool_calls": [CALL]}}]},
+        RESULT,
+        [("assistant", "text", "Done."), ("assistant", "tool_call", ROME)],
+    ),
+    (
+        "messages",
+        {"messages": BLOCKS, "system": "Be brief."},
+        {"type": "message", "role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]},
+        [("user", "tool_call_response", "booked"), ("user", "text", "and back")],
+        [("assistant", "reasoning", "hm")],
+    ),
+    (
+        "responses",
+        {"input": ITEMS, "instructions": "Be brief."},
+        {"output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]}]},
+        RESULT,
+        [("assistant", "text", "Done.")],
+    ),
+    (
+        "gemini",
+        {"contents": CONTENTS, "systemInstruction": {"parts": [{"text": "Be brief."}]}},
+        {"candidates": [{"content": {"role": "model", "parts": [{"text": "Done."}]}}]},
+        [("user", "tool_call_response", '{"done":true}')],
+        [("assistant", "text", "Done.")],
+    ),
+    (
+        "converse",
+        {"messages": TURNS, "system": [{"text": "Be brief."}]},
+        {"output": {"message": {"role": "assistant", "content": [{"text": "Done."}]}}},
+        [("user", "tool_call_response", "booked")],
+        [("assistant", "text", "Done.")],
+    ),
+]
+NAMES = [case[0] for case in CASES]
+
+
+def said(name: str, asked: Any, answer: Any, whole: bool = False, stream: bool = False) -> list[Passage]:
+    request, response = (it if isinstance(it, bytes) else json.dumps(it).encode() for it in (asked, answer))
+    return list(by_name(name).passages(request, response, stream, lambda: whole))
+
+
+def shown(passages: list[Passage], answer: bool) -> Said:
+    return [(it.role, it.kind, it.text) for it in passages if it.answer == answer]
+
+
+@pytest.mark.parametrize(("name", "asked", "answer", "added", "answered"), CASES, ids=NAMES)
+def test_a_call_adds_what_follows_the_last_answer_and_its_own(
+    name: str, asked: dict[str, Any], answer: dict[str, Any], added: Said, answered: Said
+) -> None:
+    found = said(name, asked, answer)
+    assert shown(found, False) == added
+    assert shown(found, True) == answered
+
+
+@pytest.mark.parametrize(("name", "asked", "answer", "added", "answered"), CASES, ids=NAMES)
+def test_the_first_call_of_an_attempt_adds_all_that_it_begins_with(
+    name: str, asked: dict[str, Any], answer: dict[str, Any], added: Said, answered: Said
+) -> None:
+    texts = [text for _, _, text in shown(said(name, asked, answer, whole=True), False)]
+    assert texts[:2] == ["Be brief.", "To Rome"]
+    assert texts[-len(added) :] == [text for _, _, text in added]
+    assert {ROME, COMPACT} & {*texts}
+
+
+@pytest.mark.parametrize(("name", "asked", "answer", "added", "answered"), CASES, ids=NAMES)
+def test_whether_it_is_the_first_is_not_asked_where_nobody_has_answered_yet(
+    name: str, asked: dict[str, Any], answer: dict[str, Any], added: Said, answered: Said
+) -> None:
+    def never() -> bool:
+        raise AssertionError
+
+    (field,) = (key for key in asked if isinstance(asked[key], list) and key != "system")
+    begun = json.dumps(asked | {field: asked[field][: 2 if name == "chat" else 1]}).encode()
+    assert [it.text for it in by_name(name).passages(begun, b"{}", False, never)] == ["Be brief.", "To Rome"]
+
+
+def test_a_stream_says_its_text_as_it_reads(stream: Callable[..., bytes]) -> None:
+    pieces = [{"choices": [{"index": 0, "delta": {"content": it}}]} for it in ("Do", "ne.")]
+    found = said("chat", {"messages": CHAT}, stream(*pieces, "[DONE]"), stream=True)
+    assert shown(found, True) == [("assistant", "text", "Done.")]
+
+
+def test_errors_are_said_and_images_are_not() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look"}, image]}]}
+    found = said("chat", asked, {"error": {"message": "too many requests"}})
+    assert [(it.kind, it.text) for it in found] == [("text", "Look"), ("error", "too many requests")]
+
+
+def test_prompts_embedded_texts_and_tool_servers_are_read() -> None:
+    assert [it.text for it in said("completions", {"prompt": "Once"}, {"choices": [{"text": " upon"}]})] == [
+        "Once",
+        " upon",
+    ]
+    assert [it.text for it in said("embeddings", {"input": ["a", "b"]}, {"data": []})] == ["a", "b"]
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "book", "arguments": {"to": "Rome"}}}
+    result = {"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "booked"}]}}
+    assert [(it.kind, it.text) for it in said("mcp", call, result)] == [
+        ("tool_call", COMPACT),
+        ("tool_call_response", "booked"),
+    ]
+    structured = result | {"result": {"structuredContent": {"seats": 2}}}
+    assert [it.text for it in said("mcp", call, structured)] == [COMPACT, '{"seats":2}']
+
+
+def test_what_nobody_understands_is_text_or_nothing() -> None:
+    assert [it.text for it in said("opaque", b"asked", b"\xff\x00")] == ["asked"]
+    assert [(it.kind, it.text) for it in said("chat", b"{no JSON", {})] == [("body", "{no JSON")]
+
+
+texts = st.sampled_from(["", "To Rome", "straße"])
+calls = st.lists(
+    st.sampled_from([CALL, {"function": {"name": "x"}}, {"custom": {"name": "c", "input": "free"}}, {}, 7]), max_size=2
+)
+odd = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["system", "user", "assistant", "tool", "function", 7, None]),
+        "content": st.one_of(texts, st.none(), st.just(5), st.lists(st.just({"type": "text", "text": "part"}))),
+        "name": st.sampled_from([None, "book", 3]),
+        "tool_calls": st.one_of(calls, st.none(), st.just("x")),
+        "tool_call_id": st.sampled_from([None, "c1", 9]),
+        "refusal": texts,
+        "reasoning_content": texts,
+        "function_call": st.just({"name": "old", "arguments": "{}"}),
+    },
+)
+
+
+@given(st.lists(odd, max_size=4), st.lists(odd, max_size=2))
+def test_chat_says_without_messages_what_it_says_with_them(asked: list[Any], answers: list[Any]) -> None:
+    chat = Chat()
+    request, answer = {"messages": asked}, {"choices": [{"message": it} for it in answers]}
+    by_messages = [it for message in chat.messages(request, []) for it in of_message(message, False)]
+    by_messages += [it for choice in chat.choices(answer) for it in of_message(choice.message, True)]
+    assert [*chat.asked_passages(request), *chat.answer_passages(answer)] == by_messages
