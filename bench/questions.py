@@ -1,7 +1,7 @@
 """How long a tape takes to answer: `python -m bench.questions --calls 1000000`.
 
 A gateway serves a made tape (`bench.question_tape`, kept in bench/out for the next run), and one client asks over HTTP,
-as the CLI and the TUI do: 50 filters of rollouts and of spans, the first page of each list, texts, and figures. *An
+as the CLI and the TUI do: 50 filters of rollouts and of spans, the first page of each list, texts, figures and SQL. *An
 answer* is the first 100 rows, or all where there are fewer: pages that end early, because they looked at enough, are
 followed to the end. *Cold* is the first time that a question is asked of a gateway; *warm* is the median of the rounds
 after it. The index is made anew first; `--scan` asks without one. A question that has no answer after `--patience`
@@ -44,13 +44,21 @@ _ROLLOUTS: Final = (
     "latency>10m", "model:claude* reward>0.5", "worker:worker-3 status:failed", "version:travel@v2 reward<0.5",
 )  # fmt: skip
 _TEXTS: Final = (question_tape.NEEDLE, "needle-777", "certificate number", "no such words anywhere", "refund to gift")
+_SQL: Final = (
+    "select agent, count(*), sum(input_tokens) from spans where kind = 'llm' group by agent",
+    "select model, quantile_cont(duration_ms, 0.95) from spans group by model",
+    "select date_trunc('day', started) as day, count(*) from spans group by day",
+    "select tool, count(*) from tool_calls group by tool",
+    "select status, avg(reward) from rollouts group by status",
+)
 QUESTIONS: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     "filters": [("spans", it) for it in _SPANS] + [("rollouts", it) for it in _ROLLOUTS],
     "page": [("spans", ""), ("rollouts", "")],
     "text": [("spans", f'text~"{it}"') for it in _TEXTS],
     "stats": [("stats", "")],
+    "sql": [("sql", it) for it in _SQL],
 }
-"""(list, filter) by kind."""
+"""(list, filter) by kind; of SQL the query."""
 
 
 class Asking:
@@ -66,6 +74,9 @@ class Asking:
         try:
             rows, cursor = 0, ""
             while rows < ROWS and cursor is not None and time.perf_counter() - began < self._patience:
+                if name == "sql":
+                    self._ask_sql(filter)
+                    break
                 rest = "" if name == "stats" else f"?limit={ROWS - rows}&filter={quote(filter)}{cursor}"
                 self._connection.request("GET", f"/api/{name}{rest}")
                 answer = self._connection.getresponse()
@@ -79,6 +90,13 @@ class Asking:
             self._connection.close()
             self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=self._patience)
         return min(time.perf_counter() - began, self._patience)
+
+    def _ask_sql(self, query: str) -> None:
+        body = json.dumps({"query": query})
+        self._connection.request("POST", "/api/sql", body, {"Content-Type": "application/json"})
+        answer = self._connection.getresponse()
+        found = json.loads(answer.read())
+        assert answer.status == 200, found
 
     def made_index(self, gateway: int) -> dict[str, float]:
         """Waits until the index of this gateway process is made; its size, and what making it took."""
@@ -107,6 +125,8 @@ def asked(
             index = client.made_index(gateway.pid)
             print(f"index: {index}", flush=True)
         for kind, questions in QUESTIONS.items():
+            if scan and kind == "sql":
+                continue  # it has no other way
             found[kind] = [[client.seconds(*one) for _ in range(rounds + 1)] for one in questions]
             slowest = max(zip(found[kind], questions, strict=True))
             print(f"{kind}: the slowest is {' '.join(slowest[1])!r}, {max(slowest[0]):.2f} s", flush=True)
@@ -121,7 +141,7 @@ def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
 
 def figures(found: Mapping[str, list[list[float]]]) -> Iterator[Figure]:
     """The table, with the goals of a tape of a million calls."""
-    goals = {"filters": 100.0, "page": 20.0, "text": 800.0, "stats": 100.0}
+    goals = {"filters": 100.0, "page": 20.0, "text": 800.0, "stats": 100.0, "sql": 300.0}
     for kind, times in found.items():
         warm, cold = ([statistics.median(one[1:]) for one in times], [one[0] for one in times])
         yield Figure(f"{kind}, warm: p50", percentiles(warm)[0], "ms")

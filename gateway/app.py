@@ -36,6 +36,7 @@ from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.discreet_log import Discreet
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.index.link import Link
+from penstock.gateway.index.sql.runner import Queries
 from penstock.gateway.mcp.all_features import all_features
 from penstock.gateway.mcp.audit import Audit
 from penstock.gateway.mcp.features import Mcp
@@ -216,7 +217,7 @@ class Gateway:
         context = Control(
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
             self.state, self.definitions, self.audit_log, self.webhooks, self.questions, Policy(self.config.policy),
-            self.index, self.config.route,
+            self.index, Queries(self.index, self.config.data / "index", self.config.index.sql), self.config.route,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)

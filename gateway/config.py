@@ -177,10 +177,13 @@ class Tape(Section):
 
 
 class Index(Section):
-    """`[index]`: columns beside the tape, by which filters find rows without a scan."""
+    """`[index]`: columns and texts beside the tape, by which filters, searches and SQL find rows without a scan."""
 
     when: Literal["large", "always", "never"] = "large"
     """Whether a process keeps an index: `large` is from 20,000 changes of the tape on. It needs the extra `index`."""
+    sql: Literal["landlock", "none", "off"] = "landlock"
+    """What holds SQL to the files of the index: Landlock, a part of Linux, or nothing, where it can read any file that
+    the gateway can; `off` is no SQL."""
 
 
 class Otlp(Section):

@@ -15,6 +15,7 @@ from penstock.gateway.calls.auth import Auth
 from penstock.gateway.config import Route
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.index.link import Link
+from penstock.gateway.index.sql.runner import Queries
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import Questions
@@ -58,6 +59,8 @@ class Control:
     """Rules on tool calls, as configured."""
     index: Link | None = None
     """What finds rows without a scan."""
+    queries: Queries | None = None
+    """What answers SQL."""
     routes: Sequence[Route] = ()
     """Which upstreams serve a model, as configured."""
     keep_alive_s: float = 15.0

@@ -8,7 +8,7 @@ elsewhere. Whether a call is the first is asked only where there is an answer in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.gateway.calls.turns import decode_body, encoding
 from penstock.gateway.dialects import by_name
@@ -16,6 +16,8 @@ from penstock.gateway.dialects.passages import of_body
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.passage import MOST, Passage
 from penstock.gateway.model.span import Span
+
+_REASON: Final = "penstock.reward.reason"
 
 
 class Called(Protocol):
@@ -48,13 +50,13 @@ def of_call(call: Called, request: bytes, response: bytes, whole: Callable[[], b
 
 
 def of_attributes(attributes: Mapping[str, Any] | None) -> list[Passage]:
-    """Those of what is no call: every attribute that is text."""
+    """Those of what is no call: every attribute that is text; of the gateway's own only why a reward was given."""
     return list(map(_cut, _texts(attributes or {})))
 
 
 def _texts(attributes: Mapping[str, Any]) -> Iterator[Passage]:
     for name, text in attributes.items():
-        if isinstance(text, str) and text:
+        if isinstance(text, str) and text and (not name.startswith("penstock.") or name == _REASON):
             yield Passage(False, "", "attribute", name, None, text)
 
 

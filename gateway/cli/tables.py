@@ -52,6 +52,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.gateway.cli.reading:show_rollout",
         "Show a rollout as a tree: attempts, calls, and what each call added to the conversation.",
     ),
+    "sql": Command("penstock.gateway.cli.sql:sql", "Ask the tape by SQL: one SELECT, in DuckDB's SQL."),
     "stats": Command(
         "penstock.gateway.cli.reading:stats",
         "Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.",

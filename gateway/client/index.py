@@ -1,10 +1,11 @@
-"""The part of the typed client that speaks of the index."""
+"""The part of the typed client that speaks of the index, and of SQL."""
 
 from __future__ import annotations
 
 from penstock.gateway.client.connection import Connection
 from penstock.gateway.model.audit import UNSAID, Said
 from penstock.gateway.model.index import IndexView
+from penstock.gateway.model.sql import SqlAnswer, SqlRequest, SqlViews
 
 
 class IndexClient(Connection):
@@ -17,3 +18,11 @@ class IndexClient(Connection):
     async def rebuild_index(self, said: Said = UNSAID) -> IndexView:
         """Deletes the index; it is made anew from the tape."""
         return await self.post("/api/index/rebuild", IndexView, said)
+
+    async def sql(self, asked: SqlRequest) -> SqlAnswer:
+        """The rows of a query over the views of the tape."""
+        return await self.post("/api/sql", SqlAnswer, asked)
+
+    async def sql_views(self) -> SqlViews:
+        """The views that a query may read, with their columns."""
+        return await self.get("/api/sql", SqlViews)

@@ -168,6 +168,8 @@ class SyncClient:
 
     # The index
     index = _waited(Client.index)
+    sql = _waited(Client.sql)
+    sql_views = _waited(Client.sql_views)
     rebuild_index = _waited(Client.rebuild_index)
 
     # Policies

@@ -21,6 +21,7 @@ from penstock.gateway.index.passages import PassageReader
 from penstock.gateway.index.questions import Find, Found, State, Sum, Summed
 from penstock.gateway.index.rows import Head, Rollouts, Row, attempt_row, input_row, rollout_row, span_row
 from penstock.gateway.index.segments import SEALED, Manifest, Segments
+from penstock.gateway.index.snapshots import Files, Snapshots
 from penstock.gateway.index.sums import summed
 from penstock.gateway.index.tables import DAMAGED, Tables
 from penstock.gateway.index.texts import Hits, Needle, Texts, joined
@@ -80,7 +81,7 @@ class Index:
         shutil.rmtree(self._segments.spill, ignore_errors=True)
         self.cursor, self._sealed_cursor = manifest.cursor, manifest.cursor
         self._tables = Tables(self._segments, manifest.files)
-        self._texts = Texts(self._segments, manifest.files)
+        self._texts, self._snapshots = Texts(self._segments, manifest.files), Snapshots(self._segments)
         self._rollouts, self._passages = Rollouts(), PassageReader()
         self._running = {bytes.fromhex(key): at for at, key in manifest.running}
         self._running_changed = bool(self._running)
@@ -143,7 +144,7 @@ class Index:
             length = keys.summary_key_length(key)
             head = Head(view, key[:length], key[length:])
             passages, number = self._passages.read(view, head), self._rollouts.number(view, rollout)
-            self._texts.add(at, number, passages)
+            self._texts.add(at, (head.rollout, head.attempt, head.sequence), passages)
             spans.append(span_row(head, at, number, head.tools(passages)))
             if self._running.pop(key[:length], None) is not None:
                 self._running_changed = True
@@ -257,6 +258,11 @@ class Index:
             self._tables.put_hits(hits.cursors)
         where = sql.where(query, "spans", self._tables.words).row
         return Summed(*summed(self._tables.ask, asked.by, where, asked.limit))
+
+    def files(self) -> Files:
+        """Files that have all that is in it, by table. It must have caught up."""
+        self._refresh()
+        return self._snapshots.take(self._tables, self._texts, self.cursor)
 
     def _searched(self, needles: Sequence[Needle]) -> Iterator[Hits]:
         """What a search has found so far, from part to part."""

@@ -27,6 +27,8 @@ from penstock.gateway.index.questions import (
     Failed,
     Find,
     Found,
+    List,
+    Listed,
     Question,
     Rebuild,
     State,
@@ -73,7 +75,7 @@ class Link:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: Connection
-        self._ready = self._closed = False
+        self._ready = self._closed = self._asked_for = False
         self._next_start = self._not_before = 0.0
         self._pause_s = PAUSES_S[0]
         self._said = ""
@@ -83,7 +85,7 @@ class Link:
     @property
     def wanted(self) -> bool:
         """Whether there should be a process."""
-        enough = self._when == "always" or (self._when == "large" and self._newest() >= LARGE)
+        enough = self._when == "always" or (self._when == "large" and (self._asked_for or self._newest() >= LARGE))
         return enough and not self.missing and not self._closed
 
     def tend(self, ending: bool = False) -> None:
@@ -138,6 +140,15 @@ class Link:
             return None
         rows = [BreakdownRow.model_validate(row) for row in answer.rows]
         return Breakdown(by=asked.by, rows=rows, more=answer.values - len(rows), complete=True)
+
+    def files(self) -> dict[str, list[str]] | str:
+        """Files that have all that is in the index, by table; or why there are none. Whoever asks wants an index, also
+        of a tape that is small."""
+        self._asked_for = True
+        answer = self._ask(List())
+        if isinstance(answer, Listed):
+            return answer.files
+        return answer.reason if isinstance(answer, Failed) else self.view().reason
 
     def _ask_if_near(self, asked: Find | Sum) -> Answer | None:
         if time.monotonic() < self._not_before:

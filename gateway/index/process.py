@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.gateway.filters.query import QueryError
 from penstock.gateway.index.follower import Index
-from penstock.gateway.index.questions import Answer, Behind, Failed, Find, Question, Rebuild, Status, Sum
+from penstock.gateway.index.questions import Answer, Behind, Failed, Find, List, Listed, Question, Rebuild, Status, Sum
 from penstock.gateway.index.segments import NEAR, Held
 from penstock.gateway.index.tables import DAMAGED, UNREADABLE
 from penstock.gateway.store import Store
@@ -117,7 +117,9 @@ class Answering:
                 self._give_up(error)
             return Failed(f"{type(error).__name__}: {error}")
 
-    def _found(self, question: Find | Sum) -> Answer:
+    def _found(self, question: Find | Sum | List) -> Answer:
+        if isinstance(question, List):
+            return Listed(self._index.files())
         return self._index.find(question) if isinstance(question, Find) else self._index.sum(question)
 
 

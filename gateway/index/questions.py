@@ -55,6 +55,16 @@ class Summed(msgspec.Struct, tag=True, frozen=True):
     """How many there are."""
 
 
+class List(msgspec.Struct, tag=True, frozen=True):
+    """Which files have all of it?"""
+
+
+class Listed(msgspec.Struct, tag=True, frozen=True):
+    """The files of each table: `spans`, `rollouts`, `attempts`, `passages`. They are there for three minutes."""
+
+    files: dict[str, list[str]]
+
+
 class Status(msgspec.Struct, tag=True, frozen=True):
     """How far is it?"""
 
@@ -90,5 +100,5 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-Question: TypeAlias = Find | Sum | Status | Rebuild
-Answer: TypeAlias = Found | Summed | State | Behind | Failed
+Question: TypeAlias = Find | Sum | List | Status | Rebuild
+Answer: TypeAlias = Found | Summed | Listed | State | Behind | Failed

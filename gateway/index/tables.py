@@ -123,6 +123,16 @@ class Tables:
         for at, cursors in enumerate(found):
             self._duck.register(HITS.format(at), pa.table({"cursor": pa.array(cursors, pa.int64())}))
 
+    def write(self, directory: Path) -> None:
+        """Writes what is in memory: spans that are not sealed, and rollouts and attempts as they stand."""
+        for table, source in (
+            ("spans", "select * from fresh union all select * from running"),
+            ("rollouts", "select * from rollouts"),
+            ("attempts", "select * from attempts"),
+        ):
+            path = _quoted(directory / f"{table}.parquet")
+            self._duck.execute(f"copy ({source}) to '{path}' (format parquet, compression snappy)")
+
     # -- following ---------------------------------------------------------------------------------------------------
 
     def add(self, table: str, rows: Sequence[Row]) -> None:

@@ -35,16 +35,16 @@ _WORD: Final = 8
 """Bytes of the numbers that runs are computed with."""
 _MIX: Final = 0x9E3779B97F4A7C15
 _LEVEL: Final = 3
-_WORDS: Final = ("role", "kind", "name")
+_WORDS: Final = ("rollout", "attempt", "role", "kind", "name")
 """Columns of few different values."""
 SHAPE: Final = pa.schema(
     [
-        ("cursor", pa.int64()), ("number", pa.int64()), ("position", pa.int32()), ("answer", pa.bool_()),
-        ("role", pa.string()), ("kind", pa.string()), ("name", pa.string()), ("id", pa.string()),
-        ("text", pa.string()),
+        ("cursor", pa.int64()), ("rollout", pa.string()), ("attempt", pa.string()), ("sequence", pa.int64()),
+        ("position", pa.int32()), ("answer", pa.bool_()), ("role", pa.string()), ("kind", pa.string()),
+        ("name", pa.string()), ("id", pa.string()), ("text", pa.string()),
     ]
 )  # fmt: skip
-"""A row for each passage: the span's cursor, its rollout's number, the passage's place in the span."""
+"""A row for each passage: the span's cursor and name, the passage's place in the span."""
 FIRST: Final = 16
 """Blocks that are read before a search says what it has found; then four times as many, and so on."""
 Needle = tuple[str, ...]
@@ -98,10 +98,10 @@ class Texts:
         """Ends its thread."""
         self._thread.shutdown()
 
-    def add(self, cursor: int, number: int, passages: Sequence[Passage]) -> None:
-        """Adds what a span has said."""
+    def add(self, cursor: int, span: tuple[str, str, int], passages: Sequence[Passage]) -> None:
+        """Adds what a span (rollout, attempt, sequence) has said."""
         for position, (answer, role, kind, name, id, text) in enumerate(passages):
-            self._rows.append((cursor, number, position, answer, role, kind, name, id, text))
+            self._rows.append((cursor, *span, position, answer, role, kind, name, id, text))
             self._size += len(text)
         if self._size >= BLOCK:
             self._close_block()
@@ -129,7 +129,7 @@ class Texts:
         path = self._segments.place("passages", cursor)
         with pq.ParquetWriter(
             path, SHAPE, compression="zstd", compression_level=_LEVEL, use_dictionary=list(_WORDS),
-            data_page_size=2 * BLOCK, write_statistics=["cursor", "number"],
+            data_page_size=2 * BLOCK, write_statistics=["cursor"],
         ) as writer:  # fmt: skip
             for table, _ in self._fresh:
                 writer.write_table(table, row_group_size=len(table))
@@ -167,8 +167,9 @@ class Texts:
         candidates = [_candidates(blocks, needle) for needle in needles]
         found: list[list[Any]] = [[] for _ in needles]
         wanted, read = FIRST, 0
-        contents = self._read_ahead([blocks[at] for at in np.flatnonzero(np.any(candidates, axis=0))[::-1].tolist()])
-        for at in range(len(blocks) - 1, -1, -1):
+        newest_first = range(len(blocks) - 1, -1, -1)
+        contents = self._read_ahead([blocks[at] for at in newest_first if any(some[at] for some in candidates)])
+        for at in newest_first:
             asked = [number for number, some in enumerate(candidates) if some[at]]
             if asked:
                 cursors, texts = next(contents)

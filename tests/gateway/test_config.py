@@ -185,6 +185,7 @@ WRONG = [
     ("otlp", 'capture_content = "yes"'),
     ("", "webhook = 1"),
     ("index", 'when = "sometimes"'),
+    ("index", 'sql = "anything"'),
     ("webhook", 'name = "a b"'),
     ("webhook", "url = 1"),
     ("webhook", "secret_env = 1"),

@@ -89,6 +89,7 @@ def test_inherited_fields_keep_their_docstrings() -> None:
 
 BODIES: dict[str, Any] = {
     "/api/tokens": {"rollout": "r1"},
+    "/api/sql": {"query": "select count(*) from spans"},
     "/api/rollouts": {"rollouts": [{"id": "q2", "input": {"question": "?"}}]},
     "/api/claims": {"worker": "w1"},
     "/api/workers/{wid}/heartbeat": {"attempts": [{"rollout": "q1", "attempt": "a1", "running": True}]},

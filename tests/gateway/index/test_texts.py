@@ -33,6 +33,7 @@ WORDS = [
     "\u0000",
     "é",
 ]
+SPAN = ("r1", "a1", 1)
 sayings = st.lists(st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join), max_size=4)
 needles = st.one_of(
     st.sampled_from(
@@ -85,7 +86,7 @@ def test_a_search_finds_any_part_of_a_text_and_nothing_else(
         files, texts, said = list[File](), Texts(segments, []), dict[int, list[str]]()
         for cursor, action in enumerate(happens, 1):
             if isinstance(action, list):
-                texts.add(cursor, 1, passages(action))
+                texts.add(cursor, SPAN, passages(action))
                 said[cursor] = action
                 continue
             new = texts.seal(cursor)
@@ -112,7 +113,7 @@ def test_a_search_reads_few_blocks() -> None:
         patched.setattr("penstock.gateway.index.texts.BLOCK", 2000)
         texts = Texts(segments, [])
         for cursor in range(1, 400):
-            texts.add(cursor, 1, passages([f"Passenger number {cursor:03} has asked for a seat at the window"]))
+            texts.add(cursor, SPAN, passages([f"Passenger number {cursor:03} has asked for a seat at the window"]))
         texts.sealed(texts.seal(400))
         read, hits = list[int](), texts_module.hits_in
 
@@ -128,7 +129,7 @@ def test_a_search_reads_few_blocks() -> None:
 def test_a_damaged_file_is_told() -> None:
     with opened() as segments:
         texts = Texts(segments, [])
-        texts.add(1, 1, passages(["hello"]))
+        texts.add(1, SPAN, passages(["hello"]))
         files = texts.seal(1)
         path = segments.path / files[0].name
         path.write_bytes(path.read_bytes()[:-20])

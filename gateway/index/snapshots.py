@@ -1,0 +1,68 @@
+"""Files of what an index has in memory, for processes that read files: with the sealed ones they are all of it.
+
+A snapshot is taken when somebody asks, not more often than once a second. It is kept for as long as a query may take.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.gateway.index.segments import Segments
+from penstock.gateway.index.tables import Tables
+from penstock.gateway.index.texts import SHAPE, Texts
+
+pa: Final[Any] = import_module("pyarrow")
+pq: Final[Any] = import_module("pyarrow.parquet")
+FRESH_S: Final = 1.0
+"""How old a snapshot may be that is given out again."""
+KEPT_S: Final = 180.0
+"""How long its files are there."""
+Files = dict[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    cursor: int
+    taken: float
+    path: Path
+    files: Files
+
+
+class Snapshots:
+    """Those of one index; for one thread."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._path, self._segments = segments.path / "now", segments
+        self._taken: list[_Snapshot] = []
+        self._number = 0
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def take(self, tables: Tables, texts: Texts, cursor: int) -> Files:
+        """The files of each table, as of now or of a moment ago."""
+        now = time.monotonic()
+        while self._taken and now - self._taken[0].taken > KEPT_S:
+            shutil.rmtree(self._taken.pop(0).path, ignore_errors=True)
+        newest = self._taken[-1] if self._taken else None
+        if newest is None or (newest.cursor != cursor and now - newest.taken > FRESH_S):
+            self._number += 1
+            path = self._path / str(self._number)
+            path.mkdir(mode=0o700, parents=True)
+            newest = _Snapshot(cursor, now, path, self._write(path, tables, texts))
+            self._taken.append(newest)
+        return newest.files
+
+    def _write(self, path: Path, tables: Tables, texts: Texts) -> Files:
+        found = {table: [str(path / f"{table}.parquet")] for table in ("spans", "rollouts", "attempts")}
+        tables.write(path)
+        if fresh := texts.fresh:
+            found["passages"] = [str(path / "passages.parquet")]
+            pq.write_table(pa.concat_tables(fresh).cast(SHAPE), path / "passages.parquet", compression="snappy")
+        for file in tables.files:
+            if file.table in ("spans", "passages"):
+                found.setdefault(file.table, []).append(str(self._segments.path / file.name))
+        return found

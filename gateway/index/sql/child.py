@@ -1,0 +1,185 @@
+"""The process of one query: `python -m penstock.gateway.index.sql.child`, started by `runner`.
+
+It reads a `Work` from its standard input, gives up its rights, runs the query and writes an `Outcome`, as MessagePack.
+Whoever has started it kills it at the deadline.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, cast
+
+import duckdb
+import msgspec
+
+from penstock.gateway.index.sql import sandbox
+from penstock.gateway.index.sql.questions import Failure, Outcome, Result, Work
+from penstock.gateway.index.sql.syntax import Forbidden, check
+from penstock.gateway.index.sql.views import GIVEN, VIEWS, given, statements
+
+pa: Final[Any] = import_module("pyarrow")
+_MEMORY: Final = "1GB"
+_THREADS: Final = 2
+_STEP: Final = 256
+"""Rows that are fetched at once."""
+_TYPES: Final[dict[str, Any]] = {"varchar": pa.string(), "bigint": pa.int64(), "double": pa.float64()}
+_SETTINGS: Final[Mapping[str, Any]] = {
+    "threads": _THREADS,
+    "memory_limit": _MEMORY,
+    "temp_directory": "",
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_community_extensions": False,
+    "python_enable_replacements": False,
+}
+
+
+Columns = list[dict[str, str]]
+
+
+class TooLarge(Exception):
+    """One row is larger than an answer may be."""
+
+
+def main() -> None:
+    """Answers one query."""
+    work = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Work)
+    try:
+        if work.format == "parquet":
+            import_module("pyarrow.parquet")  # afterwards no file of it can be read
+        sandbox.limit(work.seconds)
+        if work.enclosed:
+            sandbox.enclose(Path(work.directory))
+        outcome: Outcome = answered(work)
+    except sandbox.NoSandbox as error:
+        outcome = Failure("no_sandbox", str(error))
+    except Forbidden as error:
+        outcome = Failure("query", str(error))
+    except TooLarge:
+        outcome = Failure("too_large", f"a row is larger than {work.bytes:,} bytes")
+    except (MemoryError, duckdb.OutOfMemoryException):
+        outcome = Failure("memory", f"it needs more memory than the {_MEMORY} that it may have")
+    except duckdb.Error as error:
+        outcome = Failure("query", _brief(str(error), work.directory))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(outcome))
+    sys.stdout.buffer.flush()
+    # DuckDB's threads may be in the middle of something large.
+    os._exit(0)
+
+
+def answered(work: Work) -> Result:
+    """The answer to a query."""
+    duck = duckdb.connect(config={name: str(value).lower() for name, value in _SETTINGS.items()})
+    duck.execute("set allowed_directories = [?]", [work.directory])
+    duck.execute("set enable_external_access = false")
+    for table in GIVEN:
+        shape = {name: _TYPES[kind] for name, kind in given(table).items()}
+        rows = work.given.get(table, [])
+        columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in shape.items()}
+        duck.register(f"_{table}", pa.table(columns))
+    for statement in statements(work.files):
+        duck.execute(statement)
+    for table in GIVEN:
+        duck.unregister(f"_{table}")
+    duck.execute("set lock_configuration = true")
+    return fetched(duck.execute(_checked(duck, work)), work)
+
+
+def _checked(duck: duckdb.DuckDBPyConnection, work: Work) -> str:
+    """The query, made to answer no more rows than are wanted; raises `Forbidden`."""
+    [(parsed,)] = duck.execute("select json_serialize_sql(cast(? as varchar))", [work.query]).fetchall()
+    tree = json.loads(parsed)
+    check(tree, VIEWS)
+    if tree["statements"][0]["node"].get("from_table", {}).get("type") == "SHOW_REF":
+        return work.query
+    [(plain,)] = duck.execute("select json_deserialize_sql(cast(? as json))", [parsed]).fetchall()
+    return f"select * from ({plain.rstrip().rstrip(';')}) limit {work.rows + 1}"
+
+
+def fetched(found: Any, work: Work) -> Result:
+    """As many rows as are wanted and fit."""
+    columns = [{"name": str(name), "type": str(kind).lower()} for name, kind, *_ in found.description or ()]
+    if work.format == "parquet":
+        return _parquet(found, columns, work)
+    rows: list[bytes] = []
+    text = io.StringIO()
+    writer, size, more = csv.writer(text), 0, False
+    writer.writerow([column["name"] for column in columns])
+    for row in _rows(found):
+        plain = [_plain(value) for value in row]
+        written = msgspec.json.encode(plain)
+        size += len(written)
+        if size > work.bytes and not rows:
+            raise TooLarge
+        if len(rows) >= work.rows or size > work.bytes:
+            more = True
+            break
+        rows.append(written)
+        if work.format == "csv":
+            writer.writerow([_cell(value) for value in plain])
+    if work.format == "csv":
+        return _result(columns, len(rows), more, file=text.getvalue())
+    return _result(columns, len(rows), more, rows)
+
+
+def _result(columns: Columns, count: int, more: bool, rows: Sequence[bytes] = (), file: str = "") -> Result:
+    head = msgspec.json.encode({"columns": columns, "count": count, "more": more, "file": file})
+    return Result(head[:-1] + b',"rows":[' + b",".join(rows) + b"]}")
+
+
+def _rows(found: Any) -> Iterator[Sequence[Any]]:
+    while some := found.fetchmany(_STEP):
+        yield from some
+
+
+def _parquet(found: Any, columns: Columns, work: Work) -> Result:
+    """A Parquet file, made in memory."""
+    pq = import_module("pyarrow.parquet")
+    reader = found.to_arrow_reader(10_000)
+    sink, rows, more = pa.BufferOutputStream(), 0, False
+    with cast("Any", pq).ParquetWriter(sink, reader.schema, compression="zstd") as writer:
+        for batch in reader:
+            more = rows + len(batch) > work.rows or sink.tell() > work.bytes
+            kept = batch.slice(0, work.rows - rows) if more else batch
+            writer.write_batch(kept)
+            rows += len(kept)
+            if more:
+                break
+    return _result(columns, rows, more, file=base64.b64encode(sink.getvalue().to_pybytes()).decode())
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: times as ISO texts, bytes as base64, what is no number as text."""
+    if value is None or isinstance(value, bool | int | str):
+        return str(value) if isinstance(value, int) and abs(value) >= 2**53 and not isinstance(value, bool) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in cast("Sequence[Any]", value)]
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _cell(value: Any) -> Any:
+    return msgspec.json.encode(value).decode() if isinstance(value, list | dict) else value
+
+
+def _brief(message: str, directory: str) -> str:
+    """What DuckDB says, without the paths of files."""
+    return message.replace(directory, "…").strip()[:2000]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,402 @@
+"""SQL over the tape: what it answers, and what it must not do: attacks that DuckDB lets pass by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from fakes.entries import body
+from fakes.process import ROOT
+
+from penstock.gateway.app import open_store
+from penstock.gateway.index.follower import Index
+from penstock.gateway.index.link import Link
+from penstock.gateway.index.sql import runner, sandbox
+from penstock.gateway.index.sql.questions import Failure, Format, Outcome, Result, Work
+from penstock.gateway.index.sql.runner import NotAnswered, Queries, outcome_of
+from penstock.gateway.index.sql.views import VIEWS
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.rollout import AttemptStatus, Judgement
+from penstock.gateway.model.rollout import Outcome as Ended
+from penstock.gateway.model.span import Usage
+from penstock.gateway.queue.operations import QueueOperations
+from penstock.gateway.store import Store
+from penstock.gateway.store.operation import Task
+from penstock.gateway.store.records import Entry
+
+pq: Any = import_module("pyarrow.parquet")
+"""It has no types."""
+T0 = 1_790_000_000_000_000_000
+ANSWER = {
+    "choices": [
+        {
+            "message": {
+                "role": "assistant",
+                "content": "I'll look.",
+                "tool_calls": [{"id": "c1", "function": {"name": "find", "arguments": '{"q": "Straße"}'}}],
+            }
+        }
+    ]
+}
+RELEASE = {name: None for name in ("release", "resource", "kind", "stable", "candidate", "stage", "reason", "author")}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, list[str]]]]:
+    """The index of a tape, some of it sealed, and its files."""
+    path = tmp_path_factory.mktemp("sql")
+    with open_store(path) as store:
+        _fill(store)
+        index = Index(store, path / "index", sealed=20)
+        assert index.follow(time.monotonic() + 60)
+        yield path / "index", index.files()
+        index.close()
+
+
+def _fill(store: Store) -> None:
+    asked = json.dumps({"messages": [{"role": "user", "content": "Find it"}]}).encode()
+    for number in range(50):
+        entry = Entry(
+            f"r{number % 5}", "a1", kind="llm", start_ns=T0 + number * 10**9, end_ns=T0 + number * 10**9 + 10**6,
+            status="error" if number % 10 == 0 else "ok", model=f"m{number % 2}", agent="planner", dialect="chat",
+            usage=Usage(input_tokens=10, output_tokens=number), tool_calls=1, versions={"p": "v1"},
+            body=body(asked, json.dumps(ANSWER).encode()),
+        )  # fmt: skip
+        store.write([entry])
+    spec = RolloutSpec(mode="train", group="g1", metadata={"tenant": {"plan": "pro"}})
+    said = [(Judgement(value=0.5, source="rule"), True)]
+    _operate(store, lambda tape: tape.hand_out("q1", spec, "gpu-1", 10**18, T0))
+    _operate(store, lambda tape: tape.finish(("q1", "a1"), None, AttemptStatus.SUCCEEDED, Ended(), said, T0 + 10**9))
+
+
+def _operate(store: Store, do: Callable[[QueueOperations], object]) -> None:
+    task: Task[Any] = Task(lambda transaction: do(QueueOperations(transaction)))
+    store.write([task])
+    assert task.refusal is None, task.refusal
+
+
+class Asking:
+    """Asks the index."""
+
+    def __init__(self, path: Path, files: dict[str, list[str]]) -> None:
+        self.path, self._files = path, files
+
+    def outcome(self, query: str, format: Format = "rows", rows: int = 100, seconds: float = 10.0) -> Outcome:
+        release = RELEASE | {
+            "release": "rel-1",
+            "split": 0.5,
+            "assigned": 3,
+            "counted": 2,
+            "created_ns": T0,
+            "changed_ns": T0,
+        }
+        work = Work(query, str(self.path), self._files, {"releases": [release]}, format, rows, 1 << 20, seconds, True)
+        return asyncio.run(outcome_of(work))
+
+    def answer(self, query: str, format: Format = "rows", rows: int = 100) -> Any:
+        found = self.outcome(query, format, rows)
+        assert isinstance(found, Result), found
+        return json.loads(found.json)
+
+    def refused(self, query: str) -> Failure:
+        found = self.outcome(query, seconds=3.0)
+        assert isinstance(found, Failure), found
+        return found
+
+
+@pytest.fixture
+def ask(made: tuple[Path, dict[str, list[str]]]) -> Asking:
+    return Asking(*made)
+
+
+@pytest.mark.parametrize(
+    ("query", "rows"),
+    [
+        ("select count(*), sum(output_tokens) from spans where kind = 'llm'", [[50, 1225]]),
+        ("select model, count(*) from spans where status = 'error' group by 1 order by 1", [["m0", 5]]),
+        ("select started, duration_ms, versions, tools from spans order by span limit 1",
+         [["2026-09-21T14:13:20", 1.0, ["p@v1"], ["find"]]]),
+        ("select role, part, count(*) from messages group by all order by 1, 2",
+         [["assistant", "text", 50], ["assistant", "tool_call", 50], ["user", "text", 50]]),
+        ("select distinct tool, arguments, run, id from tool_calls", [["find", '{"q": "Straße"}', False, "c1"]]),
+        ("select text from messages where part = 'tool_call' limit 1", [['find({"q": "Straße"})']]),
+        ("select task, mode, status, reward, metadata['tenant.plan'] from rollouts where rollout = 'q1'",
+         [["g1", "train", "succeeded", 0.5, "pro"]]),
+        ("select count(*) from rollouts", [[6]]),
+        ("select worker, status from attempts where rollout = 'q1'", [["gpu-1", "succeeded"]]),
+        ("select rollout, value, source, trusted from rewards", [["q1", 0.5, "rule", True]]),
+        ("select release, split, created from releases", [["rel-1", 0.5, "2026-09-21T14:13:20"]]),
+        ("select count(*) from runs", [[0]]),
+        ("select 1 as x -- and a comment", [[1]]),
+        ("with m as (select model from spans) select count(*) from m;", [[50 + 1]]),
+        ("with recursive n as (select 1 as i union all select i + 1 from n where i < 4) select max(i) from n", [[4]]),
+        ("select 'NaN'::double, 9007199254740993, 'a'::blob, {'a': [1, null]}, null",
+         [["nan", "9007199254740993", "YQ==", {"a": [1, None]}, None]]),
+    ],
+)  # fmt: skip
+def test_it_answers(ask: Asking, query: str, rows: list[list[Any]]) -> None:
+    assert ask.answer(query)["rows"] == rows
+
+
+def test_every_view_has_the_columns_that_it_says(ask: Asking) -> None:
+    for name, view in VIEWS.items():
+        found = {row[0]: row[1].lower() for row in ask.answer(f"describe {name}")["rows"]}
+        assert found == {column: one.type for column, one in view.columns.items()}, name
+    assert [row[0] for row in ask.answer("show tables")["rows"]] == sorted(VIEWS)
+
+
+def test_an_index_of_nothing_has_empty_views() -> None:
+    work = Work("select count(*) from messages", "/usr", {}, {}, "rows", 10, 1 << 20, 10, True)
+    found = asyncio.run(outcome_of(work))
+    assert isinstance(found, Result), found
+    assert json.loads(found.json)["rows"] == [[0]]
+
+
+def test_rows_are_bounded_and_it_says_so(ask: Asking) -> None:
+    found = ask.answer("select span from spans order by span", rows=7)
+    assert (found["count"], found["more"], len(found["rows"])) == (7, True, 7)
+    assert not ask.answer("select span from spans", rows=51)["more"]
+    large = ask.answer("select repeat('x', 300000) from range(100)")
+    assert (large["count"], large["more"]) == (3, True)
+    assert ask.refused("select repeat('x', 3000000)").kind == "too_large"
+
+
+def test_rows_as_csv_and_as_parquet(ask: Asking) -> None:
+    query = "select agent, tools, count(*) as n from spans where kind = 'llm' group by all"
+    assert ask.answer(query, "csv")["file"] == 'agent,tools,n\r\nplanner,"[""find""]",50\r\n'
+    found = ask.answer(query, "parquet")
+    table = pq.read_table(io.BytesIO(base64.b64decode(found["file"])))
+    assert table.to_pylist() == [{"agent": "planner", "tools": ["find"], "n": 50}]
+    some = ask.answer("select span from spans", "parquet", rows=9)
+    assert (some["count"], some["more"]) == (9, True)
+    assert pq.read_table(io.BytesIO(base64.b64decode(some["file"]))).num_rows == 9
+
+
+# -- what it must not do -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "copy spans to '/tmp/x.csv'",
+        "with x as (copy (select 1) to '/tmp/x.csv') select 1",
+        "with x as (insert into spans values (1)) select 1",
+        "insert into spans select * from spans",
+        "update releases set stage = 'stable'",
+        "delete from releases",
+        "drop view spans",
+        "create table t as select 1",
+        "create view v as select 1",
+        "attach '/tmp/x.db'",
+        "export database '/tmp/x'",
+        "install httpfs",
+        "load httpfs",
+        "set memory_limit = '100GB'",
+        "pragma database_list",
+        "call duckdb_settings()",
+        "begin",
+        "checkpoint",
+        "select 1; select 2",
+        "select 1; copy spans to '/tmp/x.csv'",
+        "select * from read_text('/etc/passwd')",
+        "select * from read_csv('/etc/passwd')",
+        "select * from read_blob('/proc/self/environ')",
+        "select * from glob('/*')",
+        "select * from '/etc/passwd'",
+        "select * from 'https://example.com/x.parquet'",
+        "select * from read_parquet('s3://bucket/x')",
+        "from parquet_metadata('x')",
+        "select * from duckdb_settings()",
+        "select * from duckdb_databases()",
+        "select * from information_schema.tables",
+        "select * from pg_catalog.pg_tables",
+        "select * from query('select 1')",
+        "select * from query_table('spans')",
+        "select * from sqlite_master",
+        "select * from (select * from read_text('/etc/passwd'))",
+        "select (select content from read_text('/etc/passwd'))",
+        "with x as (from read_text('/etc/passwd')) from x",
+        "select * from spans, lateral (select * from glob('/*'))",
+        "select * from spans where model in (select file from glob('/*'))",
+        "describe select * from '/etc/passwd'",
+        "summarize '/etc/passwd'",
+        "select current_setting('temp_directory')",
+        "select getvariable('x')",
+        "explain analyze select * from spans",
+        "",
+        ";",
+    ],
+)
+def test_what_is_no_reading_of_the_views_is_refused(ask: Asking, query: str) -> None:
+    before = sorted(ask.path.rglob("*"))
+    found = ask.refused(query)
+    assert found.kind == "query"
+    assert str(ask.path) not in found.reason
+    assert sorted(ask.path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select list_sort(range(500000000))[1]",
+        "select format('{:>2000000000}', 'x')",
+        "select repeat('x', 2000000000)",
+        "select length(repeat(model, 1000000000)) from spans",
+        "select string_agg(repeat('x', 10000000), '') from range(1000)",
+        "select count(distinct a.range * b.range) from range(100000) a, range(100000) b",
+        "with recursive n as (select 1 as i union all select i + 1 from n) select count(*) from n",
+        "select sum(a.range + b.range + c.range) from range(100000) a, range(100000) b, range(100000) c",
+        f"select {'(' * 3000}1{')' * 3000}",
+        "select " + "+".join(["1"] * 20_000),
+        "select list_transform(range(100000000), x -> x::varchar)",
+        "select regexp_matches(repeat('a', 50000000), '(a*)*b')",
+    ],
+)
+def test_a_bomb_ends_soon_and_takes_little(ask: Asking, query: str) -> None:
+    began = time.monotonic()
+    found = ask.outcome(query, seconds=1.0)
+    assert isinstance(found, Failure) or len(found.json) < 1 << 20
+    assert time.monotonic() - began < 1.0 + runner.START_S + 5
+
+
+def alone(path: Path, code: str) -> str:
+    """What Python says in a process that has given its rights up, with an open DuckDB."""
+    script = f"""
+        import duckdb, socket, os, subprocess
+        from pathlib import Path
+        from penstock.gateway.index.sql import sandbox
+        sandbox.limit(10)
+        sandbox.enclose(Path({str(path)!r}))
+        duck = duckdb.connect()
+        try:
+            print("did", {code})
+        except Exception as error:
+            print("refused", type(error).__name__)
+    """
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True, check=False, env=env)
+    return done.stdout.strip() or f"died {done.returncode} {done.stderr[-300:]}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "duck.execute(\"copy (select 1) to '{}/x.csv'\")",
+        "duck.execute(\"copy (select 1) to '{}/spans.parquet' (format parquet)\")",
+        "duck.execute(\"attach '{}/x.db'\")",
+        "duck.execute(\"export database '{}/x'\")",
+        "duck.execute(\"select * from read_text('/etc/passwd')\").fetchall()",
+        "duck.execute(\"select * from read_text('/proc/self/environ')\").fetchall()",
+        "duck.execute(\"select * from read_text('/proc/1/status')\").fetchall()",
+        "duck.execute(\"set temp_directory = '/tmp'\") and duck.execute(\"copy (select 1) to '/tmp/x.csv'\")",
+        "open('/etc/passwd').read()",
+        "open('{}/x', 'w')",
+        "os.listdir('/')",
+        "os.unlink('{}/manifest.json')",
+        "os.rename('{}/lock', '{}/lock2')",
+        "os.truncate('{}/lock', 5)",
+        "os.mkdir('{}/x')",
+        "os.symlink('/etc/passwd', '{}/x')",
+        "subprocess.run(['/bin/true'])",
+        "socket.create_connection(('127.0.0.1', 9))",
+    ],
+)
+def test_the_sandbox_holds_by_itself(made: tuple[Path, dict[str, list[str]]], code: str) -> None:
+    path = made[0]
+    before = {it: it.stat().st_size for it in sorted(path.rglob("*"))}
+    said = alone(path, code.replace("{}", str(path)))
+    assert said.startswith("refused "), said
+    if "create_connection" in code:
+        assert said == "refused PermissionError"
+    assert {it: it.stat().st_size for it in sorted(path.rglob("*"))} == before
+
+
+def test_the_sandbox_lets_the_index_be_read(made: tuple[Path, dict[str, list[str]]]) -> None:
+    path, files = made
+    assert (
+        alone(path, f'duck.execute("select count(*) from read_parquet({files["spans"]})").fetchall()') == "did [(51,)]"
+    )
+
+
+def test_it_may_not_have_much(made: tuple[Path, dict[str, list[str]]]) -> None:
+    assert alone(made[0], f"len(bytearray({sandbox.MEMORY_BYTES}))") == "refused MemoryError"
+
+
+def test_without_landlock_it_is_refused_unless_an_operator_has_asked_for_it(
+    made: tuple[Path, dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "from penstock.gateway.index.sql import child, sandbox; sandbox.version = lambda: 0; child.main()"
+    monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", code))
+    path, files = made
+    link = Link(path.parent, "always", lambda: 0)
+    monkeypatch.setattr(link, "files", lambda: files)
+
+    async def run(kind: runner.Sandbox) -> bytes:
+        return await Queries(link, path, kind).run("select count(*) from spans", "rows", 10, 10, {})
+
+    with pytest.raises(NotAnswered, match=r"this kernel has no Landlock.*\[index\] sql = \"none\" lets it") as refused:
+        asyncio.run(run("landlock"))
+    assert refused.value.status == 409
+    assert json.loads(asyncio.run(run("none")))["rows"] == [[51]]
+    with pytest.raises(NotAnswered, match="SQL is turned off"):
+        asyncio.run(run("off"))
+
+
+def test_a_process_that_dies_or_babbles_is_no_answer(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    for code in ("import os; os.kill(os.getpid(), 9)", "print('x' * 100)", "while True: print('x' * 1_000_000)"):
+        monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", code))
+        assert ask.refused("select 1").kind == "memory"
+
+
+def test_what_was_not_asked_for_is_not_there(monkeypatch: pytest.MonkeyPatch, ask: Asking) -> None:
+    """No key of the gateway's environment is in that of the process."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    code = "import os, sys; sys.stdout.write(repr(sorted(os.environ)))"
+    monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", code))
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "OPENAI_API_KEY" in process.stdout
+    seen: list[bytes] = []
+    decode = runner.msgspec.msgpack.decode
+
+    def kept(data: bytes, **more: Any) -> Any:
+        seen.append(data)
+        return decode(data, **more)
+
+    monkeypatch.setattr(runner.msgspec.msgpack, "decode", kept)
+    ask.refused("select 1")
+    assert not re.search(rb"KEY|TOKEN|SECRET", b"".join(seen))
+
+
+# -- the documentation -------------------------------------------------------------------------------------------------
+
+DOCS = (ROOT / "docs" / "sql.md").read_text()
+
+
+def test_the_documentation_has_every_view_and_column() -> None:
+    wanted = "\n".join(
+        f"### {name}\n\n{view.help}\n\n| column | type | what it is |\n|---|---|---|\n"
+        + "".join(f"| `{column}` | `{one.type}` | {one.help} |\n" for column, one in view.columns.items())
+        for name, view in VIEWS.items()
+    )
+    assert DOCS.partition("all of them. Times are UTC.\n\n")[2] == wanted
+
+
+def test_the_queries_of_the_documentation_are_answered(ask: Asking) -> None:
+    block = DOCS.partition("```sql\n")[2].partition("```")[0]
+    queries = [query for query in block.split(";") if query.strip()]
+    assert len(queries) == 4
+    for query in queries:
+        assert ask.answer(query)["columns"], query
