@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.sql import SqlAnswer
 
+Query = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
+"""A hyphen alone is standard input."""
 Output = Annotated[Path | None, Parameter(name=["--output", "-o"])]
 
 
 def sql(
-    query: str | None = None,
+    query: Query = None,
     /,
     *,
     format: Literal["csv", "parquet"] | None = None,
