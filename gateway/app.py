@@ -49,6 +49,7 @@ from penstock.gateway.mcp.wrapped.ingest import Wrapped
 from penstock.gateway.mcp.wrapped.ingest import add_to as add_wrapped
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
+from penstock.gateway.model.prices import BUILTIN, Prices
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import Questions
@@ -173,7 +174,7 @@ class Gateway:
         self._wanted = WantedHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
         self._make_releases()
         self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
-        self.index = Link(config.data, config.index.when, lambda: self.feed.cursor)
+        self.index = Link(config.data, config.index.when, lambda: self.feed.cursor, prices=config.prices or BUILTIN)
         self.webhooks = Webhooks(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
         self._make_control()
         self._exporter = self._make_exporter()
@@ -217,7 +218,8 @@ class Gateway:
         context = Control(
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
             self.state, self.definitions, self.audit_log, self.webhooks, self.questions, Policy(self.config.policy),
-            self.index, Queries(self.index, self.config.data / "index", self.config.index.sql), self.config.route,
+            self.index, Queries(self.index, self.config.data / "index", self.config.index.sql),
+            Prices(self.config.prices), self.config.route,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)

@@ -237,6 +237,8 @@ class Config(Section):
     """Whether rewards that agents give themselves, with their own tokens, are trained on."""
     quiet_seconds: float = Field(default=1800.0, gt=0, le=LONGEST_S)
     """Seconds without a call or an event after which an attempt that no worker has claimed has ended."""
+    prices: Path | None = Field(default=None, strict=False)
+    """File with the prices of models (`penstock prices`); a list of its own where it is not given."""
     limits: Limits = Limits()
     tape: Tape = Tape()
     index: Index = Index()

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Final
+from math import ceil
+from typing import Any, Final
 
 from aiohttp import web
 from pydantic import Field
 
+from penstock.gateway.api.contents import contents
 from penstock.gateway.api.context import CONTROL
 from penstock.gateway.api.guard import answer, query_of
 from penstock.gateway.api.openapi import Route
@@ -29,10 +31,12 @@ from penstock.gateway.index.questions import Sum
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.breakdown import Breakdown, BreakdownRow
 from penstock.gateway.model.grouping import By
+from penstock.gateway.model.prices import Prices, Tokens
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Rollout, RolloutSummary, Totals
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.span import Span, Usage
 
+QUARTILES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 SCANNED: Final = 20_000
 """The newest spans that are looked at without an index."""
 
@@ -53,13 +57,18 @@ async def get_breakdown(request: web.Request) -> web.Response:
     Sums are over the whole tape where there is an index, else over its newest spans: `complete` says which."""
     control, asked, now_ns = request.app[CONTROL], query_of(request, BreakdownQuery), time.time_ns()
     query = parse(asked.filter, "spans", now_ns)
-    index = None if query.needs_bodies else control.index
+    index = None if query.on_bodies else control.index
     if index is not None:
         question = Sum(asked.by, asked.filter, now_ns, asked.limit)
         if (found := await asyncio.to_thread(index.sum, question)) is not None:
-            return answer(found)
-    most = SCAN_BODIES if query.needs_bodies else SCANNED
-    return answer(await asyncio.to_thread(scanned, control.tape, asked.by, query, most, asked.limit))
+            rows = [BreakdownRow.model_validate(row) for row in found.rows]
+            return answer(_priced(control.prices, by=asked.by, rows=rows, more=found.values - len(rows), complete=True))
+    most = SCAN_BODIES if query.needs_bodies or asked.by == "tool" else SCANNED
+    return answer(await asyncio.to_thread(scanned, control.tape, asked.by, query, most, asked.limit, control.prices))
+
+
+def _priced(prices: Prices, **found: Any) -> Breakdown:
+    return Breakdown(currency=prices.file.currency, prices_as_of=prices.file.as_of, **found)
 
 
 @dataclass(slots=True)
@@ -69,10 +78,13 @@ class _Group:
     totals: Totals = field(default_factory=Totals)
     durations: list[int] = field(default_factory=list[int])
     rollouts: set[str] = field(default_factory=set[str])
+    costs: list[float] = field(default_factory=list[float])
+    unpriced: int = 0
 
 
-def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000) -> Breakdown:
+def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000, prices: Prices | None = None) -> Breakdown:
     """The same by a scan of the newest spans."""
+    prices, tools = prices or Prices(), contents(tape).tools
     wanted, groups = span_filter(tape, query), defaultdict[str, _Group](_Group)
     rollout = lru_cache(maxsize=4096)(partial(summary_of, tape))
     answered, looked_at = Answered(), 0
@@ -82,29 +94,56 @@ def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000) -> B
         if span.kind != "llm" or own(span) or span.duration_ns is None:
             continue
         settled = answered.settles(span)
-        for value in _values(by, span, rollout) if wanted(span) else ():
+        usage = span.usage or Usage()
+        tokens = Tokens(usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens)
+        cost = prices.cost(span.model_served, span.model, span.start_ns, tokens)
+        values = _values(by, span, rollout, tools) if wanted(span) else ()
+        for value in values:
             group = groups[value]
             count_call(group.totals, span, settled)
             group.durations.append(span.duration_ns)
             group.rollouts.add(span.rollout)
+            group.costs += [] if cost is None else [cost]
+            group.unpriced += cost is None and tokens[:2] != (None, None)
     rows = [_row(value, group, rollout) for value, group in groups.items()]
     rows.sort(key=lambda row: (-row.calls, row.value))
     complete = looked_at <= most
-    return Breakdown(
-        by=by, rows=rows[:limit], more=max(0, len(rows) - limit), complete=complete,
+    return _priced(
+        prices, by=by, rows=rows[:limit], more=max(0, len(rows) - limit), complete=complete,
         looked_at=None if complete else most,
     )  # fmt: skip
 
 
 def _row(value: str, group: _Group, rollout: Callable[[str], RolloutSummary | None]) -> BreakdownRow:
-    found = [one.reward for name in group.rollouts if (one := rollout(name)) is not None and one.reward is not None]
+    found = sorted(
+        one.reward for name in group.rollouts if (one := rollout(name)) is not None and one.reward is not None
+    )
+    quartiles = [found[_place(share, len(found))] for share in QUARTILES] if found else None
     sums = dict(group.totals) | latencies(group.durations)
     mean = sum(found) / len(found) if found else None
-    return BreakdownRow(value=value, rollouts=len(group.rollouts), rewarded=len(found), reward=mean, **sums)
+    return BreakdownRow(
+        value=value,
+        rollouts=len(group.rollouts),
+        rewarded=len(found),
+        reward=mean,
+        reward_quartiles=quartiles,
+        cost=sum(group.costs) if group.costs else None,
+        unpriced=group.unpriced,
+        **sums,
+    )
 
 
-def _values(by: By, span: Span, rollout: Callable[[str], Rollout | None]) -> Sequence[str]:
+def _place(share: float, count: int) -> int:
+    """Where a quantile is among so many ordered values, as DuckDB's `quantile_disc` has it."""
+    return max(0, ceil(share * count) - 1)
+
+
+def _values(
+    by: By, span: Span, rollout: Callable[[str], Rollout | None], tools: Callable[[Span], Sequence[str]]
+) -> Sequence[str]:
     """What a call is put under: one value, or each of several."""
+    if by == "tool":
+        return list(dict.fromkeys(tools(span))) or [""]
     if by == "version":
         return released(span.versions) or [""]
     if by == "arm":

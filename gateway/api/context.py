@@ -17,6 +17,7 @@ from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.index.link import Link
 from penstock.gateway.index.sql.runner import Queries
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import Questions
 from penstock.gateway.queue.dispatcher import Dispatcher
@@ -61,6 +62,8 @@ class Control:
     """What finds rows without a scan."""
     queries: Queries | None = None
     """What answers SQL."""
+    prices: Prices = field(default_factory=Prices)
+    """What calls cost."""
     routes: Sequence[Route] = ()
     """Which upstreams serve a model, as configured."""
     keep_alive_s: float = 15.0

@@ -52,6 +52,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.gateway.cli.reading:show_rollout",
         "Show a rollout as a tree: attempts, calls, and what each call added to the conversation.",
     ),
+    "prices": Command("penstock.gateway.cli.prices:prices", "Show the prices of models that costs are computed with."),
     "sql": Command("penstock.gateway.cli.sql:sql", "Ask the tape by SQL: one SELECT, in DuckDB's SQL."),
     "stats": Command(
         "penstock.gateway.cli.reading:stats",

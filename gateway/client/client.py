@@ -36,6 +36,7 @@ from penstock.gateway.model.answers import (
     ChangePage,
     Diagnosis,
     FilterFields,
+    PriceList,
     RolloutPage,
     SpanDetail,
     SpanPage,
@@ -130,6 +131,10 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         params = {"text": text, "filter": filter or None, "words": "true" if words else None}
         async for found in self.rows("/api/search", SearchPage, params, limit, lambda page: page.rows):
             yield found
+
+    async def prices(self) -> PriceList:
+        """What models cost, as the gateway has it."""
+        return await self.get("/api/prices", PriceList)
 
     async def rollout(self, rollout: str) -> RolloutSummary:
         """One rollout."""

@@ -104,6 +104,7 @@ class SyncClient:
     filter_fields = _waited(Client.filter_fields)
     spans = _waited(Client.spans)
     recent_spans = _waited(Client.recent_spans)
+    prices = _waited(Client.prices)
     search = _waited(Client.search)
     rollout = _waited(Client.rollout)
     diagnosis = _waited(Client.diagnosis)

@@ -15,15 +15,25 @@ def breakdown(found: Breakdown) -> Group:
     """A row for each value, and what the sums are over."""
     listing = Listing(
         Column(found.by, narrows="cut", least=12), figure("calls"), figure("errors", 6), figure("cancelled", 1),
-        figure("tokens", 7), figure("tools", 2), figure("median", 4), figure("p95", 5), figure("rollouts", 3),
-        figure("reward"),
+        figure("tokens", 7), figure("cost", 8), figure("tools", 2), figure("median", 4), figure("p95", 5),
+        figure("rollouts", 3), figure("reward"),
     )  # fmt: skip
     for row in found.rows:
         listing.add_row(
-            plain(row.value), f"{row.calls:,}", f"{row.errors:,}", f"{row.cancelled:,}", sums(row),
+            plain(row.value), f"{row.calls:,}", f"{row.errors:,}", f"{row.cancelled:,}", sums(row), money(row.cost),
             f"{row.tool_calls:,}", duration(row.median_ns), duration(row.p95_ns), f"{row.rollouts:,}",
             number(row.reward),
         )  # fmt: skip
     over = "the whole tape" if found.complete else f"the newest {found.looked_at:,} spans"
-    more = [Text(f"{found.more:,} more values; a filter leaves out some.")] if found.more else []
-    return Group(Text(f"Sums over {over}; reward is the mean of rollouts that have one."), listing, *more)
+    said = [Text(f"{found.more:,} more values; a filter leaves out some.")] if found.more else []
+    if unpriced := sum(row.unpriced for row in found.rows):
+        said.append(Text(f"In no cost: {unpriced:,} calls of models without a price (penstock prices)."))
+    head = f"Sums over {over}; reward is the mean of rollouts that have one, cost is in {found.currency}."
+    return Group(Text(head), listing, *said)
+
+
+def money(amount: float | None) -> str:
+    """An amount with the digits that tell something."""
+    if amount is None:
+        return ""
+    return f"{amount:,.2f}" if amount >= 0.995 or not amount else f"{amount:.3g}"

@@ -25,6 +25,7 @@ from penstock.gateway.index.snapshots import Files, Snapshots
 from penstock.gateway.index.sums import summed
 from penstock.gateway.index.tables import DAMAGED, Tables
 from penstock.gateway.index.texts import Hits, Needle, Texts, joined
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store, codec, keys
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.view import View
@@ -41,13 +42,16 @@ _log = logging.getLogger("penstock.index")
 class Index:
     """A tape's index. Everything it raises of DuckDB means that it is damaged: `rebuild`."""
 
-    def __init__(self, store: Store, path: Path, sealed: int = SEALED) -> None:
-        """Opens what is there, where it is whole and of this tape. Raises `Held`."""
-        self._store, self._sealed = store, sealed
+    def __init__(self, store: Store, path: Path, sealed: int = SEALED, prices: Prices | None = None) -> None:
+        """Opens what is there, where it is whole, of this tape and of these prices. Raises `Held`."""
+        self._store, self._sealed, self._prices = store, sealed, prices or Prices()
         self._segments = Segments(path)
         manifest = self._segments.load()
         if not self._of_this_tape(manifest):
             _log.info("the index in %s is of another tape, or of an older state of it: it is made anew", path)
+            manifest = Manifest()
+        if manifest.cursor and manifest.prices != self._prices.digest:
+            _log.info("prices have changed: the index in %s is made anew", path)
             manifest = Manifest()
         try:
             self._open(manifest)
@@ -145,7 +149,7 @@ class Index:
             head = Head(view, key[:length], key[length:])
             passages, number = self._passages.read(view, head), self._rollouts.number(view, rollout)
             self._texts.add(at, (head.rollout, head.attempt, head.sequence), passages)
-            spans.append(span_row(head, at, number, head.tools(passages)))
+            spans.append(span_row(head, at, number, head.tools(passages), self._prices))
             if self._running.pop(key[:length], None) is not None:
                 self._running_changed = True
         elif kind == b"o":
@@ -205,14 +209,16 @@ class Index:
                     gone.append(key)
                 else:
                     head = Head(view, key, codec.unpack_open(stored)[0])
-                    rows.append(span_row(head, at, self._rollouts.number(view, head.rollout), head.tools(())))
+                    rows.append(
+                        span_row(head, at, self._rollouts.number(view, head.rollout), head.tools(()), self._prices)
+                    )
         return rows, gone
 
     def _seal(self) -> None:
         mark = self._mark(self.cursor)
         files = [*self._tables.seal(self.cursor), *self._texts.seal(self.cursor)]
         running = tuple((at, key.hex()) for key, at in self._running.items())
-        self._segments.commit(Manifest(self.cursor, mark, running, (*self._tables.files, *files)))
+        self._segments.commit(Manifest(self.cursor, mark, running, (*self._tables.files, *files), self._prices.digest))
         self._tables.sealed(files)
         self._texts.sealed(files)
         self._sealed_cursor = self.cursor

@@ -37,8 +37,8 @@ from penstock.gateway.index.questions import (
     Summed,
 )
 from penstock.gateway.index.segments import NEAR, SEALED
-from penstock.gateway.model.breakdown import Breakdown, BreakdownRow
 from penstock.gateway.model.index import IndexStatus, IndexView
+from penstock.gateway.model.prices import BUILTIN
 
 When = Literal["large", "always", "never"]
 LARGE: Final = 20_000
@@ -69,9 +69,11 @@ _log = logging.getLogger("penstock.index")
 class Link:
     """One index process, or none. Thread-safe."""
 
-    def __init__(self, path: Path, when: When, newest: Callable[[], int], sealed: int = SEALED) -> None:
-        """`newest`: the last change of the tape; called from any thread."""
-        self._path, self._when, self._newest, self._sealed = path, when, newest, sealed
+    def __init__(
+        self, path: Path, when: When, newest: Callable[[], int], sealed: int = SEALED, prices: Path = BUILTIN
+    ) -> None:
+        """`newest`: the last change of the tape; called from any thread. `prices`: the file of prices."""
+        self._path, self._when, self._newest, self._sealed, self._prices = path, when, newest, sealed, prices
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: Connection
@@ -114,7 +116,7 @@ class Link:
         for side in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, side, struct.pack("ll", *divmod(int(PATIENCE_S * 1e6), 1_000_000)))
         command = [sys.executable, "-P", "-m", "penstock.gateway.index.process"]
-        command += [str(self._path), str(theirs.fileno()), str(self._sealed)]
+        command += [str(self._path), str(theirs.fileno()), str(self._sealed), str(self._prices)]
         with ours, theirs:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
             self._asked, self._ready = Connection(ours.detach()), False
@@ -133,13 +135,10 @@ class Link:
         answer = self._ask_if_near(asked)
         return answer if isinstance(answer, Found) else None
 
-    def sum(self, asked: Sum) -> Breakdown | None:
+    def sum(self, asked: Sum) -> Summed | None:
         """What the calls of a filter come to; None: scan."""
         answer = self._ask_if_near(asked)
-        if not isinstance(answer, Summed):
-            return None
-        rows = [BreakdownRow.model_validate(row) for row in answer.rows]
-        return Breakdown(by=asked.by, rows=rows, more=answer.values - len(rows), complete=True)
+        return answer if isinstance(answer, Summed) else None
 
     def files(self) -> dict[str, list[str]] | str:
         """Files that have all that is in the index, by table; or why there are none. Whoever asks wants an index, also

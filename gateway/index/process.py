@@ -1,4 +1,4 @@
-"""The process of the index: `python -m penstock.gateway.index.process DATA DESCRIPTOR ROWS`, started by `index.link`.
+"""The process of the index: `python -m penstock.gateway.index.process DATA DESCRIPTOR ROWS PRICES`; `link` starts it.
 
 It follows the tape and answers what comes over one socket, one question at a time. It ends when the other side is
 closed, so also when its gateway was killed. It is nice: calls are served first.
@@ -22,6 +22,7 @@ from penstock.gateway.index.follower import Index
 from penstock.gateway.index.questions import Answer, Behind, Failed, Find, List, Listed, Question, Rebuild, Status, Sum
 from penstock.gateway.index.segments import NEAR, Held
 from penstock.gateway.index.tables import DAMAGED, UNREADABLE
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 
@@ -123,13 +124,13 @@ class Answering:
         return self._index.find(question) if isinstance(question, Find) else self._index.sum(question)
 
 
-def main(path: Path, descriptor: int, sealed: int) -> None:
+def main(path: Path, descriptor: int, sealed: int, prices: Path) -> None:
     """Runs until the other side is closed."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     os.nice(NICE)
     asked = Connection(descriptor)
     with Store(path, readonly=True) as store:
-        index = _opened(store, path / "index", sealed)
+        index = _opened(store, path / "index", sealed, Prices(prices))
         try:
             Answering(index, asked).run()
         except (EOFError, ConnectionError):
@@ -138,11 +139,11 @@ def main(path: Path, descriptor: int, sealed: int) -> None:
             index.close()
 
 
-def _opened(store: Store, path: Path, sealed: int) -> Index:
+def _opened(store: Store, path: Path, sealed: int, prices: Prices) -> Index:
     until = time.monotonic() + HELD_S
     while True:
         try:
-            return Index(store, path, sealed)
+            return Index(store, path, sealed, prices)
         except Held:
             if time.monotonic() > until:
                 raise
@@ -152,4 +153,4 @@ def _opened(store: Store, path: Path, sealed: int) -> Index:
 if __name__ == "__main__":
     # A terminal's Ctrl-C is for the gateway, which then closes the other side.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

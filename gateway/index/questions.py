@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -50,7 +50,7 @@ class Sum(msgspec.Struct, tag=True, frozen=True):
 class Summed(msgspec.Struct, tag=True, frozen=True):
     """A row for each value, as `Breakdown` has them."""
 
-    rows: list[dict[str, str | int | float | None]]
+    rows: list[dict[str, Any]]
     values: int
     """How many there are."""
 

@@ -17,6 +17,7 @@ from penstock.gateway.filters.fields import released
 from penstock.gateway.model.attributes import AMBIGUOUS, REPLAY_OF, SHADOW_OF, TOOL
 from penstock.gateway.model.lifecycle import claimed
 from penstock.gateway.model.passage import Passage
+from penstock.gateway.model.prices import Prices, Tokens
 from penstock.gateway.model.release_calls import rehearsed
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span, Usage
@@ -32,7 +33,7 @@ COLUMNS: Final = {
         "http_status": "integer", "error": "varchar", "model": "varchar", "model_served": "varchar",
         "stream": "boolean", "finish": "varchar", "input_tokens": "bigint", "output_tokens": "bigint",
         "cached_tokens": "bigint", "cache_write_tokens": "bigint", "reasoning_tokens": "bigint",
-        "tool_calls": "integer", "choices": "integer", "agent": "varchar", "request_bytes": "bigint",
+        "cost": "double", "tool_calls": "integer", "choices": "integer", "agent": "varchar", "request_bytes": "bigint",
         "response_bytes": "bigint", "truncated": "boolean", "retry_of": "bigint", "versions": "varchar[]",
         "arm": "varchar", "tools": "varchar[]", "ambiguous": "boolean", "of_release": "boolean", "uncounted": "boolean",
         "reward": "double", "reward_source": "varchar", "reward_trusted": "boolean",
@@ -126,7 +127,7 @@ class Head:
         return tools_called(passages) if self.own[_AT["tool_calls"]] else []
 
 
-def span_row(head: Head, cursor: int, number: int, tools: list[str]) -> Row:
+def span_row(head: Head, cursor: int, number: int, tools: list[str], prices: Prices) -> Row:
     """A span's row. `number`: its rollout's."""
     style, own, attributes = head.style, head.own, head.attributes
     usage: list[int | None] = own[_AT["usage"]] or []
@@ -135,11 +136,13 @@ def span_row(head: Head, cursor: int, number: int, tools: list[str]) -> Row:
     is_reward = kind == "reward"
     versions = own[_AT["versions"]]
     shown = {name: style[at] for name, at in _SHOWN.items()}
+    tokens = Tokens(*usage[:4])
+    cost = prices.cost(shown["model_served"], shown["model"], start, tokens) if kind == "llm" else None
     return (
         cursor, number, head.rollout, head.attempt, head.sequence, kind, shown["name"], style[_STATUS], start,
         own[_AT["end_ns"]], own[_AT["first_byte_ns"]], style[_DIALECT], shown["path"], style[_UPSTREAM], style[_HTTP],
         style[_ERROR], shown["model"], shown["model_served"], shown["stream"], shown["finish"], *usage,
-        own[_AT["tool_calls"]], shown["choices"], shown["agent"], own[_AT["request_bytes"]],
+        cost, own[_AT["tool_calls"]], shown["choices"], shown["agent"], own[_AT["request_bytes"]],
         own[_AT["response_bytes"]], shown["truncated"], own[_AT["retry_of"]],
         None if versions is None else released(versions), own[_AT["arm"]], tools, AMBIGUOUS in attributes,
         REPLAY_OF in attributes or SHADOW_OF in attributes or rehearsed(head.rollout),

@@ -22,7 +22,7 @@ SEALED: Final = 50_000
 """Rows of spans, or of rollouts that changed, that are sealed together."""
 NEAR: Final = 5_000
 """Changes that are read between a question and its answer; who is further behind does not answer."""
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the columns and of the manifest. An index of another one is made anew."""
 _MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20
@@ -48,6 +48,8 @@ class Manifest(msgspec.Struct, frozen=True):
     running: tuple[tuple[int, str], ...] = ()
     """(cursor, key in hex) of calls that had begun and not ended."""
     files: tuple[File, ...] = ()
+    prices: str = ""
+    """The list of prices that costs were computed with."""
     format: int = FORMAT
 
     def of(self, table: str) -> list[File]:

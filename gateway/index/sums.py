@@ -15,6 +15,7 @@ _DAY: Final = "strftime(make_timestamp(s.start_ns // 1000), '%Y-%m-%d{}')"
 _VALUES: Final[Mapping[By, str]] = {
     **{name: f"s.{name}" for name in ("agent", "upstream", "dialect", "status", "error", "finish")},
     "model": "coalesce(s.model, 'unknown')",
+    "tool": "unnest(case when len(s.tools) > 0 then list_distinct(s.tools) else [''] end)",
     "version": "unnest(case when len(s.versions) > 0 then s.versions else [''] end)",
     "arm": "unnest(string_split(coalesce(s.arm, ''), ','))",
     "hour": _DAY.format(" %H:00"),
@@ -30,12 +31,12 @@ _ANSWERED: Final = (
 )
 """The last answer that each attempt got. A refusal before it is none of its errors (`gateway.model.negotiation`)."""
 _COLUMNS: Final = (
-    "value", "calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted", "median_ns",
-    "p95_ns", "rollouts",
+    "value", "calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted", "cost",
+    "unpriced", "median_ns", "p95_ns", "rollouts",
 )  # fmt: skip
 
 
-def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, str | int | float | None]], int]:
+def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, Any]], int]:
     """(a row for each of so many values, the busiest first; how many values there are)."""
     condition = f"{_CALLS} and ({where.text})"
     [(refused,)] = ask(f"select count(*) from spans s where {_REFUSED} and {condition}", where.values)
@@ -43,22 +44,28 @@ def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, str
     answers = f" left join ({_ANSWERED}) d on d.number = s.number and d.attempt = s.attempt" if refused else ""
     calls = (
         f"select {_VALUES[by]} as value, s.number, s.status, s.duration_ns, s.input_tokens, s.output_tokens, "
-        f"s.tool_calls, s.uncounted, {settled} as settled from spans s{answers} where {condition}"
+        f"s.tool_calls, s.uncounted, s.cost, {settled} as settled from spans s{answers} where {condition}"
     )
     rows = ask(
         f"with c as ({calls}) select coalesce(value, '') as value, count(*) as calls, "
         "count(*) filter (status in ('error', 'interrupted') and not settled), "
         "count(*) filter (status = 'cancelled'), cast(coalesce(sum(input_tokens), 0) as bigint), "
         "cast(coalesce(sum(output_tokens), 0) as bigint), cast(sum(tool_calls) as bigint), "
-        "count(*) filter (uncounted), quantile_disc(duration_ns, 0.5), quantile_disc(duration_ns, 0.95), "
+        "count(*) filter (uncounted), sum(cost), "
+        "count(*) filter (cost is null and (input_tokens is not null or output_tokens is not null)), "
+        "quantile_disc(duration_ns, 0.5), quantile_disc(duration_ns, 0.95), "
         "count(distinct number) from c group by 1 order by calls desc, 1",
         where.values,
     )
     rewards = ask(
         f"with c as (select distinct {_VALUES[by]} as value, s.number from spans s where {condition}) "
-        "select coalesce(value, '') as v, count(r.reward), avg(r.reward) from c join rollouts r on r.number = c.number "
+        "select coalesce(value, '') as v, count(r.reward), avg(r.reward), "
+        "quantile_disc(r.reward, [0.0, 0.25, 0.5, 0.75, 1.0]) from c join rollouts r on r.number = c.number "
         "group by v",
         where.values,
     )
-    earned = {value: {"rewarded": count, "reward": mean} for value, count, mean in rewards}
+    earned = {
+        value: {"rewarded": count, "reward": mean, "reward_quartiles": quartiles}
+        for value, count, mean, quartiles in rewards
+    }
     return [dict(zip(_COLUMNS, row, strict=True)) | earned.get(row[0], {}) for row in rows[:limit]], len(rows)

@@ -8,6 +8,7 @@ long.
 from __future__ import annotations
 
 from base64 import b64encode
+from datetime import date
 from typing import Literal
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from penstock.gateway.model.audit import AuditEntry
 from penstock.gateway.model.base import Id, Kind, Noun
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Chunk, Exchange, Side
+from penstock.gateway.model.prices import Price
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, RewardSource, RolloutStatus, RolloutSummary, Totals
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolStats
@@ -166,6 +168,19 @@ class ModelStats(Totals):
     """Half of its finished calls took no longer; ns."""
     p95_ns: int | None = None
     """95 of 100 of its finished calls took no longer; ns."""
+
+
+class PriceList(Noun):
+    """What models cost."""
+
+    as_of: date
+    """The day by which the list was right."""
+    currency: str
+    """Of its numbers, which are for a million tokens."""
+    builtin: bool
+    """True for the list that comes with Penstock, false for one that penstock.toml names."""
+    prices: list[Price]
+    """In the order of the file."""
 
 
 class RewardStats(Noun):

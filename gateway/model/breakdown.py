@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 from pydantic import Field
 
 from penstock.gateway.model.answers import ModelStats
@@ -14,12 +16,18 @@ class BreakdownRow(ModelStats):
 
     value: str
     """What they have in common; empty where they have nothing there."""
+    cost: float | None = None
+    """What its calls cost by the list of prices; None where none of them has a price."""
+    unpriced: int = 0
+    """Calls whose tokens were counted and for whose model there is no price; they are in no cost."""
     rollouts: int = 0
     """Rollouts with such calls."""
     rewarded: int = 0
     """Those of them that have a reward."""
     reward: float | None = None
     """Mean reward of those."""
+    reward_quartiles: list[float] | None = None
+    """Their least reward, that below which a quarter of them is, the middle, three quarters, and the highest."""
 
 
 class Breakdown(Noun):
@@ -32,6 +40,10 @@ class Breakdown(Noun):
     """A row for each value."""
     more: int = 0
     """How many more values there are."""
+    currency: str = "USD"
+    """Of costs."""
+    prices_as_of: date
+    """The day by which the list of prices was right."""
     complete: bool
     """True when the sums are over the whole tape; else they are over its newest spans, because there is no index, it is
     behind, or the filter is about the bytes of calls."""

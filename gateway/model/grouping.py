@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 By = Literal[
-    "model", "agent", "upstream", "dialect", "status", "error", "finish", "version", "arm", "hour", "day", "mode",
-    "group", "origin",
+    "model", "agent", "tool", "upstream", "dialect", "status", "error", "finish", "version", "arm", "hour", "day",
+    "mode", "group", "origin",
 ]  # fmt: skip

@@ -144,6 +144,7 @@ WRONG = [
     ("tape", "on_record_failure = 1"),
     ("", "trust_agent_rewards = 1"),
     ("", "quiet_seconds = 0"),
+    ("", "prices = 7"),
     ("otlp", 'endpoint = "collector:4318"'),
     ("otlp", "wait = 301"),
     ("", "mcp = 1"),

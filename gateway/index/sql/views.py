@@ -112,6 +112,7 @@ VIEWS: Final[dict[str, View]] = {
             "cached_tokens": Column("bigint", "cached_tokens", "prompt tokens read from a cache"),
             "cache_write_tokens": Column("bigint", "cache_write_tokens", "prompt tokens written to a cache"),
             "reasoning_tokens": Column("bigint", "reasoning_tokens", "generated tokens of reasoning"),
+            "cost": Column("double", "cost", "by the list of prices; NULL where there is no price or no count"),
             "tool_calls": Column("integer", "tool_calls", "tool calls that the answer asked for"),
             "tools": Column("varchar[]", "tools", "their names; of a run of a tool its own"),
             "choices": Column("integer", "choices", "answers to the one request"),

@@ -72,11 +72,23 @@ def test_the_busiest_values_come_first_and_the_others_are_counted(tape: MemoryTa
     assert ([row.value for row in found.rows], found.more) == (["a"], 1)
 
 
+def test_costs_are_summed_and_calls_without_a_price_are_counted() -> None:
+    tape, millions = MemoryTape(), Usage(input_tokens=1_000_000, output_tokens=500_000)
+    tape.add(call(1, agent="a", model="gpt-4o", usage=millions))
+    tape.add(call(2, agent="a", model="alias", model_served="gpt-4o-mini-2024-07-18", usage=millions))
+    tape.add(call(3, agent="a", model="none-such", usage=millions))
+    tape.add(call(4, agent="b", model="gpt-4o", usage=Usage()))
+    rows = asked(tape, "agent")
+    assert rows["a"].cost == pytest.approx(2.5 + 5.0 + 0.15 + 0.3)
+    assert (rows["a"].unpriced, rows["b"].cost, rows["b"].unpriced) == (1, None, 0)
+
+
 async def test_a_person_asks(start_gateway: StartGateway, tmp_path: Path) -> None:
     shell = Shell((await start_gateway("")).url, tmp_path)
     shown = await shell.run("stats", "--by", "agent", "--since", "7d", "status:ok")
     assert shown.code == 0, shown.err
-    assert shown.text.startswith("Sums over the whole tape; reward is the mean of rollouts that have one.\n")
+    said = "Sums over the whole tape; reward is the mean of rollouts that have one, cost is in USD.\n"
+    assert shown.text.startswith(said)
     wrong = await shell.run("stats", "--since", "7d")
     assert (wrong.code, "go with --by" in wrong.err) == (2, True)
     wrong = await shell.run("stats", "--by", "agents")

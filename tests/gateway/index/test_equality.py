@@ -364,7 +364,8 @@ def test_figures_are_those_of_a_scan(happens: list[tuple[Any, ...]], bys: list[B
 
 def rounded(row: BreakdownRow) -> BreakdownRow:
     """Means depend on the order of a sum."""
-    return row.model_copy(update={"reward": None if row.reward is None else round(row.reward, 9)})
+    sums = {"reward": row.reward, "cost": row.cost}
+    return row.model_copy(update={name: None if value is None else round(value, 9) for name, value in sums.items()})
 
 
 @pytest.fixture(autouse=True)

@@ -329,7 +329,7 @@ def test_a_tape_that_cannot_be_read_is_no_answer(store: Store, monkeypatch: pyte
 def test_a_process_that_says_half_an_answer_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import sys, time\nfrom multiprocessing.connection import Connection\nimport msgspec\n"
-        "from penstock.gateway.index.questions import State\nasked = Connection(int(sys.argv[-2]))\n"
+        "from penstock.gateway.index.questions import State\nasked = Connection(int(sys.argv[-3]))\n"
         "asked.send_bytes(msgspec.msgpack.encode(State(1, 1, 0, 0, 0)))\nasked.recv_bytes()\n"
         "import os\nos.write(asked.fileno(), b'\\0\\0\\1\\0abc')\ntime.sleep(600)\n"
     )
@@ -337,7 +337,7 @@ def test_a_process_that_says_half_an_answer_is_given_up(store: Store, monkeypatc
 
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         env = os.environ | {"PYTHONPATH": str(ROOT)}
-        made: Any = started([sys.executable, "-c", program, *command[-2:]], env=env, **options)
+        made: Any = started([sys.executable, "-c", program, *command[-3:]], env=env, **options)
         return made
 
     monkeypatch.setattr(subprocess, "Popen", start)
