@@ -5,7 +5,7 @@ as the CLI and the TUI do: 50 filters of rollouts and of spans, the first page o
 answer* is the first 100 rows, or all where there are fewer: pages that end early, because they looked at enough, are
 followed to the end. *Cold* is the first time that a question is asked of a gateway; *warm* is the median of the rounds
 after it. The index is made anew first; `--scan` asks without one. A question that has no answer after `--patience`
-seconds counts as that long. Figures (`/api/stats`) are those of the newest 10,000 spans.
+seconds counts as that long. Figures (`/api/breakdown`) are those of all calls.
 
 Written to bench/out/questions.json: for each kind of question the 50th and the 95th percentile in milliseconds.
 """
@@ -55,7 +55,7 @@ QUESTIONS: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     "filters": [("spans", it) for it in _SPANS] + [("rollouts", it) for it in _ROLLOUTS],
     "page": [("spans", ""), ("rollouts", "")],
     "text": [("spans", f'text~"{it}"') for it in _TEXTS],
-    "stats": [("stats", "")],
+    "stats": [("breakdown", it) for it in ("agent", "model", "error", "day", "mode", "tool")],
     "sql": [("sql", it) for it in _SQL],
 }
 """(list, filter) by kind; of SQL the query."""
@@ -77,12 +77,14 @@ class Asking:
                 if name == "sql":
                     self._ask_sql(filter)
                     break
-                rest = "" if name == "stats" else f"?limit={ROWS - rows}&filter={quote(filter)}{cursor}"
-                self._connection.request("GET", f"/api/{name}{rest}")
+                asked = (
+                    f"?by={filter}" if name == "breakdown" else f"?limit={ROWS - rows}&filter={quote(filter)}{cursor}"
+                )
+                self._connection.request("GET", f"/api/{name}{asked}")
                 answer = self._connection.getresponse()
                 found = json.loads(answer.read())
                 assert answer.status == 200, found
-                if name == "stats":
+                if name == "breakdown":
                     break
                 rows += len(found[name])
                 cursor = f"&cursor={found['next']}" if found["next"] else None

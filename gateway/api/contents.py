@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from itertools import count, takewhile
 from typing import Protocol
 
-from penstock.gateway.calls.passages import passages, tools_called
+from penstock.gateway.calls.passages import converses, passages, tools_called
 from penstock.gateway.calls.turns import decode_body, encoding
 from penstock.gateway.filters.query import Contents
 from penstock.gateway.model.attributes import TOOL
@@ -18,7 +19,7 @@ from penstock.gateway.model.span import Span
 class Tape(Protocol):
     """The slice of the store that this reads."""
 
-    def spans(self, rid: str, aid: str | None = None, /) -> Iterable[Span]: ...
+    def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
     def exchange(self, span: Span) -> Exchange | None: ...
 
 
@@ -27,7 +28,9 @@ def reader_of_passages(tape: Tape) -> Callable[[Span], list[Passage]]:
 
     @lru_cache(maxsize=256)
     def first_call(rid: str, aid: str) -> int | None:
-        return next((span.sequence for span in tape.spans(rid, aid) if span.kind == "llm"), None)
+        # Most often it is the very first span: to read those after it would cost more than all the rest.
+        spans = map(partial(tape.span, rid, aid), count(1))
+        return next((span.sequence for span in takewhile(bool, spans) if span is not None and converses(span)), None)
 
     def read(span: Span) -> list[Passage]:
         return passages(

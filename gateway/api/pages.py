@@ -16,6 +16,7 @@ import asyncio
 import base64
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -37,6 +38,8 @@ SCAN_BODIES = 1_000
 """The same when bodies must be read as well."""
 SLICE = 500
 """Heads looked at between two turns of the event loop."""
+SLICE_S, PAGE_S = 0.5, 3.0
+"""How long a slice may take, and a page: what was found by then is answered, with a cursor to go on from."""
 
 Mark = tuple[int | str, ...]
 MARKS: dict[str, tuple[tuple[type, ...], ...]] = {
@@ -100,23 +103,25 @@ Walk = Callable[[Mark | None], Iterator[tuple[Mark, T | None]]]
 async def page(walk: Walk[T], mark: Mark | None, limit: int, most: int = SCAN) -> Rows[T]:
     """Up to `limit` rows from `mark` on, looking at no more than `most` items."""
     found: Rows[T] = Rows([], mark)
+    until = time.monotonic() + PAGE_S
     while True:
         wanted, budget = limit - len(found.rows), most - found.scanned
         piece = await asyncio.to_thread(take, walk, found.mark, wanted, min(SLICE, budget))
         found.rows += piece.rows
         found.mark, found.scanned = piece.mark, found.scanned + piece.scanned
-        if piece.mark is None or len(found.rows) >= limit or found.scanned >= most:
+        if piece.mark is None or len(found.rows) >= limit or found.scanned >= most or time.monotonic() > until:
             return found
 
 
 def take(walk: Walk[T], mark: Mark | None, limit: int, most: int) -> Rows[T]:
-    """One slice of a page, in one go."""
+    """One slice of a page, in one go; it ends early where it takes long."""
     found: Rows[T] = Rows([], mark)
+    until = time.monotonic() + SLICE_S
     for found.mark, row in walk(mark):
         found.scanned += 1
         if row is not None:
             found.rows.append(row)
-        if len(found.rows) >= limit or found.scanned >= most:
+        if len(found.rows) >= limit or found.scanned >= most or time.monotonic() > until:
             return found
     found.mark = None
     return found
@@ -132,7 +137,7 @@ def recent_walk(tape: Tape, query: Query, find: Find = scan) -> Walk[Span]:
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, Span | None]]:
         wanted = span_filter(tape, query)
         for position, span in _spans(tape, find, int(mark[0]) if mark else None):
-            yield (position,), span if wanted(span) else None
+            yield (position,), span if span is not None and wanted(span) else None
 
     return walk
 
@@ -156,7 +161,9 @@ def rollouts_walk(tape: Tape, query: Query, find: Find = scan) -> Walk[RolloutSu
         wanted = span_filter(tape, query)
         before, begun, after = _resume(mark)
         for position, rollout, hit in _rollouts(tape, find, before):
-            if not query.matches_rollout(summary(tape, rollout) if query.needs_attempts else rollout):
+            if rollout is None or not query.matches_rollout(
+                summary(tape, rollout) if query.needs_attempts else rollout
+            ):
                 yield (position,), None
             elif not query.needs_spans or any(map(wanted, hit)):
                 yield (position,), summary(tape, rollout)
@@ -177,17 +184,19 @@ def named_rollouts(tape: Tape, query: Query, ids: Iterable[str]) -> list[Rollout
     return found
 
 
-def _spans(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int, Span]]:
-    """The spans that an index finds below a position; all of them from where it finds none any more."""
+def _spans(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int, Span | None]]:
+    """The spans that an index finds below a position; all of them from where it finds none any more. None between two
+    answers: a page may end there."""
     for found in _found(find, before):
         yield from tape.at(found.positions)
         if found.complete:
             return
         before = found.reached
+        yield before, None
     yield from tape.recent(before)
 
 
-def _rollouts(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int, Rollout, Iterable[Span]]]:
+def _rollouts(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int, Rollout | None, Iterable[Span]]]:
     """The same of rollouts, each with a span that its filter takes, where the index names one."""
     for found in _found(find, before):
         hits = dict(zip(found.names, found.hits, strict=False))
@@ -197,6 +206,7 @@ def _rollouts(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int,
         if found.complete:
             return
         before = found.reached
+        yield before, None, ()
     yield from ((position, rollout, ()) for position, rollout in tape.rollouts(before))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Final
 
 from aiohttp import web
 from pydantic import Field
@@ -29,6 +30,9 @@ from penstock.gateway.filters.search import Place, Search, search
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.search import Hit, SearchPage, SearchRow
 
+HITS: Final = 10
+"""Passages of one span that are shown."""
+
 
 class SearchQuery(PageQuery):
     """Parameters of a search."""
@@ -40,7 +44,7 @@ class SearchQuery(PageQuery):
     `part:tool_call`."""
     words: bool = False
     """Only where it begins and ends with whole words."""
-    context: int = Field(default=100, ge=0, le=10_000)
+    context: int = Field(default=100, ge=0, le=500)
     """Characters before and behind it that are given with it."""
     limit: int = Field(default=20, ge=1, le=1000)
     """How many spans at most."""
@@ -64,7 +68,8 @@ def search_walk(tape: Tape, wanted: Search, context: int, find: Find) -> Walk[Se
         read = reader_of_passages(tape)
         for position, span in recent_walk(tape, wanted.query, find)(mark):
             hits = list(_hits(read(span), wanted, context)) if span is not None else []
-            yield position, SearchRow(span=span, hits=hits) if span is not None and hits else None
+            more = max(0, len(hits) - HITS)
+            yield position, SearchRow(span=span, hits=hits[:HITS], more=more) if span is not None and hits else None
 
     return walk
 

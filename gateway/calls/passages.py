@@ -1,7 +1,7 @@
 """What a span adds to a conversation (`model.passage`): of a call what its bodies say, of what is no call its texts.
 
 Agents send the whole conversation with every call, so a call adds what its request says after the model's last answer,
-and the answer. The first model call of an attempt adds all that it begins with: examples, or a conversation that began
+and the answer. The first call of a conversation in an attempt adds all that it begins with: examples, or what was said
 elsewhere. Whether a call is the first is asked only where there is an answer in its request.
 """
 
@@ -24,6 +24,8 @@ class Called(Protocol):
     """What of a span tells how to read its bodies."""
 
     @property
+    def kind(self) -> str: ...
+    @property
     def dialect(self) -> str: ...
     @property
     def stream(self) -> bool: ...
@@ -32,7 +34,7 @@ class Called(Protocol):
 
 
 def passages(span: Span, exchange: Exchange | None, whole: Callable[[], bool]) -> list[Passage]:
-    """Those of a span. `whole`: is it the first model call of its attempt?"""
+    """Those of a span. `whole`: is it the first call of a conversation in its attempt?"""
     if exchange is None:
         return of_attributes(span.attributes)
     request = decode_body(exchange.request_body, encoding(exchange.request_headers))[0]
@@ -42,16 +44,22 @@ def passages(span: Span, exchange: Exchange | None, whole: Callable[[], bool]) -
 
 def of_call(call: Called, request: bytes, response: bytes, whole: Callable[[], bool]) -> list[Passage]:
     """Those of a call, by its decoded bodies."""
-    found = list(map(_cut, by_name(call.dialect).passages(request, response, call.stream, whole)))
+    found = list(by_name(call.dialect).passages(request, response, call.stream, whole))
     if (call.http_status or 0) >= 400 and not any(passage.answer for passage in found):
         # An error in no shape that is known, such as a page of a proxy.
-        found += map(_cut, of_body(response, True))
-    return found
+        found += of_body(response, True)
+    return _bounded(found)
+
+
+def converses(call: Called) -> bool:
+    """Whether it is a call of a conversation: embeddings and counts of tokens are none."""
+    dialect = by_name(call.dialect)
+    return call.kind == "llm" and dialect.answers and bool(dialect.conversation_field)
 
 
 def of_attributes(attributes: Mapping[str, Any] | None) -> list[Passage]:
     """Those of what is no call: every attribute that is text; of the gateway's own only why a reward was given."""
-    return list(map(_cut, _texts(attributes or {})))
+    return _bounded(list(_texts(attributes or {})))
 
 
 def _texts(attributes: Mapping[str, Any]) -> Iterator[Passage]:
@@ -60,8 +68,14 @@ def _texts(attributes: Mapping[str, Any]) -> Iterator[Passage]:
             yield Passage(False, "", "attribute", name, None, text)
 
 
-def _cut(passage: Passage) -> Passage:
-    return passage if len(passage.text) <= MOST else passage._replace(text=passage.text[:MOST])
+def _bounded(passages: list[Passage]) -> list[Passage]:
+    """The passages up to so many characters together; the last one is cut there."""
+    left = MOST
+    for at, passage in enumerate(passages):
+        left -= len(passage.text)
+        if left < 0:
+            return [*passages[:at], passage._replace(text=passage.text[:left])]
+    return passages
 
 
 def tools_called(passages: Iterable[Passage]) -> list[str]:

@@ -17,6 +17,8 @@ from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, arr, loads, p
 
 LARGE: Final = 256 << 10
 """Bytes of a request above which cutting it would hold others up."""
+ANSWERS: Final = ("_call_output", "_approval_response")
+"""How the types of those items end with which a client answers the model, where items have types."""
 _STEP = 64 << 10
 _BLANK = re.compile(rb"[ \t\n\r]*")
 _SCALAR = re.compile(rb"[^ \t\n\r,\]}]+")

@@ -105,11 +105,13 @@ class Post(Dialect):
     def added(self, request: bytes, whole: Callable[[], bool]) -> Json | None:
         """A request with what it adds to the conversation; None if it cannot be read."""
         items = self.items(request).raw if self.conversation_field else []
-        begins = next((at for at in range(len(items), 0, -1) if self.made(items[at - 1])), 0)
+        # What stands in the model's name at the end was put there for it to go on with: that is new.
+        asked = next((at for at in range(len(items), 0, -1) if not self.made(items[at - 1])), 0)
+        begins = next((at for at in range(asked, 0, -1) if self.made(items[at - 1])), 0)
         if begins and not whole():
             return {self.conversation_field: [loads(bytes(item)) for item in items[begins:]]}
-        asked = loads(request)
-        return obj(asked) if isinstance(asked, dict) or not request else None
+        whole_request = loads(request)
+        return obj(whole_request) if isinstance(whole_request, dict) or not request else None
 
     def made(self, item: msgspec.Raw) -> bool:
         """Whether the model made this item of a conversation."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Final
 
-from penstock.gateway.dialects.loose_json import dumps, obj
+from penstock.gateway.dialects.loose_json import arr, dumps, obj
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.turn import Message, Part, Turn
+
+_SAID: Final = ("text", "title", "context", "reason", "stdout", "stderr", "output")
+"""Where texts stand in what is no text itself."""
 
 
 def of_turn(turn: Turn) -> Iterator[Passage]:
@@ -46,11 +50,34 @@ def of_body(body: bytes, answer: bool) -> Iterator[Passage]:
 
 
 def _text(part: Part) -> str | None:
-    if part.type == "tool_call":
-        return f"{part.name or ''}({part.arguments or ''})"
-    if part.type == "unknown":
-        return None if part.data is None else dumps(part.data)
-    if part.text is None and part.type == "tool_call_response":
-        given = obj(part.data).get("structuredContent")
-        return None if given is None else dumps(given)
-    return part.text
+    match part.type:
+        case "tool_call":
+            return f"{part.name or ''}({part.arguments or ''})"
+        case "unknown":
+            return None if part.data is None or _is_numbers(part.data) else dumps(part.data)
+        case "tool_call_response" | "media":
+            said = part.text or ""
+            return "\n".join(filter(None, (said, *(text for text in _texts(part.data) if text not in said))))
+        case _:
+            return part.text
+
+
+def _texts(data: Any) -> Iterator[str]:
+    """The texts in what is no text itself: documents, resources, what a shell has printed; no image."""
+    rest = [data]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, dict):
+            wire = obj(one)
+            if wire.get("structuredContent") is not None:
+                yield dumps(wire["structuredContent"])
+            named = [*_SAID, "data"] if wire.get("type") == "text" else _SAID
+            yield from (text for name in named if isinstance(text := wire.get(name), str) and text)
+            rest += [value for name, value in wire.items() if name != "structuredContent"][::-1]
+        elif isinstance(one, list):
+            rest += arr(one)[::-1]
+
+
+def _is_numbers(data: Any) -> bool:
+    """Token ids, or nothing."""
+    return isinstance(data, int) or (isinstance(data, list) and all(map(_is_numbers, arr(data)[:1])))

@@ -23,7 +23,7 @@ import orjson
 from penstock.gateway.dialects.base import DELTA, Facts, Otel
 from penstock.gateway.dialects.ending import Failed, Said, body_failed, stream_failed
 from penstock.gateway.dialects.family import CHATGPT, OPENAI, Family
-from penstock.gateway.dialects.items import Items, cutter, whole
+from penstock.gateway.dialects.items import ANSWERS, Items, cutter, whole
 from penstock.gateway.dialects.json_post import Post, routes
 from penstock.gateway.dialects.loose_json import (
     INPUT,
@@ -249,7 +249,7 @@ class Responses(Post):
 
     def made(self, item: msgspec.Raw) -> bool:
         """Whether the model made it: it says so, or its type does."""
-        asked = (one := _kind(item)).type in (None, "message", ADDED) or str(one.type).endswith("_call_output")
+        asked = (one := _kind(item)).type in (None, "message", ADDED) or str(one.type).endswith(ANSWERS)
         return not asked or one.role == "assistant"
 
     def replies(self, response: bytes, stream: bool) -> list[bytes]:

@@ -27,6 +27,8 @@ def _finding(finding: SearchRow, now_ns: int) -> Iterator[Text]:
     yield line.append(f"  {ago(span.start_ns, now_ns)}  {clean(' '.join(about))}", style="not bold dim")
     for hit in finding.hits:
         yield _passage(hit)
+    if finding.more:
+        yield Text(f"  {finding.more:,} more in this call", style="dim")
 
 
 def _passage(hit: Hit) -> Text:

@@ -49,6 +49,10 @@ VALUE = re.compile(rf"(?:{ITEM})(?:,(?:{ITEM}))*(?=\s|$)", re.DOTALL)
 HEAD = re.compile(r"(?P<no>-\s*|not\s+)?(?P<field>[A-Za-z_][\w.-]*)(?P<op>!=|>=|<=|[:=<>~])")
 
 
+MOST_TEXTS, MOST_ALTERNATIVES = 8, 32
+"""Terms about what is said, and texts in all of them: each is looked for in everything."""
+
+
 class QueryError(ValueError):
     """A filter that cannot be understood: the term, what is wrong with it, the nearest right name, what is allowed."""
 
@@ -167,9 +171,17 @@ def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
         conditions.append(condition)
         group, test = _compile(condition)
         groups[group].append(test)
+    _check_texts(conditions)
     needs = frozenset(condition.field.needs for condition in conditions)
     on_rollout, on_span, on_tools, on_texts, on_bodies = map(tuple, groups.values())
     return Query(terms, tuple(conditions), on_rollout, on_span, on_tools, on_texts, on_bodies, needs)
+
+
+def _check_texts(conditions: Sequence[Condition]) -> None:
+    said = [one for one in conditions if one.field.about in ("texts", "bodies")]
+    if len(said) > MOST_TEXTS or sum(len(one.matchers) for one in said) > MOST_ALTERNATIVES:
+        few = f"at most {MOST_TEXTS} such terms with {MOST_ALTERNATIVES} texts together"
+        raise QueryError(said[-1].name, f"there are too many texts to look for: {few}")
 
 
 def parsed_terms(text: str) -> Iterator[Term]:

@@ -90,9 +90,10 @@ def _places(text: str, part: str, words: bool) -> Iterator[tuple[int, int]]:
     at = text.find(part)
     while at >= 0:
         end = at + len(part)
-        if not words or not (_within(text, at) or _within(text, end)):
+        stands = not (words and (_within(text, at) or _within(text, end)))
+        if stands:
             yield at, end
-        at = text.find(part, max(end, at + 1))
+        at = text.find(part, end if stands else at + 1)
 
 
 def _within(text: str, at: int) -> bool:

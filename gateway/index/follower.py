@@ -1,4 +1,4 @@
-"""Keeps an index in step with a tape, and finds rows by it. Runs in the process of the index, on one thread.
+"""Keeps an index in step with a tape. Runs in the process of the index, on one thread.
 
 Following reads the log in pieces, each in one short transaction. A rollout that something happened to is read anew when
 somebody asks, or with the next piece: so the calls of one rollout cost one reading, however many they are.
@@ -10,21 +10,21 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from penstock.gateway.filters import sql
-from penstock.gateway.filters.query import parse
+from penstock.gateway.index.finder import Unfinished, find, sum_up
 from penstock.gateway.index.passages import PassageReader
 from penstock.gateway.index.questions import Find, Found, State, Sum, Summed
 from penstock.gateway.index.rows import Head, Rollouts, Row, attempt_row, input_row, rollout_row, span_row
 from penstock.gateway.index.segments import SEALED, Manifest, Segments
 from penstock.gateway.index.snapshots import Files, Snapshots
-from penstock.gateway.index.sums import summed
 from penstock.gateway.index.tables import DAMAGED, Tables
-from penstock.gateway.index.texts import Hits, Needle, Texts, joined
+from penstock.gateway.index.texts import Texts
+from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store, codec, keys
 from penstock.gateway.store.directory import TapeError
@@ -32,11 +32,29 @@ from penstock.gateway.store.view import View
 
 PIECE: Final = 4096
 """Changes that are read in one transaction."""
-SEARCH_S: Final = 2.0
-"""How long a search of texts goes on before it answers with what it has found."""
+READ_S: Final = 0.2
+"""How long it reads in one transaction: bodies may be large."""
+UNSEALED_BYTES: Final = 64 << 20
+"""Texts that are in memory before they are sealed, however few their spans are."""
 MARKED: Final = 256
 """The last changes that tell whether a tape is the one that an index is of."""
 _log = logging.getLogger("penstock.index")
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Changes that were read."""
+
+    cursor: int = 0
+    """The last of them; 0 when there was none."""
+    spans: list[Row] = field(default_factory=list[Row])
+    said: list[tuple[int, tuple[str, str, int], list[Passage]]] = field(
+        default_factory=list[tuple[int, tuple[str, str, int], list[Passage]]]
+    )
+    running: dict[bytes, int | None] = field(default_factory=dict[bytes, "int | None"])
+    """By the key of its summary, of a call that has begun the cursor that tells of it; None of one that has ended."""
+    rollouts: dict[str, None] = field(default_factory=dict[str, None])
+    """Those that something happened to."""
 
 
 class Index:
@@ -105,6 +123,7 @@ class Index:
         """Closes it; nothing is lost that a manifest does not name, because the tape has it."""
         self._tables.close()
         self._texts.close()
+        self._snapshots.close()
         self._segments.close()
 
     # -- following ---------------------------------------------------------------------------------------------------
@@ -117,7 +136,8 @@ class Index:
         while self.cursor < end and self._read_piece():
             if len(self._dirty) >= PIECE:
                 self._refresh_rollouts()
-            if self._fresh >= self._sealed or self._changed + len(self._dirty) >= self._sealed:
+            many = self._fresh >= self._sealed or self._changed + len(self._dirty) >= self._sealed
+            if many or self._texts.unsealed_bytes >= UNSEALED_BYTES:
                 self._refresh()
                 self._seal()
             if time.monotonic() >= until:
@@ -125,36 +145,49 @@ class Index:
         return self.cursor >= end
 
     def _read_piece(self) -> bool:
-        """Reads the next changes; False when there was none."""
-        spans: list[Row] = []
+        """Reads the next changes, as many as there is time for; False when there was none."""
+        piece, until = _Piece(), time.monotonic() + READ_S
         with self._store.view() as view:
             newest = min(view.last("log"), self.cursor + PIECE)
-            if newest <= self.cursor:
-                return False
-            for at, record in _records(view, self.cursor + 1, newest):
-                self._take(view, at, record, spans)
-        self._tables.add("spans", spans)
-        self._fresh += len(spans)
-        self.cursor = newest
+            for piece.cursor, record in _records(view, self.cursor + 1, newest):
+                self._take(view, piece.cursor, record, piece)
+                if time.monotonic() > until:
+                    break
+        if not piece.cursor:
+            return False
+        self._add(piece)
         return True
 
-    def _take(self, view: View, at: int, record: bytes, spans: list[Row]) -> None:
+    def _take(self, view: View, at: int, record: bytes, piece: _Piece) -> None:
         rollout = _rollout_of(record)
         if rollout is None:
             return
-        self._dirty[rollout] = None
+        piece.rollouts[rollout] = None
         kind, key = record[:1], record[1:]
         if kind == b"s":
             length = keys.summary_key_length(key)
             head = Head(view, key[:length], key[length:])
             passages, number = self._passages.read(view, head), self._rollouts.number(view, rollout)
-            self._texts.add(at, (head.rollout, head.attempt, head.sequence), passages)
-            spans.append(span_row(head, at, number, head.tools(passages), self._prices))
-            if self._running.pop(key[:length], None) is not None:
-                self._running_changed = True
+            piece.said.append((at, (head.rollout, head.attempt, head.sequence), passages))
+            piece.spans.append(span_row(head, at, number, head.tools(passages), self._prices))
+            piece.running[key[:length]] = None
         elif kind == b"o":
-            self._running[key] = at
-            self._running_changed = True
+            piece.running[key] = at
+
+    def _add(self, piece: _Piece) -> None:
+        """Takes over what was read: all of it, or nothing where reading it failed."""
+        self._tables.add("spans", piece.spans)
+        for said in piece.said:
+            self._texts.add(*said)
+        for key, begun in piece.running.items():
+            if begun is not None:
+                self._running[key] = begun
+                self._running_changed = True
+            elif self._running.pop(key, None) is not None:
+                self._running_changed = True
+        self._dirty.update(piece.rollouts)
+        self._fresh += len(piece.spans)
+        self.cursor = piece.cursor
 
     def _refresh(self) -> None:
         """Reads anew what is not as it was: calls that run, and rollouts with their attempts."""
@@ -233,12 +266,12 @@ class Index:
         return self._store.cursor() - self.cursor
 
     def sound(self) -> bool:
-        """Whether its columns can be read."""
+        """Whether its columns can be read, and its texts are as they were written."""
         try:
             self._tables.ask("select count(distinct model), max(start_ns) from spans")
+            return all(self._segments.is_whole(file) for file in self._tables.files if file.table == "passages")
         except DAMAGED:
             return False
-        return True
 
     def state(self) -> State:
         """How far it is, and how large."""
@@ -248,101 +281,20 @@ class Index:
     def find(self, asked: Find) -> Found:
         """Where the rows of a page are, newest first. It must have caught up."""
         self._refresh()
-        query = parse(asked.filter, asked.target, asked.now_ns)
-        where = sql.where(query, asked.target, self._tables.words)
-        if asked.target == "rollouts":
-            return self._find_rollouts(where, asked, sql.needles(query))
-        if needles := sql.needles(query):
-            return self._find_said(where.row, asked, needles)
-        return self._find_spans(where.row, asked)
+        return find(self._tables, self._texts, asked)
 
     def sum(self, asked: Sum) -> Summed:
-        """What the calls of a filter come to. It must have caught up."""
+        """What the calls of a filter come to. It must have caught up. Raises `Unfinished`."""
         self._refresh()
-        query = parse(asked.filter, "spans", asked.now_ns)
-        for hits in self._searched(sql.needles(query)):
-            self._tables.put_hits(hits.cursors)
-        where = sql.where(query, "spans", self._tables.words).row
-        return Summed(*summed(self._tables.ask, asked.by, where, asked.limit))
+        return sum_up(self._tables, self._texts, asked)
 
     def files(self) -> Files:
-        """Files that have all that is in it, by table. It must have caught up."""
+        """Files that have all that is in it, by table. It must have caught up. Raises `Unfinished`."""
         self._refresh()
-        return self._snapshots.take(self._tables, self._texts, self.cursor)
-
-    def _searched(self, needles: Sequence[Needle]) -> Iterator[Hits]:
-        """What a search has found so far, from part to part."""
-        found: list[list[Any]] = [[] for _ in needles]
-        for hits in self._texts.search(needles) if needles else ():
-            for some, more in zip(found, hits.cursors, strict=True):
-                some.append(more)
-            yield Hits(hits.low, [joined(some) for some in found])
-
-    def _find_rollouts(self, where: sql.Where, asked: Find, needles: Sequence[Needle]) -> Found:
-        """A rollout's spans come after it: once all spans from a position on were searched, so is every rollout from
-        there on."""
-        for hits in self._searched(needles):
-            self._tables.put_hits(hits.cursors)
-            found = self._rollouts_from(hits.low, where, asked)
-            if not hits.low or not found.complete:
-                return found
-        return self._rollouts_from(0, where, asked)
-
-    def _rollouts_from(self, low: int, where: sql.Where, asked: Find) -> Found:
-        source, hit, values = "rollouts r", "null", where.row.values
-        if where.within is not None:
-            inner = f"select s.number, max(s.cursor) as hit from spans s where {where.within.text} group by s.number"
-            source, hit = f"rollouts r join ({inner}) h on h.number = r.number", "h.hit"
-            values = (*where.within.values, *values)
-        rows = self._tables.ask(
-            f"select r.number, r.rollout, {hit} from {source} where {_between('r.number', low, asked.before)}"
-            f"({where.row.text}) order by r.number desc limit ?",
-            (*values, asked.limit + 1),
-        )
-        shown = rows[: asked.limit]
-        hits = [] if where.within is None else [hit for _, _, hit in shown]
-        return _found([row[0] for row in rows], asked.limit, [row[1] for row in shown], hits)
-
-    def _find_spans(self, condition: sql.Sql, asked: Find) -> Found:
-        """The newest files first: a page is often full before the others are read. Calls that run are anywhere."""
-        ended: list[int] = []
-        for source in ("fresh", self._tables.newest_file, self._tables.older_files):
-            if source is not None and (missing := asked.limit + 1 - len(ended)) > 0:
-                ended += self._cursors(source, condition, (0, asked.before), missing)
-        running = self._cursors("running", condition, (0, asked.before), asked.limit + 1)
-        return _found(sorted([*ended, *running], reverse=True), asked.limit)
-
-    def _find_said(self, condition: sql.Sql, asked: Find, needles: Sequence[Needle]) -> Found:
-        """The newest texts first, for the same reason; after a while the answer is what was found so far."""
-        until = time.monotonic() + SEARCH_S
-        found, high = list[int](), asked.before
-        for hits in self._texts.search(needles, asked.before):
-            self._tables.put_hits(hits.cursors)
-            found += self._cursors("spans", condition, (hits.low, high), asked.limit + 1 - len(found))
-            if len(found) > asked.limit:
-                break
-            high = hits.low
-            if high and time.monotonic() > until:
-                return Found(found, False, high)
-        return _found(found, asked.limit)
-
-    def _cursors(self, source: str, condition: sql.Sql, between: tuple[int, int | None], limit: int) -> list[int]:
-        rows = self._tables.ask(
-            f"select s.cursor from {source} s where {_between('s.cursor', *between)}({condition.text}) "
-            "order by s.cursor desc limit ?",
-            (*condition.values, limit),
-        )
-        return [cursor for (cursor,) in rows]
-
-
-def _between(column: str, low: int, high: int | None) -> str:
-    return f"{column} >= {low} and " + ("" if high is None else f"{column} < {high} and ")
-
-
-def _found(positions: list[int], limit: int, names: list[str] | None = None, hits: list[int] | None = None) -> Found:
-    """A page, of positions that may be one more."""
-    shown = positions[:limit]
-    return Found(shown, len(positions) <= limit, shown[-1] if shown else 0, names or [], hits or [])
+        try:
+            return self._snapshots.take(self._tables, self._texts, self.cursor)
+        except DAMAGED as error:
+            raise Unfinished(f"what is in memory cannot be written: {error}") from None
 
 
 def _rollout_of(record: bytes) -> str | None:

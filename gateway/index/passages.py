@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from typing import Final
 
-from penstock.gateway.calls.passages import of_attributes, of_call
+from penstock.gateway.calls.passages import converses, of_attributes, of_call
 from penstock.gateway.calls.turns import decode_body, encoding
 from penstock.gateway.index.rows import Head
 from penstock.gateway.model.passage import Passage
@@ -36,11 +36,11 @@ class PassageReader:
         """Those of a span that has ended."""
         if head.body is None:
             return of_attributes(head.attributes)
-        if head.kind == "llm" and head.sequence == 1:
+        if head.sequence == 1 and converses(head):
             self._remember((head.rollout, head.attempt), 1)
         try:
             body, base = view.body(head.body, self._bases)
-        except TapeError as error:
+        except (TapeError, *codec.UNREADABLE) as error:
             _log.error("the texts of a call are not in the index: %s", error)
             return []
         self._keep(base)
@@ -49,20 +49,21 @@ class PassageReader:
         return of_call(head, request, response, lambda: self._first_call(view, head) in (head.sequence, None))
 
     def _keep(self, base: Base) -> None:
+        before = self._bases.pop(base.number, None)
         self._bases[base.number] = base
-        self._size += base.size
+        self._size += base.size - (0 if before is None else before.size)
         while self._size > _BASES_BYTES:
             _, oldest = self._bases.popitem(last=False)
             self._size -= oldest.size
 
     def _first_call(self, view: View, head: Head) -> int | None:
-        """The sequence of the attempt's first model call."""
+        """The sequence of the attempt's first call of a conversation."""
         name = head.rollout, head.attempt
         found = self._first_calls.get(name)
         after = 0
         while found is None and (spans := view.spans(*name, after, 1)):
             after += 1
-            if spans[0].kind == "llm":
+            if converses(spans[0]):
                 found = after
                 self._remember(name, found)
         return found

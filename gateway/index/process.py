@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from penstock.gateway.filters.query import QueryError
+from penstock.gateway.index.finder import Unfinished
 from penstock.gateway.index.follower import Index
 from penstock.gateway.index.questions import Answer, Behind, Failed, Find, List, Listed, Question, Rebuild, Status, Sum
 from penstock.gateway.index.segments import NEAR, Held
@@ -107,7 +108,7 @@ class Answering:
             if self._index.lag > NEAR or not self._catch_up(CATCH_UP_S):
                 return Behind(self._index.cursor)
             return Failed(self._broken) if self._broken is not None else self._found(question)
-        except (QueryError, TapeError) as error:
+        except (QueryError, TapeError, Unfinished) as error:
             return Failed(str(error))
         except UNREADABLE as error:
             self._give_up(error)

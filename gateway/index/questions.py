@@ -60,7 +60,8 @@ class List(msgspec.Struct, tag=True, frozen=True):
 
 
 class Listed(msgspec.Struct, tag=True, frozen=True):
-    """The files of each table: `spans`, `rollouts`, `attempts`, `passages`. They are there for three minutes."""
+    """The files of each table: `spans`, `rollouts`, `attempts`, `passages`. Those of a snapshot are there for a second
+    at least (`snapshots`)."""
 
     files: dict[str, list[str]]
 

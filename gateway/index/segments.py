@@ -88,12 +88,13 @@ class Segments:
         """The manifest of a whole index; an empty one where there is none, or where it is damaged."""
         try:
             found = msgspec.json.decode((self.path / _MANIFEST).read_bytes(), type=Manifest)
-            whole = found.format == FORMAT and all(map(self._is_whole, found.files))
+            whole = found.format == FORMAT and all(map(self.is_whole, found.files))
         except (OSError, msgspec.MsgspecError):
             return Manifest()
         return found if whole else Manifest()
 
-    def _is_whole(self, file: File) -> bool:
+    def is_whole(self, file: File) -> bool:
+        """Whether a file is as it was written; raises `OSError`."""
         path = self.path / file.name
         return path.stat().st_size == file.bytes and _crc(path) == file.crc
 

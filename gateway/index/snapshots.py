@@ -1,6 +1,7 @@
 """Files of what an index has in memory, for processes that read files: with the sealed ones they are all of it.
 
-A snapshot is taken when somebody asks, not more often than once a second. It is kept for as long as a query may take.
+A snapshot is taken when somebody asks, not more often than once a second. The last two are there: whoever needs the
+files of one for longer makes links to them (`sql.runner`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ pa: Final[Any] = import_module("pyarrow")
 pq: Final[Any] = import_module("pyarrow.parquet")
 FRESH_S: Final = 1.0
 """How old a snapshot may be that is given out again."""
-KEPT_S: Final = 180.0
-"""How long its files are there."""
+KEPT: Final = 2
+"""How many are there."""
+NOW, LINKED = "now", "linked"
+"""Where they are in the directory of the index, and where links to them are made."""
 Files = dict[str, list[str]]
 
 
@@ -37,24 +40,34 @@ class Snapshots:
     """Those of one index; for one thread."""
 
     def __init__(self, segments: Segments) -> None:
-        self._path, self._segments = segments.path / "now", segments
+        self._path, self._segments = segments.path / NOW, segments
         self._taken: list[_Snapshot] = []
         self._number = 0
-        shutil.rmtree(self._path, ignore_errors=True)
+        for left in (self._path, segments.path / LINKED):
+            shutil.rmtree(left, ignore_errors=True)
 
     def take(self, tables: Tables, texts: Texts, cursor: int) -> Files:
         """The files of each table, as of now or of a moment ago."""
         now = time.monotonic()
-        while self._taken and now - self._taken[0].taken > KEPT_S:
-            shutil.rmtree(self._taken.pop(0).path, ignore_errors=True)
         newest = self._taken[-1] if self._taken else None
         if newest is None or (newest.cursor != cursor and now - newest.taken > FRESH_S):
             self._number += 1
             path = self._path / str(self._number)
             path.mkdir(mode=0o700, parents=True)
-            newest = _Snapshot(cursor, now, path, self._write(path, tables, texts))
+            try:
+                newest = _Snapshot(cursor, now, path, self._write(path, tables, texts))
+            except BaseException:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
             self._taken.append(newest)
+            for old in self._taken[:-KEPT]:
+                shutil.rmtree(old.path, ignore_errors=True)
+            del self._taken[:-KEPT]
         return newest.files
+
+    def close(self) -> None:
+        """Deletes them."""
+        shutil.rmtree(self._path, ignore_errors=True)
 
     def _write(self, path: Path, tables: Tables, texts: Texts) -> Files:
         found = {table: [str(path / f"{table}.parquet")] for table in ("spans", "rollouts", "attempts")}

@@ -11,13 +11,17 @@ memory in the same shape.
 
 from __future__ import annotations
 
+import math
+import time
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
+from penstock.gateway.filters.query import MOST_TEXTS
 from penstock.gateway.index.segments import File, Segments
 from penstock.gateway.model.passage import Passage
 
@@ -47,6 +51,10 @@ SHAPE: Final = pa.schema(
 """A row for each passage: the span's cursor and name, the passage's place in the span."""
 FIRST: Final = 16
 """Blocks that are read before a search says what it has found; then four times as many, and so on."""
+KNOWN: Final = 2 * MOST_TEXTS
+"""Needles of which it is remembered where they were found. Of a common one that is 8 MB for a million spans."""
+_SLICE: Final = 1 << 20
+"""Bytes of text whose runs are looked at together: each takes some words of memory."""
 Needle = tuple[str, ...]
 """Texts, casefolded, of which one must be in a passage."""
 
@@ -70,6 +78,8 @@ class Hits(NamedTuple):
     """All spans from this cursor on were searched."""
     cursors: list[Any]
     """For each needle the cursors of spans that have it, in this part; unsorted."""
+    last: bool
+    """No part comes after it: everything was searched, or the time is up."""
 
 
 class Texts:
@@ -83,13 +93,18 @@ class Texts:
         self._fresh = list[tuple[Any, Block]]()
         self._rows = list[tuple[Any, ...]]()
         self._size = 0
+        self.unsealed_bytes = 0
+        """Of text, about."""
+        self._known = OrderedDict[Needle, dict[int, Any]]()
+        """What was found in blocks that do not change any more, by the cursor of a block's first span: the next page of
+        a search, and a search that goes on, need not read them again."""
         for file in files:
             if file.table == "passages":
                 self._sealed += self._blocks_of(file)
 
     def _blocks_of(self, file: File) -> Iterator[Block]:
         path = self._segments.path / file.name
-        parquet = pq.ParquetFile(path)
+        parquet = pq.ParquetFile(path, page_checksum_verification=True)
         grams = pq.read_table(self._segments.path / file.name.replace("passages", "grams"), columns=["grams", "first"])
         for at, (bits, first) in enumerate(zip(grams["grams"].to_pylist(), grams["first"].to_pylist(), strict=True)):
             yield Block(first, np.frombuffer(bits, np.uint8), _reader(parquet, at))
@@ -103,6 +118,7 @@ class Texts:
         for position, (answer, role, kind, name, id, text) in enumerate(passages):
             self._rows.append((cursor, *span, position, answer, role, kind, name, id, text))
             self._size += len(text)
+            self.unsealed_bytes += len(text)
         if self._size >= BLOCK:
             self._close_block()
 
@@ -129,7 +145,7 @@ class Texts:
         path = self._segments.place("passages", cursor)
         with pq.ParquetWriter(
             path, SHAPE, compression="zstd", compression_level=_LEVEL, use_dictionary=list(_WORDS),
-            data_page_size=2 * BLOCK, write_statistics=["cursor"],
+            data_page_size=2 * BLOCK, write_statistics=["cursor"], write_page_checksum=True,
         ) as writer:  # fmt: skip
             for table, _ in self._fresh:
                 writer.write_table(table, row_group_size=len(table))
@@ -148,6 +164,7 @@ class Texts:
             if file.table == "passages":
                 self._sealed += self._blocks_of(file)
         self._fresh.clear()
+        self.unsealed_bytes = 0
 
     @property
     def fresh(self) -> list[Any]:
@@ -157,30 +174,52 @@ class Texts:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def search(self, needles: Sequence[Needle], before: int | None = None) -> Iterator[Hits]:
-        """The spans below a cursor that have a passage with each of these, part by part, the newest first. The last
-        part ends at 0. A needle that is longer than a passage can be finds nothing."""
-        blocks = [*self._sealed, *(block for _, block in self._fresh)]
-        blocks += [self._block(self._rows)[1]] if self._rows else []
+    def search(self, needles: Sequence[Needle], before: int | None = None, until: float = math.inf) -> Iterator[Hits]:
+        """The spans below a cursor that have a passage with each of these, part by part, the newest first. `until`:
+        when it ends (of `time.monotonic`), at the earliest after one block that it had not read before. A needle that
+        is longer than a passage can be finds nothing."""
+        closed = [*self._sealed, *(block for _, block in self._fresh)]
+        blocks = [*closed, self._block(self._rows)[1]] if self._rows else closed
         if before is not None:
             blocks = blocks[: bisect_right(blocks, before - 1, key=lambda block: block.first)]
-        candidates = [_candidates(blocks, needle) for needle in needles]
-        found: list[list[Any]] = [[] for _ in needles]
-        wanted, read = FIRST, 0
+        candidates, known = [_candidates(blocks, needle) for needle in needles], [self._known_of(it) for it in needles]
         newest_first = range(len(blocks) - 1, -1, -1)
-        contents = self._read_ahead([blocks[at] for at in newest_first if any(some[at] for some in candidates)])
+        asked = {
+            at: some
+            for at in newest_first
+            if (some := [it for it, may in enumerate(candidates) if may[at] and blocks[at].first not in known[it]])
+        }
+        contents = self._read_ahead([blocks[at] for at in asked])
+        parts: list[list[Any]] = [[] for _ in needles]
+        wanted, read = FIRST, 0
         for at in newest_first:
-            asked = [number for number, some in enumerate(candidates) if some[at]]
-            if asked:
-                cursors, texts = next(contents)
-                for number, hits in zip(asked, hits_in(cursors, texts, [needles[it] for it in asked]), strict=True):
-                    found[number].append(hits)
+            first = blocks[at].first
+            found = {it: known[it][first] for it, may in enumerate(candidates) if may[at] and first in known[it]}
+            if at in asked:
+                some = hits_in(*next(contents), [needles[it] for it in asked[at]])
+                for it, hits in zip(asked[at], some, strict=True):
+                    found[it] = hits
+                    if at < len(closed):
+                        known[it][first] = hits
                 read += 1
-            if read >= wanted and at:
-                yield Hits(blocks[at].first, [joined(some) for some in found])
-                found = [[] for _ in needles]
+            for it, hits in found.items():
+                parts[it].append(hits)
+            late = at in asked and time.monotonic() > until
+            if (read >= wanted or late) and at:
+                yield Hits(first, [joined(some) for some in parts], late)
+                if late:
+                    return
+                parts = [[] for _ in needles]
                 wanted, read = 4 * wanted, 0
-        yield Hits(0, [joined(some) for some in found])
+        yield Hits(0, [joined(some) for some in parts], True)
+
+    def _known_of(self, needle: Needle) -> dict[int, Any]:
+        """What was found of a needle; forgets those that were not asked for lately."""
+        known = self._known.setdefault(needle, {})
+        self._known.move_to_end(needle)
+        while len(self._known) > KNOWN:
+            self._known.popitem(last=False)
+        return known
 
     def _read_ahead(self, blocks: Sequence[Block]) -> Iterator[tuple[Any, Any]]:
         """What is in these: while one is searched the next is read, by a thread that needs no lock for it."""
@@ -218,7 +257,8 @@ def _grams(texts: Any) -> Any:
     raw = _raw(texts)
     bits = np.zeros(1 << _BITS, np.bool_)
     for data in (raw.data.lower(), "\0".join(text.casefold() for _, text in raw.odd()).encode()):
-        bits[_hashes(data)] = True
+        for at in range(0, len(data), _SLICE):
+            bits[_hashes(data[at : at + _SLICE + _GRAM - 1])] = True
     return np.packbits(bits, bitorder="little")
 
 

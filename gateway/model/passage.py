@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-MOST: Final = 1 << 20
-"""Characters of one passage; what is longer is cut there, wherever it is looked at."""
+MOST: Final = 4 << 20
+"""Characters of all passages of a span; what is behind them is left out, wherever they are looked at."""
 
 
 class Passage(NamedTuple):

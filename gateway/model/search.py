@@ -34,7 +34,9 @@ class SearchRow(Noun):
     span: Span
     """Its head."""
     hits: list[Hit]
-    """A hit for each passage that has the text, in the order in which they are said."""
+    """A hit for each passage that has the text, in the order in which they are said; the first ten."""
+    more: int = 0
+    """How many more passages have it."""
 
 
 class SearchPage(Page):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
+from uuid import uuid4
 
 import msgspec
 
 from penstock.gateway.index.link import Link
+from penstock.gateway.index.snapshots import LINKED, NOW
 from penstock.gateway.index.sql.questions import Failure, Format, Outcome, Result, Work
 
 Sandbox = Literal["landlock", "none", "off"]
@@ -51,26 +54,31 @@ class Queries:
         `NotAnswered`."""
         if self._sandbox == "off":
             raise NotAnswered(409, 'SQL is turned off ([index] sql = "off")', "index")
-        files = await self._files()
-        tables = {name: [dict(row) for row in some] for name, some in given.items()}
-        work = Work(
-            query, str(self._path), files, tables, format, rows, MOST_BYTES, seconds, self._sandbox == "landlock"
-        )
         async with self._turn:
-            outcome = await outcome_of(work)
-        if isinstance(outcome, Result):
-            return outcome.json
-        if outcome.kind == "no_sandbox":
-            raise NotAnswered(
-                409, f'{outcome.reason}, so that SQL could read any file of the gateway\'s; [index] sql = "none" lets '
-                "it, where all who may ask may do that", "index",
-            )  # fmt: skip
-        raise NotAnswered(400, outcome.reason, "query")
+            return await self._answered(query, format, rows, seconds, given)
 
-    async def _files(self) -> dict[str, list[str]]:
-        """Those of the index, as soon as it has caught up."""
+    async def _answered(
+        self, query: str, format: Format, rows: int, seconds: float, given: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> bytes:
+        links = self._path / LINKED / uuid4().hex
+        try:
+            files = await self._files(links)
+            return _json(await outcome_of(self._work(query, format, rows, seconds, given, files)))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, links, True)
+
+    def _work(
+        self, query: str, format: Format, rows: int, seconds: float,
+        given: Mapping[str, Sequence[Mapping[str, Any]]], files: dict[str, list[str]],
+    ) -> Work:  # fmt: skip
+        tables = {name: [dict(row) for row in some] for name, some in given.items()}
+        enclosed = self._sandbox == "landlock"
+        return Work(query, str(self._path), files, tables, format, rows, MOST_BYTES, seconds, enclosed)
+
+    async def _files(self, links: Path) -> dict[str, list[str]]:
+        """Those of the index, as soon as it has caught up; `links`: where links to those of a snapshot are made."""
         until = asyncio.get_running_loop().time() + INDEX_S
-        while isinstance(found := await asyncio.to_thread(self._link.files), str):
+        while isinstance(found := await asyncio.to_thread(self._linked, links), str):
             await asyncio.to_thread(self._link.tend)
             view = await asyncio.to_thread(self._link.view)
             if view.status in ("off", "missing"):
@@ -80,6 +88,38 @@ class Queries:
                 raise NotAnswered(503, f"SQL waits for the index: {found} ({read}); ask again in a moment", "index")
             await asyncio.sleep(0.1)  # another process's state cannot be awaited
         return found
+
+    def _linked(self, links: Path) -> dict[str, list[str]] | str:
+        found = self._link.files()
+        if isinstance(found, str):
+            return found
+        links.mkdir(mode=0o700, parents=True, exist_ok=True)
+        now = self._path / NOW
+        try:
+            return {table: [_link(Path(name), links, now) for name in names] for table, names in found.items()}
+        except FileNotFoundError:
+            return "a newer snapshot was taken meanwhile"
+
+
+def _link(path: Path, links: Path, of: Path) -> str:
+    """Another name for a file of a snapshot, under which it stays; other files stay anyway."""
+    if of not in path.parents:
+        return str(path)
+    link = links / path.name
+    link.unlink(missing_ok=True)
+    os.link(path, link)
+    return str(link)
+
+
+def _json(outcome: Outcome) -> bytes:
+    if isinstance(outcome, Result):
+        return outcome.json
+    if outcome.kind == "no_sandbox":
+        raise NotAnswered(
+            409, f'{outcome.reason}, so that SQL could read any file of the gateway\'s; [index] sql = "none" lets '
+            "it, where all who may ask may do that", "index",
+        )  # fmt: skip
+    raise NotAnswered(400, outcome.reason, "query")
 
 
 async def outcome_of(work: Work) -> Outcome:

@@ -167,6 +167,72 @@ def test_what_nobody_understands_is_text_or_nothing() -> None:
     assert [(it.kind, it.text) for it in said("chat", b"{no JSON", {})] == [("body", "{no JSON")]
 
 
+@pytest.mark.parametrize("name", ["chat", "messages"])
+def test_what_the_model_is_to_go_on_with_hides_nothing(name: str) -> None:
+    asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    asked += [{"role": "user", "content": "the question"}, {"role": "assistant", "content": "{"}]
+    assert [it.text for it in said(name, {"messages": asked}, {})] == ["the question", "{"]
+
+
+RESOURCE = {"type": "resource", "resource": {"uri": "file:///a", "text": "in a resource"}}
+DOCUMENT = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "in it"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "data": "iVBORw0KGgo"}}
+FOUND = {"type": "search_result", "source": "x", "title": "A hit", "content": [{"type": "text", "text": "its text"}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "texts"),
+    [
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": [DOCUMENT, IMAGE, FOUND]}]},
+            ["T\nin it", "A hit\nits text"],
+        ),
+        (
+            "messages",
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [FOUND]}]}
+                ]
+            },
+            ["A hit\nits text"],
+        ),
+        (
+            "responses",
+            {
+                "input": [
+                    {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
+                    {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a.py", "stderr": "warned"}]},
+                ]
+            },
+            ["a.py\nwarned"],
+        ),
+        (
+            "responses",
+            {"input": [{"type": "mcp_approval_response", "approve": False, "reason": "too dear"}]},
+            ['{"type":"mcp_approval_response","approve":false,"reason":"too dear"}'],
+        ),
+        (
+            "converse",
+            {"messages": [{"role": "user", "content": [{"document": {"source": {"text": "in it"}}}]}]},
+            ["in it"],
+        ),
+        ("completions", {"prompt": [1, 2, 3]}, []),
+        ("embeddings", {"input": [[1, 2], [3]]}, []),
+    ],
+)
+def test_documents_and_outputs_are_read_and_numbers_and_images_are_not(
+    name: str, asked: dict[str, Any], texts: list[str]
+) -> None:
+    assert [it.text for it in said(name, asked, {})] == texts
+
+
+def test_a_resource_that_a_tool_gives_is_read() -> None:
+    call: Any = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "book", "arguments": {}}}
+    result = {"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "see"}, RESOURCE]}}
+    assert [it.text for it in said("mcp", call, result)] == ["book({})", "see\nin a resource"]
+
+
 texts = st.sampled_from(["", "To Rome", "straße"])
 calls = st.lists(
     st.sampled_from([CALL, {"function": {"name": "x"}}, {"custom": {"name": "c", "input": "free"}}, {}, 7]), max_size=2

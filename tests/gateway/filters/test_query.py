@@ -246,6 +246,15 @@ def test_contents_are_read_last_and_once(field: str) -> None:
     assert reads == [SPAN]
 
 
+def test_texts_to_look_for_are_few() -> None:
+    parse(" ".join(f"text~{number}" for number in range(8)))
+    for many in (" ".join(f"text~{number}" for number in range(9)), "raw~" + ",".join(map(str, range(33)))):
+        with pytest.raises(
+            QueryError, match="there are too many texts to look for: at most 8 such terms with 32 texts"
+        ):
+            parse(many)
+
+
 def test_a_part_of_a_text_lies_in_one_passage() -> None:
     contents = NOTHING._replace(texts=always("first half", "second half"), bodies=always("a first", "half b"))
     assert parse("text~first text~second -text~third").matches(None, SPAN, contents)

@@ -50,6 +50,7 @@ def test_it_stands_there_whatever_its_case_and_escaping(text: str, said: str, wh
         ("$5", "for $5", True),
         ("a_b", "x a_b y", True),
         ("a", "a_b", False),
+        ("no no", "casino no no", True),
     ],
 )
 def test_whole_words(text: str, said: str, stands: bool) -> None:

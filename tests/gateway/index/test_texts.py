@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import tracemalloc
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,3 +136,39 @@ def test_a_damaged_file_is_told() -> None:
         path.write_bytes(path.read_bytes()[:-20])
         with pytest.raises(Exception, match=r"(?i)parquet"):
             Texts(segments, files)
+
+
+def filled(segments: Segments, spans: int, text: str) -> Texts:
+    """Texts of so many spans, a block for each."""
+    texts = Texts(segments, [])
+    for cursor in range(1, spans + 1):
+        texts.add(cursor, SPAN, passages([text.format(cursor)]))
+    texts.sealed(texts.seal(spans))
+    return texts
+
+
+def test_a_search_ends_in_time_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts_module, "BLOCK", 1)
+    with opened() as segments:
+        texts = filled(segments, 20, "the same text, {}")
+        needle = [("same text",)]
+        for round in range(1, 20):
+            parts = list(
+                texts.search(needle, until=0.0)
+            )  # no time at all: a block that was not read before, and no more
+            assert [(part.low, part.last) for part in parts] == [(21 - round, True)]
+            assert sorted(parts[0].cursors[0].tolist()) == list(range(21 - round, 21))
+        assert [part.low for part in texts.search(needle, until=0.0)] == [0]
+        monkeypatch.setattr(texts_module, "hits_in", None)
+        assert [part.low for part in texts.search(needle, before=10)] == [0]  # nothing is read again
+
+
+def test_much_text_of_one_span_takes_little_memory() -> None:
+    with opened() as segments:
+        texts = Texts(segments, [])
+        tracemalloc.start()
+        texts.add(1, SPAN, passages([f"{number:08}" * 16 for number in range(40_000)]))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 60 << 20  # of 5 MB of text, most of it Python's own strings
+        assert found(texts, [("00039999",)]) == [{1}]

@@ -1,0 +1,128 @@
+"""Finds rows by an index that has caught up: columns by SQL, texts by a search, and both together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock.gateway.filters import sql
+from penstock.gateway.filters.query import parse
+from penstock.gateway.index.questions import Find, Found, Sum, Summed
+from penstock.gateway.index.sums import summed
+from penstock.gateway.index.tables import Tables
+from penstock.gateway.index.texts import Hits, Needle, Texts, joined
+
+SEARCH_S: Final = 1.0
+"""How long a search of texts goes on before it answers with what it has found. It goes on there when it is asked again.
+"""
+
+
+class Unfinished(Exception):
+    """A question that has no answer now, and that is no fault of the index."""
+
+
+def find(tables: Tables, texts: Texts, asked: Find) -> Found:
+    """Where the rows of a page are, newest first. Raises `QueryError`."""
+    query = parse(asked.filter, asked.target, asked.now_ns)
+    where = sql.where(query, asked.target, tables.words)
+    if asked.target == "rollouts":
+        return _find_rollouts(tables, texts, where, asked, sql.needles(query))
+    if needles := sql.needles(query):
+        return _find_said(tables, texts, where.row, asked, needles)
+    return _find_spans(tables, where.row, asked)
+
+
+def sum_up(tables: Tables, texts: Texts, asked: Sum) -> Summed:
+    """What the calls of a filter come to. Raises `QueryError`."""
+    query = parse(asked.filter, "spans", asked.now_ns)
+    for hits in _searched(texts, sql.needles(query)):
+        tables.put_hits(hits.cursors)
+        if hits.low and hits.last:
+            raise Unfinished("a search of texts takes long: it goes on when it is asked again")
+    where = sql.where(query, "spans", tables.words).row
+    return Summed(*summed(tables.ask, asked.by, where, asked.limit))
+
+
+def _searched(texts: Texts, needles: Sequence[Needle]) -> Iterator[Hits]:
+    """What a search has found so far, from part to part."""
+    found: list[list[Any]] = [[] for _ in needles]
+    for hits in texts.search(needles, until=time.monotonic() + SEARCH_S) if needles else ():
+        for some, more in zip(found, hits.cursors, strict=True):
+            some.append(more)
+        yield Hits(hits.low, [joined(some) for some in found], hits.last)
+
+
+def _find_rollouts(tables: Tables, texts: Texts, where: sql.Where, asked: Find, needles: Sequence[Needle]) -> Found:
+    """A rollout's spans come after it: once all spans from a position on were searched, so is every rollout from
+    there on."""
+    for hits in _searched(texts, needles):
+        tables.put_hits(hits.cursors)
+        found = _rollouts_from(tables, hits.low, where, asked)
+        if not hits.low or not found.complete:
+            return found
+        if hits.last:
+            reached = hits.low if asked.before is None else min(hits.low, asked.before)
+            return msgspec.structs.replace(found, complete=False, reached=reached)
+    return _rollouts_from(tables, 0, where, asked)
+
+
+def _rollouts_from(tables: Tables, low: int, where: sql.Where, asked: Find) -> Found:
+    source, hit, values = "rollouts r", "null", where.row.values
+    if where.within is not None:
+        inner = f"select s.number, max(s.cursor) as hit from spans s where {where.within.text} group by s.number"
+        source, hit = f"rollouts r join ({inner}) h on h.number = r.number", "h.hit"
+        values = (*where.within.values, *values)
+    rows = tables.ask(
+        f"select r.number, r.rollout, {hit} from {source} where {_between('r.number', low, asked.before)}"
+        f"({where.row.text}) order by r.number desc limit ?",
+        (*values, asked.limit + 1),
+    )
+    shown = rows[: asked.limit]
+    hits = [] if where.within is None else [hit for _, _, hit in shown]
+    return _found([row[0] for row in rows], asked.limit, [row[1] for row in shown], hits)
+
+
+def _find_spans(tables: Tables, condition: sql.Sql, asked: Find) -> Found:
+    """The newest files first: a page is often full before the others are read. Calls that run are anywhere."""
+    ended: list[int] = []
+    for source in ("fresh", tables.newest_file, tables.older_files):
+        if source is not None and (missing := asked.limit + 1 - len(ended)) > 0:
+            ended += _cursors(tables, source, condition, (0, asked.before), missing)
+    running = _cursors(tables, "running", condition, (0, asked.before), asked.limit + 1)
+    return _found(sorted([*ended, *running], reverse=True), asked.limit)
+
+
+def _find_said(tables: Tables, texts: Texts, condition: sql.Sql, asked: Find, needles: Sequence[Needle]) -> Found:
+    """The newest texts first, for the same reason; after a while the answer is what was found so far."""
+    found, high = list[int](), asked.before
+    for hits in texts.search(needles, asked.before, time.monotonic() + SEARCH_S):
+        tables.put_hits(hits.cursors)
+        found += _cursors(tables, "spans", condition, (hits.low, high), asked.limit + 1 - len(found))
+        if len(found) > asked.limit:
+            break
+        high = hits.low
+        if high and hits.last:
+            return Found(found, False, high)
+    return _found(found, asked.limit)
+
+
+def _cursors(tables: Tables, source: str, condition: sql.Sql, between: tuple[int, int | None], limit: int) -> list[int]:
+    rows = tables.ask(
+        f"select s.cursor from {source} s where {_between('s.cursor', *between)}({condition.text}) "
+        "order by s.cursor desc limit ?",
+        (*condition.values, limit),
+    )
+    return [cursor for (cursor,) in rows]
+
+
+def _between(column: str, low: int, high: int | None) -> str:
+    return f"{column} >= {low} and " + ("" if high is None else f"{column} < {high} and ")
+
+
+def _found(positions: list[int], limit: int, names: list[str] | None = None, hits: list[int] | None = None) -> Found:
+    """A page, of positions that may be one more."""
+    shown = positions[:limit]
+    return Found(shown, len(positions) <= limit, shown[-1] if shown else 0, names or [], hits or [])

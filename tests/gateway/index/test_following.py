@@ -1,0 +1,136 @@
+"""How an index reads texts: what it leaves out, what it holds in memory, and what a damaged tape does to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.entries import body
+
+from penstock.gateway.api.pages import recent_walk, scan
+from penstock.gateway.app import open_store
+from penstock.gateway.filters.query import parse
+from penstock.gateway.index.finder import Unfinished
+from penstock.gateway.index.follower import Index
+from penstock.gateway.index.questions import Find
+from penstock.gateway.index.tables import Tables
+from penstock.gateway.store import Store
+from penstock.gateway.store.records import Entry
+from penstock.gateway.store.view import View
+
+T0 = 1_790_000_000_000_000_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Generator[Store]:
+    with open_store(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def index(store: Store, tmp_path: Path) -> Generator[Index]:
+    made = Index(store, tmp_path / "index")
+    yield made
+    made.close()
+
+
+def call(request: Any, answer: Any, dialect: str = "chat", rollout: str = "r1") -> Entry:
+    said = body(json.dumps(request).encode(), json.dumps(answer).encode())
+    return Entry(rollout, "a1", kind="llm", start_ns=T0, end_ns=T0, status="ok", dialect=dialect, body=said)
+
+
+def chat(*texts: str, answer: str = "fine") -> tuple[Any, Any]:
+    """A conversation of a user and the model in turn, and the answer."""
+    roles = ["user", "assistant"] * len(texts)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    return {"messages": messages}, {"choices": [{"message": {"role": "assistant", "content": answer}}]}
+
+
+def caught_up(index: Index) -> None:
+    until = time.monotonic() + 60
+    while not index.follow(until):
+        assert time.monotonic() < until
+
+
+def hits(store: Store, index: Index, text: str) -> list[int]:
+    """The sequences of the spans that say a text, by the index and by a scan."""
+    query = parse(f'text~"{text}"')
+    caught_up(index)
+    wanted = sorted(span.sequence for _, span in recent_walk(store, query, scan)(None) if span is not None)
+    found = index.find(Find("spans", str(query), 0, None, 100)).positions
+    assert sorted(span.sequence for _, span in store.at(found)) == wanted
+    return wanted
+
+
+def test_what_an_attempt_begins_with_is_said_by_its_first_conversation(store: Store, index: Index) -> None:
+    """Not by what is no conversation."""
+    store.write([call({"input": "look up"}, {"data": []}, "embeddings")])
+    store.write([call(*chat("an example", "its answer", "the question"))])
+    store.write([call(*chat("an example", "its answer", "the question", "fine", "thanks"))])
+    assert hits(store, index, "an example") == [2]
+    assert hits(store, index, "its answer") == [2]
+    assert hits(store, index, "thanks") == [3]
+    assert hits(store, index, "fine") == [2, 3]
+
+
+def test_a_damaged_body_is_left_out_and_nothing_is_read_twice(
+    store: Store, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        store.write([call(*chat(f"question {number}"), rollout=f"r{number}")])
+    read, damaged = View.body, store.find_response("none") is None
+
+    def torn(self: View, number: int, *known: Any) -> Any:
+        if number == 3 and damaged:
+            raise ValueError("not what it should be")
+        return read(self, number, *known)
+
+    monkeypatch.setattr(View, "body", torn)
+    caught_up(index)
+    monkeypatch.undo()
+    for number in range(6):
+        found = index.find(Find("spans", f'text~"question {number}"', 0, None, 100)).positions
+        assert len(found) == (0 if number == 2 else 1), number
+
+
+def test_much_text_is_sealed_however_few_the_spans(store: Store, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.gateway.index.follower.UNSEALED_BYTES", 1000)
+    store.write([call(*chat("long " * 300))])
+    caught_up(index)
+    assert index.state().fresh == 0
+    assert hits(store, index, "long long") == [1]
+
+
+def test_snapshots_are_few_and_gone_at_the_end(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.gateway.index.snapshots.FRESH_S", 0.0)
+    index, files = Index(store, tmp_path / "index"), dict[str, list[str]]()
+    for number in range(5):
+        store.write([call(*chat(f"question {number}"))])
+        caught_up(index)
+        files = index.files()
+        assert all(Path(name).exists() for names in files.values() for name in names)
+    now = tmp_path / "index" / "now"
+    assert len(list(now.iterdir())) == 2
+    assert index.files() == files  # nothing has changed
+    index.close()
+    assert not now.exists()
+
+
+def test_a_snapshot_that_cannot_be_written_is_no_fault_of_the_index(
+    store: Store, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Tables, directory: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    store.write([call(*chat("a question"))])
+    caught_up(index)
+    with monkeypatch.context() as patched:
+        patched.setattr(Tables, "write", full)
+        with pytest.raises(Unfinished, match=r"what is in memory cannot be written: .*No space left"):
+            index.files()
+    assert not list((tmp_path / "index" / "now").iterdir())
+    assert index.files()["spans"]
