@@ -294,7 +294,8 @@ class Index:
         try:
             return self._snapshots.take(self._tables, self._texts, self.cursor)
         except DAMAGED as error:
-            raise Unfinished(f"what is in memory cannot be written: {error}") from None
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise Unfinished(f"what is in memory cannot be written: {reason}") from None
 
 
 def _rollout_of(record: bytes) -> str | None:

@@ -45,6 +45,8 @@ LARGE: Final = 20_000
 """Changes of a tape from which on an index is worth its process; a scan of fewer takes a fraction of a second."""
 PATIENCE_S: Final = 5.0
 """How long an answer may take. Then the process is killed, and a new one started."""
+WRITING_S: Final = 60.0
+"""The same where it has to write what is in memory to files."""
 CLOSING_S: Final = 3.0
 PAUSES_S: Final = (1.0, 60.0)
 """How long after its start a process that has ended is started again: at first, and at most."""
@@ -144,7 +146,7 @@ class Link:
         """Files that have all that is in the index, by table; or why there are none. Whoever asks wants an index, also
         of a tape that is small."""
         self._asked_for = True
-        answer = self._ask(List())
+        answer = self._ask(List(), patience_s=WRITING_S)
         if isinstance(answer, Listed):
             return answer.files
         return answer.reason if isinstance(answer, Failed) else self.view().reason
@@ -182,8 +184,9 @@ class Link:
         status = "small" if status == "starting" and not self.wanted else status
         return IndexView(status=status, reason=_REASONS[status], newest=newest)
 
-    def _ask(self, question: Question, wait_s: float = PATIENCE_S) -> Answer | None:
-        """`wait_s`: how long others may be answered before."""
+    def _ask(self, question: Question, wait_s: float = PATIENCE_S, patience_s: float | None = None) -> Answer | None:
+        """`wait_s`: how long others may be answered before; `patience_s`: how long the answer may take."""
+        patience_s = PATIENCE_S if patience_s is None else patience_s
         if not self._lock.acquire(timeout=wait_s):
             return None
         try:
@@ -191,9 +194,9 @@ class Link:
                 return None
             try:
                 self._asked.send_bytes(msgspec.msgpack.encode(question))
-                if self._asked.poll(PATIENCE_S):
+                if self._asked.poll(patience_s):
                     return self._heard()
-                self._end(f"it did not answer for {PATIENCE_S:.0f} s")
+                self._end(f"it did not answer for {patience_s:.0f} s")
             except FAULTS as error:
                 self._end(str(error) or "it has ended")
         finally:

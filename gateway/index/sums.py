@@ -32,8 +32,9 @@ _ANSWERED: Final = (
 """The last answer that each attempt got. A refusal before it is none of its errors (`gateway.model.negotiation`)."""
 _COLUMNS: Final = (
     "value", "calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted", "cost",
-    "unpriced", "median_ns", "p95_ns", "rollouts",
+    "unpriced", "median_ns", "p95_ns",
 )  # fmt: skip
+_EARNED: Final = ("rollouts", "rewarded", "reward", "reward_quartiles")
 
 
 def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, Any]], int]:
@@ -53,19 +54,17 @@ def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, Any
         "cast(coalesce(sum(output_tokens), 0) as bigint), cast(sum(tool_calls) as bigint), "
         "count(*) filter (uncounted), sum(cost), "
         "count(*) filter (cost is null and (input_tokens is not null or output_tokens is not null)), "
-        "quantile_disc(duration_ns, 0.5), quantile_disc(duration_ns, 0.95), "
-        "count(distinct number) from c group by 1 order by calls desc, 1",
+        "quantile_disc(duration_ns, [0.5, 0.95]) from c group by 1 order by calls desc, 1",
         where.values,
     )
-    rewards = ask(
-        f"with c as (select distinct {_VALUES[by]} as value, s.number from spans s where {condition}) "
-        "select coalesce(value, '') as v, count(r.reward), avg(r.reward), "
-        "quantile_disc(r.reward, [0.0, 0.25, 0.5, 0.75, 1.0]) from c join rollouts r on r.number = c.number "
-        "group by v",
+    rollouts = ask(
+        f"with c as (select distinct coalesce({_VALUES[by]}, '') as value, s.number from spans s where {condition}) "
+        "select value, count(*), count(r.reward), avg(r.reward), quantile_disc(r.reward, [0.0, 0.25, 0.5, 0.75, 1.0]) "
+        "from c left join rollouts r on r.number = c.number group by value",
         where.values,
     )
-    earned = {
-        value: {"rewarded": count, "reward": mean, "reward_quartiles": quartiles}
-        for value, count, mean, quartiles in rewards
+    earned: dict[str, dict[str, Any]] = {
+        value: dict(zip(_EARNED, of_value, strict=True)) for value, *of_value in rollouts
     }
-    return [dict(zip(_COLUMNS, row, strict=True)) | earned.get(row[0], {}) for row in rows[:limit]], len(rows)
+    shown: list[dict[str, Any]] = [dict(zip(_COLUMNS, (*row[:-1], *row[-1]), strict=True)) for row in rows[:limit]]
+    return [row | earned[row["value"]] for row in shown], len(rows)

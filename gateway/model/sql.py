@@ -39,7 +39,7 @@ class SqlAnswer(Noun):
     count: int
     """How many rows there are here."""
     more: bool
-    """There are more than were asked for, or than fit into 16 MiB."""
+    """There are more than were asked for, or than fit into 8 MiB."""
     rows: list[list[Any]]
     """With `rows`: a list for each. Times are ISO texts in UTC, bytes base64; integers beyond 2^53, NaN and infinity
     are texts."""

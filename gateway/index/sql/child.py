@@ -13,28 +13,30 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
+from zoneinfo import ZoneInfo
 
 import duckdb
 import msgspec
 
 from penstock.gateway.index.sql import sandbox
-from penstock.gateway.index.sql.questions import Failure, Outcome, Result, Work
+from penstock.gateway.index.sql.questions import READY, Failure, Result, Work
 from penstock.gateway.index.sql.syntax import Forbidden, check
 from penstock.gateway.index.sql.views import GIVEN, VIEWS, given, statements
 
 pa: Final[Any] = import_module("pyarrow")
 _MEMORY: Final = "1GB"
 _THREADS: Final = 2
-_STEP: Final = 256
-"""Rows that are fetched at once."""
+_STEP, _BATCH = 256, 5_000
+"""Rows that are fetched at once, and of those that become Parquet."""
 _TYPES: Final[dict[str, Any]] = {"varchar": pa.string(), "bigint": pa.int64(), "double": pa.float64()}
 _SETTINGS: Final[Mapping[str, Any]] = {
     "threads": _THREADS,
     "memory_limit": _MEMORY,
+    "async_threads": 1,
     "temp_directory": "",
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -44,6 +46,7 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 
 
 Columns = list[dict[str, str]]
+T = TypeVar("T")
 
 
 class TooLarge(Exception):
@@ -53,31 +56,46 @@ class TooLarge(Exception):
 def main() -> None:
     """Answers one query."""
     work = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Work)
-    try:
-        if work.format == "parquet":
-            import_module("pyarrow.parquet")  # afterwards no file of it can be read
-        sandbox.limit(work.seconds)
-        if work.enclosed:
-            sandbox.enclose(Path(work.directory))
-        outcome: Outcome = answered(work)
-    except sandbox.NoSandbox as error:
-        outcome = Failure("no_sandbox", str(error))
-    except Forbidden as error:
-        outcome = Failure("query", str(error))
-    except TooLarge:
-        outcome = Failure("too_large", f"a row is larger than {work.bytes:,} bytes")
-    except (MemoryError, duckdb.OutOfMemoryException):
-        outcome = Failure("memory", f"it needs more memory than the {_MEMORY} that it may have")
-    except duckdb.Error as error:
-        outcome = Failure("query", _brief(str(error), work.directory))
-    sys.stdout.buffer.write(msgspec.msgpack.encode(outcome))
-    sys.stdout.buffer.flush()
+    opened = _tried(work, lambda: _opened(work))
+    _say(READY)
+    outcome = opened if isinstance(opened, Failure) else _tried(work, lambda: answered(opened, work))
+    _say(msgspec.msgpack.encode(outcome))
     # DuckDB's threads may be in the middle of something large.
     os._exit(0)
 
 
-def answered(work: Work) -> Result:
-    """The answer to a query."""
+def _say(message: bytes) -> None:
+    sys.stdout.buffer.write(message)
+    sys.stdout.buffer.flush()
+
+
+def _tried(work: Work, do: Callable[[], T]) -> T | Failure:
+    try:
+        return do()
+    except sandbox.NoSandbox as error:
+        return Failure("no_sandbox", str(error))
+    except Forbidden as error:
+        return Failure("query", str(error))
+    except TooLarge:
+        return Failure("too_large", f"a row is larger than {work.bytes:,} bytes")
+    except (MemoryError, duckdb.OutOfMemoryException):
+        return Failure("memory", f"it needs more memory than the {_MEMORY} that it may have")
+    except duckdb.Error as error:
+        return Failure("query", _brief(str(error), work.directory))
+    except Exception as error:
+        # What it gives cannot be written so: an interval as Parquet, a date that Python has not.
+        return Failure("query", _brief(f"{type(error).__name__}: {error}", work.directory))
+
+
+def _opened(work: Work) -> duckdb.DuckDBPyConnection:
+    """A connection with the views, of a process that has given up its rights. Raises `NoSandbox`."""
+    # Afterwards no file of these can be read.
+    ZoneInfo("UTC")
+    if work.format == "parquet":
+        import_module("pyarrow.parquet")
+    sandbox.limit(work.seconds)
+    if work.enclosed:
+        sandbox.enclose(Path(work.directory))
     duck = duckdb.connect(config={name: str(value).lower() for name, value in _SETTINGS.items()})
     duck.execute("set allowed_directories = [?]", [work.directory])
     duck.execute("set enable_external_access = false")
@@ -90,12 +108,20 @@ def answered(work: Work) -> Result:
         duck.execute(statement)
     for table in GIVEN:
         duck.unregister(f"_{table}")
-    duck.execute("set lock_configuration = true")
-    return fetched(duck.execute(_checked(duck, work)), work)
+    duck.execute("set timezone = 'UTC'; set lock_configuration = true")
+    return duck
+
+
+def answered(duck: duckdb.DuckDBPyConnection, work: Work) -> Result:
+    """The answer to a query."""
+    query = _checked(duck, work)
+    return _parquet(duck, query, work) if work.format == "parquet" else _rows(duck.execute(query), work)
 
 
 def _checked(duck: duckdb.DuckDBPyConnection, work: Work) -> str:
     """The query, made to answer no more rows than are wanted; raises `Forbidden`."""
+    if "\0" in work.query:
+        raise Forbidden("there is a NUL in it, behind which DuckDB reads nothing")
     [(parsed,)] = duck.execute("select json_serialize_sql(cast(? as varchar))", [work.query]).fetchall()
     tree = json.loads(parsed)
     check(tree, VIEWS)
@@ -105,22 +131,20 @@ def _checked(duck: duckdb.DuckDBPyConnection, work: Work) -> str:
     return f"select * from ({plain.rstrip().rstrip(';')}) limit {work.rows + 1}"
 
 
-def fetched(found: Any, work: Work) -> Result:
+def _rows(found: Any, work: Work) -> Result:
     """As many rows as are wanted and fit."""
     columns = [{"name": str(name), "type": str(kind).lower()} for name, kind, *_ in found.description or ()]
-    if work.format == "parquet":
-        return _parquet(found, columns, work)
     rows: list[bytes] = []
     text = io.StringIO()
     writer, size, more = csv.writer(text), 0, False
     writer.writerow([column["name"] for column in columns])
-    for row in _rows(found):
+    for row in _fetched(found):
         plain = [_plain(value) for value in row]
         written = msgspec.json.encode(plain)
         size += len(written)
-        if size > work.bytes and not rows:
+        if max(size, text.tell()) > work.bytes and not rows:
             raise TooLarge
-        if len(rows) >= work.rows or size > work.bytes:
+        if len(rows) >= work.rows or max(size, text.tell()) > work.bytes:
             more = True
             break
         rows.append(written)
@@ -136,25 +160,36 @@ def _result(columns: Columns, count: int, more: bool, rows: Sequence[bytes] = ()
     return Result(head[:-1] + b',"rows":[' + b",".join(rows) + b"]}")
 
 
-def _rows(found: Any) -> Iterator[Sequence[Any]]:
+def _fetched(found: Any) -> Iterator[Sequence[Any]]:
     while some := found.fetchmany(_STEP):
         yield from some
 
 
-def _parquet(found: Any, columns: Columns, work: Work) -> Result:
-    """A Parquet file, made in memory."""
-    pq = import_module("pyarrow.parquet")
-    reader = found.to_arrow_reader(10_000)
-    sink, rows, more = pa.BufferOutputStream(), 0, False
-    with cast("Any", pq).ParquetWriter(sink, reader.schema, compression="zstd") as writer:
+def _parquet(duck: duckdb.DuckDBPyConnection, query: str, work: Work) -> Result:
+    """A Parquet file, made in memory. In base64 it is a third larger."""
+    pq: Any = import_module("pyarrow.parquet")
+    found: Any = duck.sql(query)
+    columns = [
+        {"name": str(name), "type": str(kind).lower()} for name, kind in zip(found.columns, found.types, strict=True)
+    ]
+    reader = found.to_arrow_reader(_BATCH)
+    sink, rows, full, more = pa.BufferOutputStream(), 0, False, False
+    with pq.ParquetWriter(sink, reader.schema, compression="zstd") as writer:
         for batch in reader:
-            more = rows + len(batch) > work.rows or sink.tell() > work.bytes
-            kept = batch.slice(0, work.rows - rows) if more else batch
+            if full:
+                more = True
+                break
+            kept = batch.slice(0, work.rows - rows)
             writer.write_batch(kept)
             rows += len(kept)
+            more = len(kept) < len(batch)
+            full = rows >= work.rows or sink.tell() > work.bytes * 3 // 4
             if more:
                 break
-    return _result(columns, rows, more, file=base64.b64encode(sink.getvalue().to_pybytes()).decode())
+    file = sink.getvalue().to_pybytes()
+    if len(file) > 2 * work.bytes:
+        raise TooLarge
+    return _result(columns, rows, more, file=base64.b64encode(file).decode())
 
 
 def _plain(value: Any) -> Any:
@@ -177,8 +212,8 @@ def _cell(value: Any) -> Any:
 
 
 def _brief(message: str, directory: str) -> str:
-    """What DuckDB says, without the paths of files."""
-    return message.replace(directory, "…").strip()[:2000]
+    """What DuckDB says, without the paths of files, and without what Python adds."""
+    return message.partition("Traceback")[0].replace(directory, "…").strip()[:2000]
 
 
 if __name__ == "__main__":

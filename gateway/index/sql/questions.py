@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+READY: Final = b"ready"
+"""What the process says first, once it is about to run the query."""
 Format = Literal["rows", "csv", "parquet"]
 
 

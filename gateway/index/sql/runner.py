@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 from uuid import uuid4
@@ -15,19 +18,30 @@ import msgspec
 
 from penstock.gateway.index.link import Link
 from penstock.gateway.index.snapshots import LINKED, NOW
-from penstock.gateway.index.sql.questions import Failure, Format, Outcome, Result, Work
+from penstock.gateway.index.sql.questions import READY, Failure, Format, Outcome, Result, Work
 
 Sandbox = Literal["landlock", "none", "off"]
-MOST_BYTES: Final = 16 << 20
+MOST_BYTES: Final = 8 << 20
 """Of an answer."""
 AT_ONCE: Final = 2
 """Queries that run at the same time; others wait."""
+MOST_WAITING: Final = 16
+"""Queries that run or wait; more are refused."""
 INDEX_S: Final = 10.0
 """How long a query waits for an index that is starting, or that reads on."""
-START_S: Final = 5.0
-"""How long its process may take besides the query."""
+START_S: Final = 10.0
+"""How long its process may take to start, before its time is counted."""
 _INHERITED: Final = ("PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 """What the process is told of the gateway's environment, in which there may be keys."""
+_OWN: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
+"""Else its allocators reserve more of its address space than a query needs."""
+_MUCH: Final = "it needed more memory or processor time than it may have"
+_ENDS: Final[dict[int | None, str]] = {
+    -signal.SIGKILL: _MUCH,
+    -signal.SIGXCPU: _MUCH,
+    -signal.SIGABRT: _MUCH,
+    None: "its process does not say what it should",
+}
 COMMAND: Final = (sys.executable, "-P", "-m", "penstock.gateway.index.sql.child")
 
 
@@ -46,6 +60,7 @@ class Queries:
         """`path`: where the index is."""
         self._link, self._path, self._sandbox = link, path, sandbox
         self._turn = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
 
     async def run(
         self, query: str, format: Format, rows: int, seconds: float, given: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -54,18 +69,24 @@ class Queries:
         `NotAnswered`."""
         if self._sandbox == "off":
             raise NotAnswered(409, 'SQL is turned off ([index] sql = "off")', "index")
-        async with self._turn:
-            return await self._answered(query, format, rows, seconds, given)
+        if self._waiting >= MOST_WAITING:
+            raise NotAnswered(503, f"{self._waiting} queries are under way: ask again in a moment", "query")
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._answered(query, format, rows, seconds, given)
+        finally:
+            self._waiting -= 1
 
     async def _answered(
         self, query: str, format: Format, rows: int, seconds: float, given: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> bytes:
-        links = self._path / LINKED / uuid4().hex
+        links = _Links(self._path)
         try:
             files = await self._files(links)
             return _json(await outcome_of(self._work(query, format, rows, seconds, given, files)))
         finally:
-            await asyncio.to_thread(shutil.rmtree, links, True)
+            await asyncio.to_thread(links.delete)
 
     def _work(
         self, query: str, format: Format, rows: int, seconds: float,
@@ -75,10 +96,10 @@ class Queries:
         enclosed = self._sandbox == "landlock"
         return Work(query, str(self._path), files, tables, format, rows, MOST_BYTES, seconds, enclosed)
 
-    async def _files(self, links: Path) -> dict[str, list[str]]:
+    async def _files(self, links: _Links) -> dict[str, list[str]]:
         """Those of the index, as soon as it has caught up; `links`: where links to those of a snapshot are made."""
         until = asyncio.get_running_loop().time() + INDEX_S
-        while isinstance(found := await asyncio.to_thread(self._linked, links), str):
+        while isinstance(found := await asyncio.to_thread(lambda: links.to(self._link.files())), str):
             await asyncio.to_thread(self._link.tend)
             view = await asyncio.to_thread(self._link.view)
             if view.status in ("off", "missing"):
@@ -89,26 +110,42 @@ class Queries:
             await asyncio.sleep(0.1)  # another process's state cannot be awaited
         return found
 
-    def _linked(self, links: Path) -> dict[str, list[str]] | str:
-        found = self._link.files()
-        if isinstance(found, str):
-            return found
-        links.mkdir(mode=0o700, parents=True, exist_ok=True)
-        now = self._path / NOW
-        try:
-            return {table: [_link(Path(name), links, now) for name in names] for table, names in found.items()}
-        except FileNotFoundError:
-            return "a newer snapshot was taken meanwhile"
 
+class _Links:
+    """Other names for the files of a snapshot, under which they stay for as long as a query needs them. A thread makes
+    them, and another one may have to delete them before that one has ended."""
 
-def _link(path: Path, links: Path, of: Path) -> str:
-    """Another name for a file of a snapshot, under which it stays; other files stay anyway."""
-    if of not in path.parents:
-        return str(path)
-    link = links / path.name
-    link.unlink(missing_ok=True)
-    os.link(path, link)
-    return str(link)
+    def __init__(self, index: Path) -> None:
+        self._path, self._now = index / LINKED / uuid4().hex, index / NOW
+        self._lock, self._deleted = threading.Lock(), False
+
+    def to(self, files: dict[str, list[str]] | str) -> dict[str, list[str]] | str:
+        """The files under their new names; or why there are none."""
+        with self._lock:
+            if isinstance(files, str) or self._deleted:
+                return files
+            try:
+                self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return {table: [self._link(Path(name)) for name in names] for table, names in files.items()}
+            except FileNotFoundError:
+                return "a newer snapshot was taken meanwhile"
+            except OSError:
+                return files  # a file system without links: most often the files are there for long enough
+
+    def _link(self, path: Path) -> str:
+        """What is no part of a snapshot stays anyway."""
+        if self._now not in path.parents:
+            return str(path)
+        link = self._path / path.name
+        link.unlink(missing_ok=True)
+        os.link(path, link)
+        return str(link)
+
+    def delete(self) -> None:
+        """There are none from now on."""
+        with self._lock:
+            self._deleted = True
+            shutil.rmtree(self._path, ignore_errors=True)
 
 
 def _json(outcome: Outcome) -> bytes:
@@ -124,35 +161,50 @@ def _json(outcome: Outcome) -> bytes:
 
 async def outcome_of(work: Work) -> Outcome:
     """What a process of its own makes of a query."""
-    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | _OWN
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *COMMAND, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, env=environment
     )
     try:
-        async with asyncio.timeout(work.seconds + START_S):
-            answer = await _answer(process, msgspec.msgpack.encode(work))
+        answer = await _answer(process, work)
     except TimeoutError:
         return Failure("query", f"it took longer than {work.seconds:g} s; a where on `started` makes it look at less")
     finally:
-        if process.returncode is None:
+        ended = process.returncode
+        if ended is None:
             process.kill()
             await process.wait()
     try:
         return msgspec.msgpack.decode(answer, type=Outcome)
     except msgspec.MsgspecError:
-        return Failure("memory", "it needed more memory or processor time than it may have")
+        return Failure("memory", _ENDS.get(ended, f"its process has ended ({ended})"))
 
 
-async def _answer(process: asyncio.subprocess.Process, work: bytes) -> bytes:
+async def _answer(process: asyncio.subprocess.Process, work: Work) -> bytes:
+    """All that it says; it says `READY` before its time begins to count. Raises `TimeoutError`."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(work)
-    process.stdin.close()
+    async with asyncio.timeout(START_S):
+        process.stdin.write(msgspec.msgpack.encode(work))
+        process.stdin.close()
+        if await _beginning(process.stdout) != READY:
+            # It has ended, or is not what it should be.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 1)
+            return b""
     found = bytearray()
-    while piece := await process.stdout.read(1 << 20):
-        found += piece
-        if len(found) > 3 * MOST_BYTES:
-            return b""  # no answer is so large: it is not what it should be
-    await process.wait()
+    async with asyncio.timeout(work.seconds):
+        while piece := await process.stdout.read(1 << 20):
+            found += piece
+            if len(found) > 3 * MOST_BYTES:
+                return b""
+        await process.wait()
     return bytes(found)
+
+
+async def _beginning(stream: asyncio.StreamReader) -> bytes:
+    try:
+        return await stream.readexactly(len(READY))
+    except asyncio.IncompleteReadError as error:
+        return error.partial

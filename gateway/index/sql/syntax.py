@@ -5,6 +5,7 @@ The sandbox is what holds; this says early and in words what would not work.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from typing import Any, Final, cast
 
@@ -13,6 +14,7 @@ TABLE_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest", "gener
 """Those that read nothing."""
 FORBIDDEN: Final = frozenset({"current_setting", "getenv", "getvariable", "nextval", "currval", "write_log"})
 """Functions that tell of the process, or change it."""
+_NAME: Final = re.compile(r"[^\W\d]\w*")
 _NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 
 
@@ -30,6 +32,9 @@ def check(parsed: Tree, views: Collection[str]) -> None:
     if len(parsed["statements"]) != 1:
         raise Forbidden("one statement at a time")
     named = {name.lower() for tree in _trees(parsed) for name in _ctes(tree)}
+    if odd := next((name for name in named if not _NAME.fullmatch(name)), None):
+        # Outside its WITH such a name could be that of a file.
+        raise Forbidden(f"{odd!r} is no name for a WITH: letters, digits and _ are")
     for tree in _trees(parsed):
         _check(tree, {*views, *named})
 

@@ -151,7 +151,9 @@ VIEWS: Final[dict[str, View]] = {
             "tool": Column("varchar", "name", "name of the tool"),
             "id": Column("varchar", "id", "its id, which its result has too (messages.id)"),
             "arguments": Column(
-                "varchar", "text[length(name) + 2 : length(text) - 1]", "as they were generated: JSON, if it is whole"
+                "varchar",
+                "text[length(coalesce(name, '')) + 2 : length(text) - ends_with(text, ')')::int]",
+                "as they were generated: JSON, if it is whole",
             ),
         },
     ),

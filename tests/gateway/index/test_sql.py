@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -141,6 +142,8 @@ def ask(made: tuple[Path, dict[str, list[str]]]) -> Asking:
         ("select release, split, created from releases", [["rel-1", 0.5, "2026-09-21T14:13:20"]]),
         ("select count(*) from runs", [[0]]),
         ("select 1 as x -- and a comment", [[1]]),
+        ("select to_timestamp(0), timestamp '2026-01-02' at time zone 'Europe/Berlin'",
+         [["1970-01-01T00:00:00+00:00", "2026-01-01T23:00:00+00:00"]]),
         ("with m as (select model from spans) select count(*) from m;", [[50 + 1]]),
         ("with recursive n as (select 1 as i union all select i + 1 from n where i < 4) select max(i) from n", [[4]]),
         ("select 'NaN'::double, 9007199254740993, 'a'::blob, {'a': [1, null]}, null",
@@ -235,6 +238,10 @@ def test_rows_as_csv_and_as_parquet(ask: Asking) -> None:
         "summarize '/etc/passwd'",
         "select current_setting('temp_directory')",
         "select getvariable('x')",
+        'with "/etc/passwd" as (select 1) select * from "/etc/passwd"',
+        "select interval '1000000000 days'",
+        f"select {'[' * 500}{']' * 500}",
+        "select 'a\0b'",
         "explain analyze select * from spans",
         "",
         ";",
@@ -275,7 +282,8 @@ def test_a_bomb_ends_soon_and_takes_little(ask: Asking, query: str) -> None:
 def alone(path: Path, code: str) -> str:
     """What Python says in a process that has given its rights up, with an open DuckDB."""
     script = f"""
-        import duckdb, socket, os, subprocess
+        import duckdb, socket, os, subprocess, encodings.idna
+        listening = socket.create_server(("127.0.0.1", 0))
         from pathlib import Path
         from penstock.gateway.index.sql import sandbox
         sandbox.limit(10)
@@ -311,7 +319,7 @@ def alone(path: Path, code: str) -> str:
         "os.mkdir('{}/x')",
         "os.symlink('/etc/passwd', '{}/x')",
         "subprocess.run(['/bin/true'])",
-        "socket.create_connection(('127.0.0.1', 9))",
+        "socket.create_connection(listening.getsockname())",
     ],
 )
 def test_the_sandbox_holds_by_itself(made: tuple[Path, dict[str, list[str]]], code: str) -> None:
@@ -356,9 +364,67 @@ def test_without_landlock_it_is_refused_unless_an_operator_has_asked_for_it(
 
 
 def test_a_process_that_dies_or_babbles_is_no_answer(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
-    for code in ("import os; os.kill(os.getpid(), 9)", "print('x' * 100)", "while True: print('x' * 1_000_000)"):
-        monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", code))
-        assert ask.refused("select 1").kind == "memory"
+    ready, monkey = "import os; os.write(1, b'ready'); ", monkeypatch
+    for code, said in {
+        "import os; os.kill(os.getpid(), 9)": "it needed more memory or processor time than it may have",
+        ready + "os.kill(os.getpid(), 24)": "it needed more memory or processor time than it may have",
+        ready + "os.kill(os.getpid(), 11)": "its process has ended (-11)",
+        "print('x' * 100)": "its process has ended",
+        ready + "print('x' * 100)": "its process has ended (0)",
+        ready + "[print('x' * 1_000_000) for _ in range(10**6)]": "its process does not say what it should",
+    }.items():
+        monkey.setattr(runner, "COMMAND", (sys.executable, "-c", code))
+        assert ask.refused("select 1").reason.startswith(said), code
+
+
+def test_a_client_that_leaves_leaves_nothing_behind(
+    made: tuple[Path, dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, files = made
+    link, linking, left = Link(path.parent, "always", lambda: 0), threading.Event(), threading.Event()
+
+    def slow() -> dict[str, list[str]]:
+        linking.set()
+        assert left.wait(60)
+        return files
+
+    monkeypatch.setattr(link, "files", slow)
+
+    async def leave() -> None:
+        asking = asyncio.ensure_future(Queries(link, path, "landlock").run("select 1", "rows", 10, 10, {}))
+        await asyncio.to_thread(linking.wait)
+        asking.cancel()
+        asyncio.get_running_loop().call_later(0.1, left.set)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    asyncio.run(leave())
+    assert not list((path / "linked").glob("*"))
+
+
+def test_more_than_may_wait_are_refused(
+    made: tuple[Path, dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, files = made
+    link = Link(path.parent, "always", lambda: 0)
+    monkeypatch.setattr(link, "files", lambda: files)
+    monkeypatch.setattr(runner, "MOST_WAITING", 2)
+
+    async def run() -> list[Any]:
+        queries = Queries(link, path, "landlock")
+        asked = [queries.run("select count(*) from spans", "rows", 10, 10, {}) for _ in range(3)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    *answers, refused = asyncio.run(run())
+    assert [json.loads(answer)["rows"] for answer in answers] == [[[51]], [[51]]]
+    assert isinstance(refused, NotAnswered)
+    assert (refused.status, refused.message) == (503, "2 queries are under way: ask again in a moment")
+
+
+def test_little_of_its_memory_is_gone_before_it_begins(ask: Asking) -> None:
+    """Or a query would fail by chance."""
+    for _ in range(3):
+        assert ask.answer("select length(string_agg(repeat('x', 1000000), '')) from range(100)")["rows"] == [[10**8]]
 
 
 def test_what_was_not_asked_for_is_not_there(monkeypatch: pytest.MonkeyPatch, ask: Asking) -> None:
