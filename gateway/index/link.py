@@ -83,7 +83,7 @@ class Link:
         self._next_start = self._not_before = 0.0
         self._pause_s = PAUSES_S[0]
         self._said = ""
-        self.missing = find_spec("duckdb") is None or find_spec("pyarrow") is None
+        self.missing = any(find_spec(name) is None for name in ("duckdb", "numpy", "pyarrow"))
         """It cannot be had: its extra is not installed."""
 
     @property

@@ -79,6 +79,12 @@ async def test_index(install: Install, provider: Provider, tmp_path: Path) -> No
             assert told.text.startswith("starting: "), told.text
         assert '"id":"r1"' in (await good(shell, "rollouts", "model:m", "--json")).text
         assert (await good(shell, "stats", "--by", "model")).text.startswith("Sums over the whole tape; ")
+        assert "user: Hello." in (await good(shell, "search", "hello", "role:user")).text
+        counted = await good(shell, "sql", "select count(*) as calls from spans", "--format", "csv")
+        assert counted.out == b"calls\r\n1\r\n"
+        written = await good(shell, "sql", "select * from messages", "--format", "parquet", "-o", "messages.parquet")
+        assert "rows are in messages.parquet" in written.err
+        assert (await good(shell, "prices", "--builtin")).text.startswith("# List prices of models")
 
 
 @pytest.mark.parametrize("extra", ["samples", "samples,parquet"])
