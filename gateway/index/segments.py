@@ -22,6 +22,8 @@ SEALED: Final = 50_000
 """Rows of spans, or of rollouts that changed, that are sealed together."""
 NEAR: Final = 5_000
 """Changes that are read between a question and its answer; who is further behind does not answer."""
+NOW, LINKED = "now", "linked"
+"""Where snapshots of what is in memory are, and where links to them are made for those who need them for longer."""
 FORMAT: Final = 3
 """Of the columns and of the manifest. An index of another one is made anew."""
 _MANIFEST: Final = "manifest.json"

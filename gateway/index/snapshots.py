@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.gateway.index.segments import Segments
+from penstock.gateway.index.segments import LINKED, NOW, Segments
 from penstock.gateway.index.tables import Tables
 from penstock.gateway.index.texts import SHAPE, Texts
 
@@ -23,8 +23,6 @@ FRESH_S: Final = 1.0
 """How old a snapshot may be that is given out again."""
 KEPT: Final = 2
 """How many are there."""
-NOW, LINKED = "now", "linked"
-"""Where they are in the directory of the index, and where links to them are made."""
 Files = dict[str, list[str]]
 
 

@@ -129,6 +129,8 @@ TRAIN = "torch, transformers, peft must be installed for this: pip install 'pens
 APO = "must be installed for this: pip install 'penstock-gateway[apo]'"
 BOARD = "TensorBoard's files needs tensorboardX: pip install 'penstock-gateway[plots]'"
 ASKS = {
+    "sql SELECT": "SQL needs the index: pip install 'penstock-gateway[index]', then restart the gateway; until then "
+    "filters scan the tape",
     "export --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",
     "mcp": "an MCP server needs mcp: pip install 'penstock-gateway[mcp]'",
     "samples": "--form samples needs numpy: pip install 'penstock-gateway[samples]'; chat and preferences do without",

@@ -17,7 +17,7 @@ from uuid import uuid4
 import msgspec
 
 from penstock.gateway.index.link import Link
-from penstock.gateway.index.snapshots import LINKED, NOW
+from penstock.gateway.index.segments import LINKED, NOW
 from penstock.gateway.index.sql.questions import READY, Failure, Format, Outcome, Result, Work
 
 Sandbox = Literal["landlock", "none", "off"]

@@ -326,6 +326,14 @@ def test_a_tape_that_cannot_be_read_is_no_answer(store: Store, monkeypatch: pyte
     ours.close()
 
 
+def test_a_gateway_loads_nothing_of_what_only_the_index_needs() -> None:
+    """It may not be installed; and what it does, it does in another process."""
+    code = "import sys, penstock.gateway.app; print({'duckdb', 'numpy', 'pyarrow'} & sys.modules.keys())"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "set()\n"
+
+
 def test_a_process_that_says_half_an_answer_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import sys, time\nfrom multiprocessing.connection import Connection\nimport msgspec\n"
