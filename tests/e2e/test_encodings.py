@@ -184,7 +184,7 @@ async def test_a_conversation_without_an_address_goes_on(
         said = await ask(f"{gateway.url}/v1/chat/completions", name, packed(name, "gpt-5", messages))
         answer = said["choices"][0]["message"]
         messages = [*messages, answer, {"role": "user", "content": "And now?"}]
-    asked = f"/api/spans?filter=text~%22{name}%22+origin%3Dimplicit"
+    asked = f"/api/spans?filter=raw~%22{name}%22+origin%3Dimplicit"
     async with asyncio.timeout(10):
         while len(found := (await tape.get(asked))["spans"]) < 2:
             pass

@@ -65,7 +65,7 @@ async def test_it_opens_what_changes_nothing(keyed: Gateway, guest: aiohttp.Clie
                 f"the key 'read' has the role 'read'; {name} needs {NEEDS[route.needs]}",
             )
             closed.append(name)
-    assert [name for name in opened if name.startswith("POST")] == ["POST /api/policy/test"]
+    assert [name for name in opened if name.startswith("POST")] == ["POST /api/policy/test", "POST /api/sql"]
     assert len(closed) > 20
     async with Client(keyed.url, ADMIN) as owner:
         assert [entry async for entry in owner.audit_log()] == []
