@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
@@ -12,12 +10,11 @@ from conftest import StartGateway
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
 from fakes.shell import Shell
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Call
 from penstock.gateway.model.search import SearchPage, SearchRow
-
-PATIENCE_S = 60.0
 
 
 async def talk(gateway: Gateway, http: aiohttp.ClientSession, rollout: str, question: str) -> None:
@@ -49,15 +46,6 @@ async def talked(
 
         await until(is_there)
     return gateway
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Comes back as soon as it holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if await condition():
-                return
-            await asyncio.sleep(0.02)
 
 
 def shown(found: list[SearchRow]) -> list[str]:

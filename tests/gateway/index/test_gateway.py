@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from conftest import StartGateway
 from fakes.process import Gateway, child
 from fakes.runs import alive
 from fakes.shell import Shell
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
@@ -20,7 +19,6 @@ from penstock.gateway.model.rollout import Judgement
 
 ALWAYS = '[index]\nwhen = "always"\n'
 FILTERS = ("status:failed", "reward>0.5", "metadata.tenant:t3", "worker:w1 -status:failed", "mode:train group:g1")
-PATIENCE_S = 60.0
 
 
 async def fill(gateway: Gateway, first: int, count: int) -> None:
@@ -46,15 +44,6 @@ async def listed(gateway: Gateway) -> list[list[str]]:
 async def status(gateway: Gateway) -> str:
     async with Client(gateway.url) as client:
         return (await client.index()).status
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Comes back as soon as it holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if await condition():
-                return
-            await asyncio.sleep(0.02)
 
 
 async def is_ready(gateway: Gateway) -> bool:
