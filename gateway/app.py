@@ -15,7 +15,6 @@ import resource
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -72,9 +71,11 @@ from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.rehearsal.stage import Replays
 from penstock.gateway.releases.replay.sender import Context
 from penstock.gateway.releases.shadow.stage import Shadow
+from penstock.gateway.retention.service import Retention
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.server.bridge import ControlPlane
 from penstock.gateway.server.dispatch import Dispatch
+from penstock.gateway.server.health import State
 from penstock.gateway.server.listening import Listening, listen
 from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
 from penstock.gateway.store.audit_log import AuditLog
@@ -95,31 +96,6 @@ _LOOK_EVERY = 10
 _CONTROL_SECONDS = 1.0
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _log = logging.getLogger("penstock.app")
-
-
-@dataclass(slots=True)
-class State:
-    """What the health endpoints tell."""
-
-    metrics: Metrics
-    recorder: Recorder
-    started: bool = False
-    draining: bool = False
-
-    @property
-    def not_ready(self) -> str | None:
-        """Why it takes no calls or cannot record them; None while it does both."""
-        if self.draining:
-            return "the gateway is draining: it takes no new calls"
-        if not self.started:
-            return "the gateway is not ready yet: it is starting"
-        failing = self.recorder.failing
-        return None if failing is None else f"recording has stopped: {failing}"
-
-    @property
-    def gaps(self) -> int:
-        """Calls that were answered and could not be recorded."""
-        return self.metrics.recording_gaps
 
 
 def open_store(
@@ -176,6 +152,9 @@ class Gateway:
         self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
         self.index = Link(config.data, config.index.when, lambda: self.feed.cursor, prices=config.prices or BUILTIN)
         self.webhooks = Webhooks(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
+        self.retention = Retention(
+            config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns
+        )
         self._make_control()
         self._exporter = self._make_exporter()
         self._session: aiohttp.ClientSession | None = None
@@ -218,7 +197,7 @@ class Gateway:
         context = Control(
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
             self.state, self.definitions, self.audit_log, self.webhooks, self.questions, Policy(self.config.policy),
-            self.index, Queries(self.index, self.config.data / "index", self.config.index.sql),
+            self.retention, self.index, Queries(self.index, self.config.data / "index", self.config.index.sql),
             Prices(self.config.prices), self.config.route,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
@@ -285,6 +264,7 @@ class Gateway:
         self.coverage.start()
         self.adapter_keeper.start()
         self.definitions.start()
+        self.retention.start()
         if self._exporter is not None:
             await self._exporter.start()
         self._listening = await listen(self.config, lambda: ClientConnection(port))
@@ -333,6 +313,7 @@ class Gateway:
         if self._exporter is not None:
             await self.recorder.flush()
             await self._exporter.stop()
+        await self.retention.stop()
         await self.dispatcher.stop()
         await self.coverage.stop()
         await self.releases.stop()

@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.model.base import LONGEST_S, Mode
+from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, environment_key, http_url
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 from penstock.gateway.model.webhook_settings import Webhook
@@ -169,6 +170,10 @@ class Tape(Section):
     )
     """What happens to calls of a mode while the tape cannot be written: `pass` (counted as a gap) or `refuse` (503)."""
 
+    keep_bytes: int | None = Field(default=None, gt=0)
+    """Bytes that the tape may use; beyond it the oldest rollouts that have ended are forgotten. Without it,
+    it grows."""
+
     @field_validator("on_record_failure", mode="before")
     @classmethod
     def _the_others_stay(cls, value: Any) -> Any:
@@ -249,6 +254,7 @@ class Config(Section):
     mcp: Mcp = Mcp()
     policy: list[PolicyRule] = Field(default=[])
     webhook: list[Webhook] = Field(default=[])
+    retention: list[RetentionRule] = Field(default=[])
 
     @field_validator("webhook")
     @classmethod

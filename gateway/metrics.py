@@ -51,6 +51,7 @@ METRICS: dict[str, Figure] = {
     "penstock_recorder_queue_calls": Figure("gauge", "Calls that wait to be written to the tape."),
     "penstock_recorder_wait_seconds_total": Figure("counter", "Time that calls waited for a full recorder queue."),
     "penstock_recording_gaps_total": Figure("counter", "Calls that were answered but could not be recorded."),
+    "penstock_forgotten_rollouts_total": Figure("counter", "Rollouts that were taken off the tape."),
     "penstock_commits_total": Figure("counter", "Commits to the tape."),
     "penstock_commit_seconds": Figure("histogram", "Length of a commit, fsync included."),
     "penstock_commit_spans_total": Figure("counter", "Spans written by commits."),
@@ -162,6 +163,7 @@ class Metrics:
         "commits",
         "exact_calls",
         "first_byte_seconds",
+        "forgotten_rollouts",
         "inflight_calls",
         "mcp_breaker",
         "mcp_definitions",
@@ -213,7 +215,7 @@ class Metrics:
         self.commit_seconds = Histogram()
         self.upstream_connections: dict[tuple[str, ...], int] = {}
         self.request_bytes = self.response_bytes = self.inflight_calls = self.clients = self.ambiguous_calls = 0
-        self.recorder_queue_bytes = self.recorder_queue_calls = self.recording_gaps = 0
+        self.recorder_queue_bytes = self.recorder_queue_calls = self.recording_gaps = self.forgotten_rollouts = 0
         self.commits = self.commit_spans = self.tape_bytes = self.upstream_retries = 0
         self.recorder_wait_seconds = 0.0
         self.queue_rollouts: dict[tuple[str, ...], int] = {}

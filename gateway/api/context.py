@@ -22,6 +22,7 @@ from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import Questions
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
+from penstock.gateway.retention.service import Retention
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.store.audit_log import AuditLog
 from penstock.gateway.store.feed import Feed
@@ -58,6 +59,8 @@ class Control:
     """Tool calls that wait for a person."""
     policy: Policy = field(default_factory=lambda: Policy([]))
     """Rules on tool calls, as configured."""
+    retention: Retention | None = None
+    """What forgets rollouts."""
     index: Link | None = None
     """What finds rows without a scan."""
     queries: Queries | None = None

@@ -81,6 +81,8 @@ def gathered(changes: Iterable[Change], cursor: int) -> Digest:
 def _rollout(change: Change) -> str | None:
     if change.rollout is not None:
         return change.rollout.id
+    if change.kind == "forgotten":
+        return change.name
     inner = change.attempt or change.span
     return None if inner is None else inner.rollout
 

@@ -66,6 +66,8 @@ class Route:
     """True when no key is needed."""
     reads: bool = False
     """True for a POST that changes nothing: the read key opens it, as it opens every GET."""
+    least: Role | None = None
+    """The least role of a key that opens it, where that is not told by its path."""
     often: bool = False
     """True for a GET that runners ask for with every rollout."""
 
@@ -79,6 +81,8 @@ class Route:
         """The least role of a key that opens it. Runs of a rehearsal are taken as work is."""
         if self.reads or self.method in ("GET", "HEAD"):
             return "read"
+        if self.least is not None:
+            return self.least
         released = self.path.startswith(("/api/resources/", "/api/releases/")) and self.name != "rehearse"
         return "release" if released else "operate"
 

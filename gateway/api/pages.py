@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.gateway.api.contents import contents
@@ -28,8 +28,9 @@ from penstock.gateway.index.questions import Found
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Exchange
-from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary, Totals
+from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.summaries import summarised
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 SCAN = 20_000
@@ -252,25 +253,13 @@ def span_filter(tape: Tape, query: Query) -> Callable[[Span], bool]:
 
 def summary(tape: Tape, rollout: Rollout) -> RolloutSummary:
     """A rollout with its attempts and their sums."""
-    attempts = tape.attempts(rollout.id)
-    return RolloutSummary(
-        **dict(rollout),
-        attempts=attempts,
-        totals=reduce(add_totals, (attempt.totals for attempt in attempts), Totals()),
-        last_seen_ns=max((attempt.last_seen_ns for attempt in attempts), default=rollout.created_ns),
-        reward=next((attempt.reward for attempt in reversed(attempts) if attempt.reward is not None), None),
-    )
+    return summarised(rollout, tape.attempts(rollout.id))
 
 
 def summary_of(tape: Tape, rid: str) -> RolloutSummary | None:
     """The same of the rollout of this name; None when there is none."""
     found = tape.rollout(rid)
     return None if found is None else summary(tape, found)
-
-
-def add_totals(a: Totals, b: Totals) -> Totals:
-    """The sum, field by field."""
-    return Totals(**{name: (getattr(a, name) or 0) + (getattr(b, name) or 0) for name in Totals.model_fields})
 
 
 def encode_cursor(name: str, mark: Mark | None) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from penstock.gateway.cli.check_forgotten import forgotten, forgotten_between, going, held, use
 from penstock.gateway.cli.check_runs import block, run, run_event, run_json, run_order
 from penstock.gateway.definitions.reader import DefinitionReader, unpacked
 from penstock.gateway.definitions.reading import fingerprint
@@ -107,8 +108,9 @@ def _attempt(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     with tape.view() as view:
         rollout, attempt = view.name(keys.to_number(key)), keys.attempt_of_place(key)
         origins = view.origins(rollout)
-        if origins is None:
-            yield "its rollout is missing"
+        if origins is None or origins.number != keys.to_number(key):
+            if not going(view, keys.rollout_key(rollout)):
+                yield "its rollout is missing"
             return
         # As it is in this transaction: a running gateway may have written since the slice was read.
         record, _ = records.attempt_values(view.get("attempts", key) or value, origins)
@@ -165,7 +167,7 @@ def _log(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     first = keys.to_number(key) - len(found) + 1
     with tape.view() as view:
         for at, record in enumerate(found, first):
-            if record[:1] == b"s" and _indexed(view, record[1:]) != at:
+            if record[:1] == b"s" and _indexed(view, record[1:]) != at and not going(view, record[1:]):
                 yield f"change {at} is a span that the index of its attempt does not name"
 
 
@@ -176,7 +178,7 @@ def _indexed(view: View, key: bytes) -> int | None:
 
 def _bodies(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     for at, record in enumerate(codec.unpack_segment(value), keys.to_number(key)):
-        if not 0 <= codec.base_of(record) < at:
+        if record and not 0 <= codec.base_of(record) < at:
             yield f"body {at} leans on body {codec.base_of(record)}, which comes later"
 
 
@@ -319,7 +321,7 @@ def _numbering(tape: Reader, database: str, span_of: Callable[[int, int], tuple[
             # It has been reported by its own check; where the next one starts says how long it was.
             expected = 0
             continue
-        if expected and first != expected:
+        if expected and first != expected and not forgotten_between(tape, database, expected, first):
             yield f"{database}: {expected} should follow, found {first}"
         expected = last + 1
 
@@ -372,6 +374,9 @@ _CHECKS: tuple[tuple[str, Callable[[Reader, bytes, bytes], Iterator[str]]], ...]
     ("run_events", run_event),
     ("run_trees", run_json),
     ("definitions", _definition),
+    ("uses", use),
+    ("forgotten", forgotten),
+    ("held", held),
 )
 
 

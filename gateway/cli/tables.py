@@ -78,6 +78,14 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.gateway.cli.reading:token",
         "Make an agent token: the API key of an agent that may speak for one rollout and nothing else.",
     ),
+    "forget": Command(
+        "penstock.gateway.cli.retention:forget",
+        "Take rollouts off the tape for good: what they were given, their calls, rewards and outcomes.",
+    ),
+    "hold": Command(
+        "penstock.gateway.cli.retention:hold",
+        "Keep rollouts, whatever the rules of retention say, until that is lifted.",
+    ),
     "check": Command(
         "penstock.gateway.cli.serve:check", "Read every record of a tape and report what is not as it should be."
     ),
@@ -267,6 +275,19 @@ GROUPS: Final[dict[str, Group]] = {
         {
             "status": Command("penstock.gateway.cli.index:status", "Say whether filters use the index, and else why."),
             "rebuild": Command("penstock.gateway.cli.index:rebuild", "Make the index anew from the tape."),
+        },
+        usual="status",
+    ),
+    "retention": Group(
+        "How long rollouts stay, and what was forgotten. Without a command: status.",
+        {
+            "status": Command(
+                "penstock.gateway.cli.retention:status",
+                "Show how long rollouts stay, how large the tape is, and what is still to be deleted.",
+            ),
+            "forgotten": Command(
+                "penstock.gateway.cli.retention:forgotten", "List rollouts that were forgotten, by name: when, and why."
+            ),
         },
         usual="status",
     ),

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
 from penstock.gateway.client.connection import Connection
 from penstock.gateway.model.audit import UNSAID, Said
+from penstock.gateway.model.forgotten import Forgotten, Holding
 from penstock.gateway.model.index import IndexView
+from penstock.gateway.model.retention import ForgottenPage, HoldingList, RetentionStatus
 from penstock.gateway.model.sql import SqlAnswer, SqlRequest, SqlViews
 
 
 class IndexClient(Connection):
-    """What can be asked about the index and done to it."""
+    """What can be asked about the index and done to it, and about what was forgotten."""
+
+    async def forget(self, rollout: str, said: Said = UNSAID) -> Forgotten:
+        """Takes a rollout off the tape for good."""
+        return await self.post(f"/api/rollouts/{quote(rollout, safe='')}/forget", Forgotten, said)
+
+    async def hold(self, rollout: str, said: Said = UNSAID) -> Holding:
+        """Keeps a rollout."""
+        return await self.post(f"/api/rollouts/{quote(rollout, safe='')}/hold", Holding, said)
+
+    async def lift_hold(self, rollout: str, said: Said = UNSAID) -> Holding:
+        """Lifts the hold of a rollout."""
+        return await self.post(f"/api/rollouts/{quote(rollout, safe='')}/lift_hold", Holding, said)
+
+    async def retention(self) -> RetentionStatus:
+        """How long rollouts stay, and what is still to be deleted of those that were forgotten."""
+        return await self.get("/api/retention", RetentionStatus)
+
+    async def holds(self) -> list[Holding]:
+        """Rollouts that somebody keeps."""
+        return (await self.get("/api/retention/holds", HoldingList)).holds
+
+    async def forgotten(self, limit: int | None = None) -> AsyncIterator[Forgotten]:
+        """Rollouts that were forgotten, by name."""
+        async for one in self.rows("/api/retention/forgotten", ForgottenPage, {}, limit, lambda page: page.forgotten):
+            yield one
 
     async def index(self) -> IndexView:
         """How the index is, and how far it has read."""

@@ -13,4 +13,6 @@ def index(view: IndexView) -> str:
         share = 100 * view.cursor // view.newest if view.newest else 100
         lines.append(f"changes   {view.cursor:,} of {view.newest:,} ({share} %)")
         lines.append(f"files     {view.files:,}, {size(view.bytes)}; {view.unsealed:,} spans in memory")
+        if view.forgotten:
+            lines.append(f"forgotten {view.forgotten:,} rollouts are being taken out of its files")
     return "\n".join(lines)

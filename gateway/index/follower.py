@@ -10,7 +10,7 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import Final
 from penstock.gateway.index.finder import Unfinished, find, sum_up
 from penstock.gateway.index.passages import PassageReader
 from penstock.gateway.index.questions import Find, Found, State, Sum, Summed
+from penstock.gateway.index.removal import Removal
 from penstock.gateway.index.rows import Head, Rollouts, Row, attempt_row, input_row, rollout_row, span_row
-from penstock.gateway.index.segments import SEALED, Manifest, Segments
+from penstock.gateway.index.segments import SEALED, File, Manifest, Segments
 from penstock.gateway.index.snapshots import Files, Snapshots
 from penstock.gateway.index.tables import DAMAGED, Tables
 from penstock.gateway.index.texts import Texts
@@ -28,7 +29,7 @@ from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store, codec, keys
 from penstock.gateway.store.directory import TapeError
-from penstock.gateway.store.view import View
+from penstock.gateway.store.view import FORGOTTEN, View
 
 PIECE: Final = 4096
 """Changes that are read in one transaction."""
@@ -38,6 +39,8 @@ UNSEALED_BYTES: Final = 64 << 20
 """Texts that are in memory before they are sealed, however few their spans are."""
 MARKED: Final = 256
 """The last changes that tell whether a tape is the one that an index is of."""
+_GONE: Final = "-" * 8
+"""Stands in a mark for what was forgotten."""
 _log = logging.getLogger("penstock.index")
 
 
@@ -55,6 +58,8 @@ class _Piece:
     """By the key of its summary, of a call that has begun the cursor that tells of it; None of one that has ended."""
     rollouts: dict[str, None] = field(default_factory=dict[str, None])
     """Those that something happened to."""
+    forgotten: list[int] = field(default_factory=list[int])
+    """The numbers of those that were forgotten."""
 
 
 class Index:
@@ -80,23 +85,18 @@ class Index:
 
     def _of_this_tape(self, manifest: Manifest) -> bool:
         try:
-            newest = self._store.cursor()
-            return not manifest.cursor or (manifest.cursor <= newest and self._mark(manifest.cursor) == manifest.mark)
+            if not manifest.cursor:
+                return True
+            return manifest.cursor <= self._store.cursor() and _same(manifest.mark, self._mark(manifest.cursor))
         except TapeError:
             return False
 
     def _mark(self, cursor: int) -> str:
-        """What tells a tape from another one that has as many changes: the last changes, and when the rollouts were
-        made that they name. (Calls have their times in them; other changes are a name and no more.)"""
-        found, named = hashlib.blake2b(digest_size=16), dict[str, None]()
+        """What tells a tape from another one that has as many changes: a hash of each of the last changes, with when
+        the rollout was made that it names. (Calls have their times in them; other changes are a name and no more.)"""
         with self._store.view() as view:
-            for _, record in _records(view, max(1, cursor - MARKED + 1), cursor):
-                found.update(record)
-                if (name := _rollout_of(record)) is not None:
-                    named[name] = None
-            for name in named:
-                found.update(repr(view.origins(name)).encode())
-        return found.hexdigest()
+            records = _records(view, max(1, cursor - MARKED + 1), cursor)
+            return "".join(_hash(view, record) for _, record in records)
 
     def _open(self, manifest: Manifest) -> None:
         self._segments.clean(manifest.files)
@@ -104,6 +104,7 @@ class Index:
         self.cursor, self._sealed_cursor = manifest.cursor, manifest.cursor
         self._tables = Tables(self._segments, manifest.files)
         self._texts, self._snapshots = Texts(self._segments, manifest.files), Snapshots(self._segments)
+        self._removal = Removal(self._segments, self._tables, self._texts, manifest.forgotten)
         self._rollouts, self._passages = Rollouts(), PassageReader()
         self._running = {bytes.fromhex(key): at for at, key in manifest.running}
         self._running_changed = bool(self._running)
@@ -159,15 +160,21 @@ class Index:
         return True
 
     def _take(self, view: View, at: int, record: bytes, piece: _Piece) -> None:
-        rollout = _rollout_of(record)
+        kind, key, rollout = record[:1], record[1:], _rollout_of(record)
         if rollout is None:
             return
+        if kind == b"f":
+            piece.forgotten.append(keys.to_number(key[-8:]))
+            self._rollouts.forget(rollout)
+            return
+        number = self._rollouts.number(view, rollout)
+        if not 0 < number <= at:
+            return  # it was forgotten; there may be another of its name
         piece.rollouts[rollout] = None
-        kind, key = record[:1], record[1:]
         if kind == b"s":
             length = keys.summary_key_length(key)
             head = Head(view, key[:length], key[length:])
-            passages, number = self._passages.read(view, head), self._rollouts.number(view, rollout)
+            passages = self._passages.read(view, head)
             piece.said.append((at, (head.rollout, head.attempt, head.sequence), passages))
             piece.spans.append(span_row(head, at, number, head.tools(passages), self._prices))
             piece.running[key[:length]] = None
@@ -186,6 +193,7 @@ class Index:
             elif self._running.pop(key, None) is not None:
                 self._running_changed = True
         self._dirty.update(piece.rollouts)
+        self._removal.add(piece.forgotten)
         self._fresh += len(piece.spans)
         self.cursor = piece.cursor
 
@@ -250,13 +258,31 @@ class Index:
     def _seal(self) -> None:
         mark = self._mark(self.cursor)
         files = [*self._tables.seal(self.cursor), *self._texts.seal(self.cursor)]
-        running = tuple((at, key.hex()) for key, at in self._running.items())
-        self._segments.commit(Manifest(self.cursor, mark, running, (*self._tables.files, *files), self._prices.digest))
+        self._commit(self.cursor, mark, (*self._tables.files, *files))
         self._tables.sealed(files)
         self._texts.sealed(files)
         self._sealed_cursor = self.cursor
         self._inputs.clear()
         self._fresh = self._changed = 0
+
+    def _commit(self, cursor: int, mark: str, files: Sequence[File]) -> None:
+        running = tuple((at, key.hex()) for key, at in self._running.items())
+        forgotten = tuple(self._removal.numbers)
+        self._segments.commit(Manifest(cursor, mark, running, tuple(files), forgotten, self._prices.digest))
+
+    def tidy(self) -> bool:
+        """Takes forgotten rollouts out of the files of one seal; whether there is more to do."""
+        if not self._removal.numbers:
+            return False
+        replaced = self._removal.step()
+        if replaced is None:
+            self._tables.all_removed()
+        else:
+            self._tables.replaced(*replaced)
+        if self._sealed_cursor:
+            self._commit(self._sealed_cursor, self._mark(self._sealed_cursor), self._tables.files)
+        self._texts.replaced(self._tables.files)
+        return bool(self._removal.numbers)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -276,7 +302,14 @@ class Index:
     def state(self) -> State:
         """How far it is, and how large."""
         files = self._tables.files
-        return State(self.cursor, self._store.cursor(), len(files), sum(file.bytes for file in files), self._fresh)
+        return State(
+            self.cursor,
+            self._store.cursor(),
+            len(files),
+            sum(file.bytes for file in files),
+            self._fresh,
+            len(self._removal.numbers),
+        )
 
     def find(self, asked: Find) -> Found:
         """Where the rows of a page are, newest first. It must have caught up."""
@@ -290,6 +323,8 @@ class Index:
 
     def files(self) -> Files:
         """Files that have all that is in it, by table. It must have caught up. Raises `Unfinished`."""
+        while self.tidy():
+            pass
         self._refresh()
         try:
             return self._snapshots.take(self._tables, self._texts, self.cursor)
@@ -300,7 +335,22 @@ class Index:
 
 def _rollout_of(record: bytes) -> str | None:
     """The rollout that something happened to; None for what happened to a release, a run ..."""
-    return record[1 : record.index(0)].decode("ascii") if record[:1] in (b"s", b"o", b"a", b"r") else None
+    return record[1 : record.index(0)].decode("ascii") if record[:1] in (b"s", b"o", b"a", b"r", b"f") else None
+
+
+def _hash(view: View, record: bytes) -> str:
+    """What tells a change; the same for all that were forgotten."""
+    named = _rollout_of(record)
+    origins = None if named is None else view.origins(named)
+    if record == FORGOTTEN or (named is not None and origins is None):
+        return _GONE
+    return hashlib.blake2b(record + repr(origins).encode(), digest_size=len(_GONE) // 2).hexdigest()
+
+
+def _same(mark: str, now: str) -> bool:
+    """Whether a tape was so; it may have forgotten something since."""
+    pieces = ((mark[at : at + len(_GONE)], now[at : at + len(_GONE)]) for at in range(0, len(now), len(_GONE)))
+    return len(mark) == len(now) and all(is_now in (was, _GONE) for was, is_now in pieces)
 
 
 def _records(view: View, first: int, last: int) -> Iterator[tuple[int, bytes]]:

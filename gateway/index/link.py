@@ -87,6 +87,11 @@ class Link:
         """It cannot be had: its extra is not installed."""
 
     @property
+    def has_files(self) -> bool:
+        """Whether there are files of an index, also where no process keeps one."""
+        return any(self._path.joinpath("index").glob("*.parquet"))
+
+    @property
     def wanted(self) -> bool:
         """Whether there should be a process."""
         enough = self._when == "always" or (self._when == "large" and (self._asked_for or self._newest() >= LARGE))
@@ -177,6 +182,7 @@ class Link:
             return IndexView(
                 status=status, reason=_REASONS[status], cursor=answer.cursor, newest=answer.newest,
                 files=answer.files, bytes=answer.bytes, unsealed=answer.fresh,
+                forgotten=answer.forgotten,
             )  # fmt: skip
         if isinstance(answer, Failed):
             return IndexView(status="broken", reason=f"{_REASONS['broken']}: {answer.reason}", newest=newest)

@@ -68,7 +68,7 @@ class Answering:
     def _follow(self) -> bool:
         """Reads on for a moment; True when there is nothing more to read now."""
         try:
-            return self._catch_up(PIECE_S)
+            return self._catch_up(PIECE_S) and not self._tidy()
         except TapeError as error:
             # The gateway says the same of its own reads; it may be better later.
             if str(error) != self._said:
@@ -87,6 +87,14 @@ class Answering:
         except DAMAGED as error:
             self._give_up(error)
         return True
+
+    def _tidy(self) -> bool:
+        """Takes something out that was forgotten; whether there is more."""
+        try:
+            return self._broken is None and self._index.tidy()
+        except DAMAGED as error:
+            self._give_up(error)
+        return False
 
     def _make_anew(self) -> None:
         self._index.rebuild()

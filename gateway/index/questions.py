@@ -87,6 +87,8 @@ class State(msgspec.Struct, tag=True, frozen=True):
     """Their size."""
     fresh: int
     """Spans that are not sealed yet."""
+    forgotten: int
+    """Rollouts that were forgotten and are still in files."""
 
 
 class Behind(msgspec.Struct, tag=True, frozen=True):

@@ -72,6 +72,10 @@ class Rollouts:
     def __init__(self) -> None:
         self._numbers = dict[str, int]()
 
+    def forget(self, rollout: str) -> None:
+        """Another of this name may come."""
+        self._numbers.pop(rollout, None)
+
     def number(self, view: View, rollout: str) -> int:
         """The number of one; -1 when it is gone."""
         found = self._numbers.get(rollout)
@@ -79,7 +83,9 @@ class Rollouts:
             if len(self._numbers) >= self.MOST:
                 self._numbers.clear()
             origins = view.origins(rollout)
-            found = self._numbers[rollout] = -1 if origins is None else origins.number
+            if origins is None:
+                return -1
+            found = self._numbers[rollout] = origins.number
         return found
 
 

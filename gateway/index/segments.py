@@ -24,7 +24,7 @@ NEAR: Final = 5_000
 """Changes that are read between a question and its answer; who is further behind does not answer."""
 NOW, LINKED = "now", "linked"
 """Where snapshots of what is in memory are, and where links to them are made for those who need them for longer."""
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Of the columns and of the manifest. An index of another one is made anew."""
 _MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20
@@ -46,10 +46,12 @@ class Manifest(msgspec.Struct, frozen=True):
     cursor: int = 0
     """The last change of the tape that is in it."""
     mark: str = ""
-    """A hash of that change, which tells whether the tape is the same one."""
+    """Hashes of the last changes, which tell whether the tape is the same one."""
     running: tuple[tuple[int, str], ...] = ()
     """(cursor, key in hex) of calls that had begun and not ended."""
     files: tuple[File, ...] = ()
+    forgotten: tuple[int, ...] = ()
+    """Numbers of rollouts that were forgotten, and that may still be in files."""
     prices: str = ""
     """The list of prices that costs were computed with."""
     format: int = FORMAT
@@ -104,6 +106,11 @@ class Segments:
         """Where the next file of a table is written; `finish` puts it in place."""
         return self.path / f"{table}-{cursor:016d}.parquet.new"
 
+    def place_anew(self, file: File) -> Path:
+        """The same for a file that takes the place of another."""
+        name, _, times = file.name.removesuffix(".parquet").partition(".")
+        return self.path / f"{name}.{int(times or 0) + 1}.parquet.new"
+
     def finish(self, table: str, written: Path, rows: int) -> File:
         """Makes a written file durable under its name."""
         sync(written)
@@ -129,6 +136,11 @@ class Segments:
         for path in self.path.glob("*.parquet*"):
             if path.name not in kept:
                 path.unlink()
+
+
+def seal_of(name: str) -> str:
+    """The cursor that the files of one seal are named by."""
+    return name.removesuffix(".parquet").partition(".")[0].rpartition("-")[2]
 
 
 def _crc(path: Path) -> int:

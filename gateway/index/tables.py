@@ -16,7 +16,7 @@ import duckdb
 
 from penstock.gateway.filters.sql import HITS
 from penstock.gateway.index.rows import COLUMNS, Row
-from penstock.gateway.index.segments import File, Segments
+from penstock.gateway.index.segments import File, Segments, seal_of
 
 pa: Final[Any] = import_module("pyarrow")
 """It has no types."""
@@ -39,6 +39,7 @@ _KEYS: Final = {"rollouts": ("number",), "attempts": ("number", "attempt")}
 """What is one rollout, or one attempt."""
 _REMEMBERED: Final = 100_000
 """Different values of a column that are remembered; where there are more they are read for each question."""
+_SEALED_SO: Final = "(format parquet, compression zstd, row_group_size 65536)"
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
@@ -52,6 +53,7 @@ class Tables:
         self._duck = duckdb.connect()
         self._duck.execute(f"set memory_limit = '{_MEMORY}'; set threads = {_THREADS}; set enable_progress_bar = false")
         self._duck.execute(f"set temp_directory = '{_quoted(segments.spill)}'; set preserve_insertion_order = false")
+        self._duck.execute("create table gone (number bigint)")
         self._words = dict[tuple[str, str], set[str]]()
         """The different values of expressions over sealed spans that were asked for."""
         for table, columns in COLUMNS.items():
@@ -85,8 +87,9 @@ class Tables:
         """Makes the tables of a question anew, because files were added."""
         spans = ["select * from fresh", "select * from running", *_selects(self._paths("spans"))]
         inputs = ["select * from fresh_inputs", *_selects(self._paths("inputs"))]
-        self._duck.execute(f"create or replace view spans as {' union all '.join(spans)}")
-        self._duck.execute(f"create or replace view inputs as {' union all '.join(inputs)}")
+        kept = " where number not in (select number from gone)" if self.ask("select 1 from gone limit 1") else ""
+        for name, parts in (("spans", spans), ("inputs", inputs)):
+            self._duck.execute(f"create or replace view {name} as from ({' union all '.join(parts)}){kept}")
 
     def ask(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of an answer."""
@@ -163,6 +166,60 @@ class Tables:
         self._duck.execute(f"insert into {table} select * from batch")
         self._duck.unregister("batch")
 
+    def hide(self, numbers: Iterable[int]) -> list[int]:
+        """Takes rollouts out of what is in memory, and out of answers; the cursors of their calls that were there."""
+        self._duck.executemany("insert into gone values (?)", [(number,) for number in numbers])
+        going = "where number in (select number from gone)"
+        cursors = [cursor for (cursor,) in self.ask(f"select cursor from fresh {going}")]
+        for table in ("fresh", "running", "fresh_inputs", *_KEYS, *(f"changed_{table}" for table in _KEYS)):
+            self._duck.execute(f"delete from {table} {going}")
+        self._views()
+        return cursors
+
+    def files_naming(self, numbers: Iterable[int], files: Sequence[File] | None = None) -> set[str]:
+        """The names of files, but those of passages, that have rows of these rollouts."""
+        of = [file for file in (self.files if files is None else files) if file.table in COLUMNS]
+        found = set[str]()
+        for file in of:
+            read = _read([self._segments.path / file.name])
+            if self.ask(f"select 1 from {read} where number in (select unnest(?)) limit 1", [list(numbers)]):
+                found.add(file.name)
+        return found
+
+    def cursors_of(self, file: File, numbers: Iterable[int]) -> list[int]:
+        """The cursors of the calls of these rollouts in a file of spans."""
+        read = _read([self._segments.path / file.name])
+        found = self.ask(f"select cursor from {read} where number in (select unnest(?))", [list(numbers)])
+        return [cursor for (cursor,) in found]
+
+    def without(self, file: File, numbers: Iterable[int]) -> list[File]:
+        """Writes a file anew without these rollouts; nothing where nothing else is in it."""
+        order = "cursor" if file.table == "spans" else "number"
+        kept = (
+            f"from {_read([self._segments.path / file.name])} where number not in (select unnest(?)) order by {order}"
+        )
+        self._duck.execute(f"create or replace temp table kept as {kept}", [list(numbers)])
+        [(rows,)] = self.ask("select count(*) from kept")
+        made: list[File] = []
+        if rows:
+            path = self._segments.place_anew(file)
+            self._duck.execute(f"copy (select * from kept order by {order}) to '{_quoted(path)}' {_SEALED_SO}")
+            made.append(self._segments.finish(file.table, path, rows))
+        self._duck.execute("drop table kept")
+        return made
+
+    def replaced(self, gone: Sequence[File], made: Sequence[File]) -> None:
+        """Files have taken the place of others."""
+        self.files = [file for file in self.files if file not in gone] + list(made)
+        self.files.sort(key=lambda file: seal_of(file.name))
+        self._words.clear()
+        self._views()
+
+    def all_removed(self) -> None:
+        """No file has a row any more of what was hidden."""
+        self._duck.execute("truncate gone")
+        self._views()
+
     def seal(self, cursor: int) -> list[File]:
         """Writes what is new to files. They count once a manifest names them; then call `sealed`."""
         found: list[File] = []
@@ -175,10 +232,7 @@ class Tables:
             [(rows,)] = self.ask(f"select count(*) from {source}")
             if rows:
                 path = self._segments.place(table, cursor)
-                self._duck.execute(
-                    f"copy (select * from {source} order by {order}) to '{_quoted(path)}' "
-                    "(format parquet, compression zstd, row_group_size 65536)"
-                )
+                self._duck.execute(f"copy (select * from {source} order by {order}) to '{_quoted(path)}' {_SEALED_SO}")
                 found.append(self._segments.finish(table, path, rows))
         return found
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from penstock.gateway.filters.query import MOST_TEXTS
@@ -134,29 +135,31 @@ class Texts:
             for field, values in zip(SHAPE, zip(*rows, strict=True), strict=True)
         ]
         table = pa.table(columns, schema=SHAPE)
-        cursors, texts = columns[0], columns[-1]
-        return table, Block(rows[0][0], _grams(texts), lambda: (cursors, texts))
+        return table, _block_of(table)
 
     def seal(self, cursor: int) -> list[File]:
         """Writes what is new to files. They count once a manifest names them; then call `sealed`."""
         self._close_block()
         if not self._fresh:
             return []
-        path = self._segments.place("passages", cursor)
+        return self._written(self._fresh, *(self._segments.place(table, cursor) for table in ("passages", "grams")))
+
+    def _written(self, blocks: Sequence[tuple[Any, Block]], passages: Path, grams: Path) -> list[File]:
         with pq.ParquetWriter(
-            path, SHAPE, compression="zstd", compression_level=_LEVEL, use_dictionary=list(_WORDS),
+            passages, SHAPE, compression="zstd", compression_level=_LEVEL, use_dictionary=list(_WORDS),
             data_page_size=2 * BLOCK, write_statistics=["cursor"], write_page_checksum=True,
         ) as writer:  # fmt: skip
-            for table, _ in self._fresh:
+            for table, _ in blocks:
                 writer.write_table(table, row_group_size=len(table))
-        passages = self._segments.finish("passages", path, sum(len(table) for table, _ in self._fresh))
-        path = self._segments.place("grams", cursor)
         found = {
-            "first": pa.array([block.first for _, block in self._fresh], pa.int64()),
-            "grams": pa.array([block.grams.tobytes() for _, block in self._fresh], pa.binary()),
+            "first": pa.array([block.first for _, block in blocks], pa.int64()),
+            "grams": pa.array([block.grams.tobytes() for _, block in blocks], pa.binary()),
         }
-        pq.write_table(pa.table(found), path, compression="zstd", use_dictionary=False)
-        return [passages, self._segments.finish("grams", path, len(self._fresh))]
+        pq.write_table(pa.table(found), grams, compression="zstd", use_dictionary=False)
+        rows = sum(len(table) for table, _ in blocks)
+        return [
+            self._segments.finish("passages", passages, rows), self._segments.finish("grams", grams, len(blocks)),
+        ]  # fmt: skip
 
     def sealed(self, files: Sequence[File]) -> None:
         """What is new is in these files."""
@@ -165,6 +168,29 @@ class Texts:
                 self._sealed += self._blocks_of(file)
         self._fresh.clear()
         self.unsealed_bytes = 0
+
+    def remove(self, cursors: Sequence[int]) -> None:
+        """Takes calls out of what is in memory."""
+        if cursors:
+            self._close_block()
+            gone = np.array(cursors, np.int64)
+            kept = (_kept(table, gone) for table, _ in self._fresh)
+            self._fresh = [(table, _block_of(table)) for table in kept if len(table)]
+        self._known.clear()
+
+    def without(self, file: File, cursors: Any) -> list[File]:
+        """Writes a file of passages anew without these calls, and its filters; nothing where nothing else is in it."""
+        parquet = pq.ParquetFile(self._segments.path / file.name, page_checksum_verification=True)
+        kept = (_kept(parquet.read_row_group(at), cursors) for at in range(parquet.num_row_groups))
+        blocks = [(table, _block_of(table)) for table in kept if len(table)]
+        passages = self._segments.place_anew(file)
+        grams = passages.with_name(passages.name.replace("passages", "grams"))
+        return self._written(blocks, passages, grams) if blocks else []
+
+    def replaced(self, files: Sequence[File]) -> None:
+        """These are the files that count now."""
+        self._sealed = [block for file in files if file.table == "passages" for block in self._blocks_of(file)]
+        self._known.clear()
 
     @property
     def fresh(self) -> list[Any]:
@@ -236,6 +262,17 @@ def _reader(parquet: Any, at: int) -> Callable[[], tuple[Any, Any]]:
         return table["cursor"].chunk(0), table["text"].chunk(0)
 
     return read
+
+
+def _block_of(table: Any) -> Block:
+    """Passages in memory, as a block."""
+    cursors, texts = (table[name].combine_chunks() for name in ("cursor", "text"))
+    return Block(cursors[0].as_py(), _grams(texts), lambda: (cursors, texts))
+
+
+def _kept(table: Any, cursors: Any) -> Any:
+    """The passages of other calls than these."""
+    return table.filter(pa.array(~np.isin(table["cursor"].to_numpy(), cursors)))
 
 
 def joined(some: Sequence[Any]) -> Any:

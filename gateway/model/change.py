@@ -10,7 +10,7 @@ from penstock.gateway.model.base import Noun
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
 
-ChangeKind: TypeAlias = Literal["rollout", "attempt", "span", "resource", "release", "run"]
+ChangeKind: TypeAlias = Literal["rollout", "attempt", "span", "resource", "release", "run", "forgotten"]
 
 
 class Change(Noun):
@@ -21,7 +21,7 @@ class Change(Noun):
     kind: ChangeKind
     """What changed."""
     name: str | None = None
-    """Set when kind is resource, release or run: which one."""
+    """Set when kind is resource, release or run: which one; when it is forgotten, which rollout was."""
     rollout: Rollout | None = None
     """Set when kind is rollout."""
     attempt: Attempt | None = None

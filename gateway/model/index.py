@@ -26,5 +26,7 @@ class IndexView(Noun):
     """How many files it has."""
     bytes: int = 0
     """The size of its files."""
+    forgotten: int = 0
+    """Forgotten rollouts that are still in its files; they are in no answer."""
     unsealed: int = 0
     """Spans that are in memory only; they are read from the tape again when the gateway starts."""

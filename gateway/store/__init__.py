@@ -24,6 +24,7 @@ from penstock.gateway.model.known_secrets import NONE, Secrets
 from penstock.gateway.store.codec import UNREADABLE
 from penstock.gateway.store.environment import Environment, TapeError, Txn
 from penstock.gateway.store.follower import Follower
+from penstock.gateway.store.overwriting import Overwriting
 from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.writer import Item, Woken, Writer
 
@@ -95,6 +96,10 @@ class Store(Reader):
     def follower(self, kind: type[F]) -> F:
         """The follower of this type; it may be a moment ahead of the tape. Raises `KeyError` when there is none."""
         return self._writer.follower(kind)
+
+    def overwriting(self) -> Overwriting:
+        """A pass that writes zeros over what was deleted; for one thread, beside the one that writes."""
+        return Overwriting(self._env)
 
     def secret(self) -> bytes:
         """The key that signs agent tokens; made once per tape."""

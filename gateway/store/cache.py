@@ -7,8 +7,9 @@ All of it is on the tape too and is read back when it is needed again, so it may
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.store import codec, keys
@@ -16,11 +17,16 @@ from penstock.gateway.store.codec import Base
 from penstock.gateway.store.records import Origins
 
 _KEYFRAMES = 64
+SHARED_BY = 1000
+"""Rollouts that one shared body serves. Then another is made, so that no forgotten rollout has many to look at."""
+_MORE = 1024
+"""Bytes that a new shared body must spare beyond those that the one at hand does."""
 _ROLLOUTS = 4096
 _SIGNATURE = 160
 _WORTH = 256
 _OVERHEAD = 2048
 """A block of the index included."""
+K = TypeVar("K")
 
 
 @dataclass(slots=True)
@@ -64,15 +70,26 @@ class CachedRollout:
         return Origins(self.number, self.rollout.created_ns)
 
 
+@dataclass(slots=True)
+class Shared:
+    """What several rollouts have in common, as a body."""
+
+    base: Base
+    left: int = SHARED_BY
+    """How many more it may serve."""
+
+
 class Memory:
-    """Recent attempts, rollouts and keyframes."""
+    """Recent attempts, rollouts, keyframes, and what is shared."""
 
     def __init__(self, limit: int) -> None:
         """`limit`: bytes of bodies kept between transactions; keyframes take at most as much again."""
         self._limit = limit
         self._size = 0
         self._live: OrderedDict[tuple[str, str], CachedAttempt] = OrderedDict()
-        self._keyframes: OrderedDict[bytes, Base] = OrderedDict()
+        self._keyframes: OrderedDict[bytes, tuple[str, Base]] = OrderedDict()
+        """With their rollouts."""
+        self._shared: OrderedDict[bytes, Shared] = OrderedDict()
         self._rollouts: OrderedDict[str, CachedRollout] = OrderedDict()
 
     def clear(self) -> None:
@@ -80,6 +97,7 @@ class Memory:
         self._size = 0
         self._live.clear()
         self._keyframes.clear()
+        self._shared.clear()
         self._rollouts.clear()
 
     def rollout(self, name: str) -> CachedRollout | None:
@@ -108,39 +126,79 @@ class Memory:
     def shed(self) -> None:
         """Drops what was not used for longest; only between transactions, when everything is written."""
         while self._size > self._limit and self._live:
-            _, live = self._live.popitem(last=False)
-            self._size -= _OVERHEAD + (0 if live.base is None else live.base.size)
+            self._let_go(self._live.popitem(last=False)[1])
         while len(self._rollouts) > _ROLLOUTS:
             self._rollouts.popitem(last=False)
 
-    def base(self, live: CachedAttempt, request: bytes) -> Base | None:
-        """The body that this request of the attempt is stored against."""
+    def _let_go(self, live: CachedAttempt) -> None:
+        self._size -= _OVERHEAD + (0 if live.base is None else live.base.size)
+
+    def base(self, live: CachedAttempt, request: bytes) -> Base | Shared | bytes | None:
+        """What this request of the attempt is stored against: a body of its rollout, a shared one, or the text of a
+        shared one that is worth making."""
         if live.base is not None and live.base.carries(request):
             return live.base
-        return self._keyframe(request)
+        known = self._alike(self._keyframes, request, lambda one: one[1])
+        if known is not None and known[0] == live.name[0]:
+            return known[1]
+        shared = self._alike(self._shared, request, lambda one: one.base)
+        if known is not None:
+            prefix, suffix = codec.in_common(known[1].request, request)
+            spared = 0 if shared is None else sum(codec.in_common(shared.base.request, request))
+            if prefix + suffix >= spared + (0 if shared is None else _MORE):
+                theirs = known[1].request
+                return theirs[:prefix] + theirs[len(theirs) - suffix :]
+        return shared
 
     def keep(self, live: CachedAttempt, base: Base) -> None:
         """Keeps this body as the base of the attempt's next one."""
         self._size += base.size - (0 if live.base is None else live.base.size)
         live.base = base
         if not base.depth and base.size <= self._limit // _KEYFRAMES:
-            self._keep_keyframe(base)
+            _remember(self._keyframes, base.request, (live.name[0], base))
 
-    def _keyframe(self, request: bytes) -> Base | None:
-        """A keyframe of any attempt that shares enough with the request to store it against."""
+    def share(self, base: Base) -> Shared:
+        """Keeps a body for all who begin or end alike."""
+        made = Shared(base)
+        _remember(self._shared, base.request, made)
+        return made
+
+    def serve(self, shared: Shared) -> Base:
+        """Has it serve one more."""
+        shared.left -= 1
+        if not shared.left:
+            self.forget_shared({shared.base.number})
+        return shared.base
+
+    def forget(self, rollout: str) -> None:
+        """Drops a rollout with all that is its own."""
+        for name in [name for name in self._live if name[0] == rollout]:
+            self._let_go(self._live.pop(name))
+        self._rollouts.pop(rollout, None)
+        for key in [key for key, (owner, _) in self._keyframes.items() if owner == rollout]:
+            del self._keyframes[key]
+
+    def forget_shared(self, numbers: Container[int]) -> None:
+        """Drops these shared bodies."""
+        for key in [key for key, one in self._shared.items() if one.base.number in numbers]:
+            del self._shared[key]
+
+    def _alike(self, known: OrderedDict[bytes, K], request: bytes, base: Callable[[K], Base]) -> K | None:
+        """One that shares enough with the request to store it against."""
         for signature in _signatures(request):
-            base = self._keyframes.get(signature)
-            if base is not None and _alike(base.request, request):
-                self._keyframes.move_to_end(signature)
-                return base
+            found = known.get(signature)
+            if found is not None and _alike(base(found).request, request):
+                known.move_to_end(signature)
+                return found
         return None
 
-    def _keep_keyframe(self, base: Base) -> None:
-        for signature in _signatures(base.request):
-            self._keyframes[signature] = base
-            self._keyframes.move_to_end(signature)
-        while len(self._keyframes) > _KEYFRAMES:
-            self._keyframes.popitem(last=False)
+
+def _remember(known: OrderedDict[bytes, K], request: bytes, one: K) -> None:
+    for signature in _signatures(request):
+        known[signature] = one
+        known.move_to_end(signature)
+    while len(known) > _KEYFRAMES:
+        known.popitem(last=False)
 
 
 def _signatures(request: bytes) -> tuple[bytes, bytes]:

@@ -7,8 +7,10 @@ Agents resend the whole conversation with every call, so a body is stored as wha
 without the longest common prefix and suffix that it shares with its *base* (an earlier body, usually the attempt's
 previous call). Everything else of the exchange is compressed by zstd, with the neighbourhood of the cut and the base's
 own remainder as dictionary; under load many bodies are compressed together instead. This is byte-exact: nothing is
-parsed. A body without a base is a keyframe; the first call of an attempt may use a keyframe of another attempt with the
-same system prompt. `DEPTH` and `_CHAIN` bound the chain that a read has to follow.
+parsed. A body without a base is a keyframe. What the first calls of several rollouts have in common (system prompts,
+definitions of tools) is a *shared* body of its own, which they are stored against: so a rollout never stands on the
+bytes of another, and each can be forgotten (`forgetting`). `DEPTH` and `_CHAIN` bound the chain that a read has to
+follow.
 """
 
 from __future__ import annotations
@@ -152,7 +154,31 @@ def pack_body(body: Body, number: int, base: Base | None, alone: bool) -> tuple[
     rest = _pack(parts)
     lower, depth = (0, 0) if base is None else (base.number, base.depth + 1)
     stored = _compress(rest, base, prefix) if alone else rest
-    return _pack((lower, depth, prefix, suffix, alone, stored)), Base(number, depth, request, rest[:_FAR], sides)
+    made = Base(number, depth, request, _dictionary_of(rest, body.url, base), sides)
+    return _pack((lower, depth, prefix, suffix, alone, stored)), made
+
+
+def pack_shared(text: bytes, number: int, alone: bool) -> tuple[bytes, Base]:
+    """(record, itself as a base) of a shared body: a request, and nothing else."""
+    return pack_body(Body("", b"", text, b"", b"", b"", []), number, None, alone)
+
+
+def _dictionary_of(rest: bytes, url: str, base: Base | None) -> bytes:
+    """What of a body's rest is a dictionary. A shared body, which has no URL, is none beyond its text: that may be cut
+    where nobody uses it any more, and what was compressed with it must still be read."""
+    return rest[:_FAR] if url or base is not None else b""
+
+
+def in_common(one: bytes, other: bytes) -> tuple[int, int]:
+    """(length of the prefix, of the suffix that two requests share)."""
+    prefix, suffix, _ = _cut(one, other)
+    return prefix, suffix
+
+
+def use_of(record: bytes) -> tuple[int, int, int]:
+    """(number of the base, length of the prefix, of the suffix that a record takes of its request)."""
+    base, _, prefix, suffix, *_ = _unpack(record)
+    return base, prefix, suffix
 
 
 def _cut(base: bytes | None, request: bytes) -> tuple[int, int, bytes]:
@@ -206,7 +232,8 @@ def unpack_body(record: bytes, base: Base | None, number: int) -> tuple[Body, Ba
     request = middle if base is None else _joined(base.request, prefix, suffix, middle)
     sides = _unpack_sides(more[0] if more else [], () if base is None else base.sides)
     body = Body(url, request_headers, request, response_headers, response, trailers, marks, sides)
-    return body, Base(number, depth, request, rest[:_FAR], tuple(side.request_body for side in sides))
+    dictionary = _dictionary_of(rest, url, base)
+    return body, Base(number, depth, request, dictionary, tuple(side.request_body for side in sides))
 
 
 def _compress(rest: bytes, base: Base | None, prefix: int) -> bytes:
@@ -284,6 +311,17 @@ def pack_log(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
     for first, run in _runs(shared, _INLINE):
         # The first of a segment has nothing before it.
         yield first, len(run), _pack([records[first], *run[1:]])
+
+
+def repack_log(records: list[bytes]) -> bytes:
+    """A segment of records, few or many."""
+    return _pack([records[0], *_share(records)[1:]])
+
+
+def repack_segment(records: list[bytes], segment: bytes) -> bytes:
+    """A segment of these bodies, packed as `segment` is."""
+    packed = _pack(records)
+    return _some.compress(packed) if segment[:4] == _ZSTD else packed
 
 
 def unpack_log(segment: bytes) -> list[bytes]:

@@ -18,13 +18,14 @@ import lmdb
 
 from penstock.gateway.store.codec import UNREADABLE
 from penstock.gateway.store.directory import FILE_MODE, TapeError, hold, refusal
+from penstock.gateway.store.keys import HIGHEST_NUMBER
 
-FORMAT = b"2"
+FORMAT = b"3"
 DATABASES = (
     "meta", "rollouts", "tasks", "order", "attempts", "index", "open", "styles", "log", "bodies",
     "queue", "live", "unclaimed", "rewards", "workers", "resources", "stable", "releases", "audit", "assigned", "seen",
     "pins", "runs", "run_order", "run_configs", "run_metrics", "run_events", "run_trees",
-    "definitions", "audit_log", "coverage", "units", "told", "deliveries",
+    "definitions", "audit_log", "coverage", "units", "told", "deliveries", "uses", "holes", "forgotten", "held",
 )  # fmt: skip
 ORDER = b"order"
 """The one key of `order`."""
@@ -79,7 +80,10 @@ class Environment:
 
     def __init__(self, path: Path, *, readonly: bool, map_bytes: int) -> None:
         self.path = path
+        self.file = path / "tape" / "data.mdb"
         self._gate = Gate()
+        self._writing = threading.Lock()
+        """Held by who has a write transaction, or must keep others from having one."""
         self._lock = None if readonly else hold(path)
         try:
             self._env = _open(path / "tape", readonly, map_bytes)
@@ -175,9 +179,10 @@ class Environment:
         try:
             while True:
                 try:
-                    self._grow_ahead()
-                    with self._env.begin(write=True) as txn:
-                        return apply(txn)
+                    with self._writing:
+                        self._grow_ahead()
+                        with self._env.begin(write=True) as txn:
+                            return apply(txn)
                 except lmdb.MapFullError:
                     self._resize(self._env.info()["map_size"] * 2)
                 except lmdb.MapResizedError:
@@ -203,6 +208,32 @@ class Environment:
             self._env.reader_check()
             self._resize(info["map_size"])
 
+    @contextmanager
+    def exclusive(self) -> Generator[int]:
+        """Keeps everybody from writing; yields the oldest transaction that a reader of any process may see, or the last
+        possible one."""
+        with self._writing:
+            self._gate.enter()
+            try:
+                self._env.reader_check()
+                txn = self._env.begin(write=True)
+                try:
+                    yield _oldest_reader(self._env.readers())
+                finally:
+                    txn.abort()
+            except lmdb.Error as error:
+                raise TapeError(f"cannot lock the tape in {self.path}: {error}") from error
+            finally:
+                self._gate.leave()
+
+    def reopen(self) -> None:
+        """Opens it anew, with no buffer of what was written before."""
+        with self._writing, self._gate.alone():
+            map_bytes = self._env.info()["map_size"]
+            self._env.close()
+            self._env = _open(self.path / "tape", False, map_bytes)
+            self.dbs.update(self._databases(False))
+
     def _resize(self, size: int) -> None:
         """Changes the map to this size; 0 adopts the size that another process has given it."""
         with self._gate.alone():
@@ -227,11 +258,18 @@ def _open(path: Path, readonly: bool, map_bytes: int) -> lmdb.Environment:
             max_readers=READERS,
             readonly=readonly,
             readahead=False,
-            meminit=False,
+            # What was in memory before must not reach the file in the unused part of a page.
+            meminit=True,
             mode=FILE_MODE,
         )
     except (lmdb.Error, OSError) as error:
         raise TapeError(refusal(path.parent, error, readonly)) from error
+
+
+def _oldest_reader(readers: str) -> int:
+    """The oldest transaction of LMDB's list of readers: a line for each, with process, thread and transaction."""
+    ends = (line.rsplit(None, 1)[-1] for line in readers.splitlines()[1:])
+    return min((int(end) for end in ends if end.isdigit()), default=HIGHEST_NUMBER)
 
 
 def last_number(txn: Txn, database: Any) -> bytes | None:

@@ -36,6 +36,10 @@
 | `units`    | release NUL hash NUL                | the assignment of a unit, and the rollouts of it that count    |
 | `told`     | release                             | the last link (u32) that webhooks are told of                  |
 | `deliveries` | number (u64)                      | what one webhook is told of one link, and what came of it      |
+| `uses`     | number of a shared body (u64) number of a body (u64) | what the second takes of the first            |
+| `holes`    | database NUL its last number (u64)  | its first: numbers of the log or of bodies that were forgotten |
+| `forgotten` | rollout NUL                        | that it was forgotten: when, why, and what of it is still there |
+| `held`     | rollout NUL                         | who wants it kept, and why                                     |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
 are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never

@@ -93,6 +93,17 @@ class Reader:
                 return
             before = found[-1]
 
+    def oldest_first(self, after: int = 0) -> Iterator[tuple[int, Rollout]]:
+        """All rollouts beyond this number, the oldest first, with their numbers."""
+        while True:
+            with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
+                numbers = _numbers_above(cursor, after)
+                stored = [(number, view.rollout(view.name(number))) for number in numbers]
+            yield from ((number, rollout) for number, rollout in stored if rollout is not None)
+            if len(numbers) < _SLICE:
+                return
+            after = numbers[-1]
+
     def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""
         if not _possible(rollout):
@@ -201,6 +212,13 @@ class Reader:
             "used_bytes": used_bytes,
         }
 
+    def live_bytes(self) -> int:
+        """Bytes of the file that are in use: what is deleted is used again."""
+        with self.view() as view:
+            stats = [view.txn.stat(database) for database in self._env.dbs.values()]
+        pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+        return pages * stats[0]["psize"]
+
     def note(self, name: str) -> bytes | None:
         """What `QueueOperations.note` has kept under a name."""
         with self.view() as view:
@@ -220,9 +238,8 @@ class Reader:
             if before is None:
                 return None
 
-    def slices(self, database: str) -> Iterator[tuple[bytes, bytes]]:
-        """All records of a database by key, read in slices of one transaction each."""
-        start = b""
+    def slices(self, database: str, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """All records of a database by key, from one on, read in slices of one transaction each."""
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs[database]) as cursor:
                 found = _upwards(cursor, start)
@@ -248,6 +265,16 @@ def _numbers(cursor: Cursor, before: int | None) -> list[int]:
     while more and len(found) < _SLICE:
         found.append(keys.to_number(cursor.value()))
         more = cursor.prev_dup()
+    return found
+
+
+def _numbers_above(cursor: Cursor, after: int) -> list[int]:
+    """A slice of the numbers above this one, lowest first."""
+    more = cursor.set_range_dup(ORDER, keys.number(min(after + 1, keys.HIGHEST_NUMBER)))
+    found: list[int] = []
+    while more and len(found) < _SLICE:
+        found.append(keys.to_number(cursor.value()))
+        more = cursor.next_dup()
     return found
 
 

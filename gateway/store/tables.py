@@ -7,15 +7,15 @@ between transactions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, TypeAlias
 
 from penstock.gateway.model.rollout import AttemptStatus, Rollout
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.store import codec, keys, records
 from penstock.gateway.store.batch import Batch
-from penstock.gateway.store.cache import CachedAttempt, CachedRollout, Memory
-from penstock.gateway.store.codec import Body
+from penstock.gateway.store.cache import CachedAttempt, CachedRollout, Memory, Shared
+from penstock.gateway.store.codec import Base, Body
 from penstock.gateway.store.environment import ORDER, TapeError
 from penstock.gateway.store.records import Entry, Style
 from penstock.gateway.store.view import BLOCK, View, last_block
@@ -108,18 +108,39 @@ class Tables:
         key = live.key + keys.u32(entry.sequence)
         body = None
         if entry.body is not None:
-            body, _ = codec.pack_body(entry.body, 0, self._memory.base(live, entry.body.request), alone=True)
+            # It may be gone before the call has ended, so that nothing is made for it.
+            base = self._memory.base(live, entry.body.request)
+            known = base.base if isinstance(base, Shared) else base if isinstance(base, Base) else None
+            body, _ = codec.pack_body(entry.body, 0, known, alone=True)
         summary = entry.summary(self._style(batch, entry.style()), None, None)
         batch.txn.put(key, codec.pack_open(summary, body), db=self.dbs["open"])
         batch.append(b"o" + key)
         self._index(batch, live, entry.sequence, 0)
 
     def _put_body(self, batch: Batch, live: CachedAttempt, entry: Entry, body: Body) -> int:
-        number = self._body + len(batch.bodies) + 1
-        record, base = codec.pack_body(body, number, self._memory.base(live, body.request), batch.alone)
-        self._memory.keep(live, base)
+        base = self._memory.base(live, body.request)
+        if isinstance(base, bytes):
+            base = self._share(batch, base)
+        shared = isinstance(base, Shared)
+        known = self._memory.serve(base) if isinstance(base, Shared) else base
+        record, made = codec.pack_body(body, self._body + len(batch.bodies) + 1, known, batch.alone)
+        self._memory.keep(live, made)
         live.newest = entry.retry_of or entry.sequence
-        return self._add_body(batch, record)
+        number = self._add_body(batch, record)
+        if shared:
+            self._put_use(batch, number, record)
+        return number
+
+    def _share(self, batch: Batch, text: bytes) -> Shared:
+        """Makes a shared body."""
+        record, base = codec.pack_shared(text, self._body + len(batch.bodies) + 1, batch.alone)
+        self._add_body(batch, record)
+        return self._memory.share(base)
+
+    def _put_use(self, batch: Batch, number: int, record: bytes) -> None:
+        """Notes that a body stands on a shared one, and on how much of it."""
+        base, *used = codec.use_of(record)
+        batch.txn.put(keys.numbers((base, number)), keys.numbers(used), db=self.dbs["uses"])
 
     def _add_body(self, batch: Batch, record: bytes) -> int:
         batch.bodies.append(record)
@@ -175,11 +196,21 @@ class Tables:
         """Ends a call that an earlier life of the gateway has left open."""
         rollout, attempt, sequence = keys.split_head_key(key)
         number = None if body is None else self._add_body(batch, body)
+        if number is not None and body is not None and batch.view.has("uses", keys.number(codec.use_of(body)[0])):
+            self._put_use(batch, number, body)
         style, own = records.interrupted(summary, batch.view.style, number)
         live = self.live(batch, Entry(rollout, attempt))
         said = {name: style[records.STYLE.index(name)] for name in ("kind", "dialect", "upstream")}
         records.count(live.values[_SUMS], Entry(rollout, attempt, status=SpanStatus.INTERRUPTED, **said))
         self._finish(batch, live, sequence, records.head_of(self._style(batch, tuple(style)), own))
+
+    def forget(self, rollout: str) -> None:
+        """A rollout is not on the tape any more."""
+        self._memory.forget(rollout)
+
+    def forget_shared(self, numbers: Container[int]) -> None:
+        """These shared bodies are not as they were."""
+        self._memory.forget_shared(numbers)
 
     # -- attempts and rollouts ---------------------------------------------------------------------------------------
 

@@ -11,9 +11,12 @@ from typing import Any, TypeVar, cast
 
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.rollout import Rollout
+from penstock.gateway.store import keys
 from penstock.gateway.store.batch import Batch
 from penstock.gateway.store.cache import CachedAttempt, CachedRollout
+from penstock.gateway.store.environment import ORDER
 from penstock.gateway.store.follower import Follower
+from penstock.gateway.store.forgetting import Forgetting
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.tables import Tables
 
@@ -61,6 +64,16 @@ class Transaction:
     def append(self, change: bytes) -> int:
         """Adds to the log of changes and returns the cursor."""
         return self._batch.append(change)
+
+    def oldest_rollout(self) -> int | None:
+        """The lowest number of a rollout; None when there is none."""
+        found = self._batch.view.get("order", ORDER)
+        return None if found is None else keys.to_number(found)
+
+    @property
+    def forgetting(self) -> Forgetting:
+        """What takes rollouts off the tape."""
+        return Forgetting(self._batch, self._tables)
 
     # -- rollouts, attempts and calls --------------------------------------------------------------------------------
 

@@ -34,7 +34,11 @@ from penstock.gateway.store.wanted import KINDS
 BLOCK = 32
 """Sequences in one record of the index."""
 
-_NAMED = frozenset({b"v", b"e", b"t"})
+FORGOTTEN = b"x"
+"""In the log, what was there of a rollout that was forgotten."""
+_HOLE = 4096
+"""Forgotten changes that are told at once where no segment holds them."""
+_NAMED = frozenset({b"v", b"e", b"t", b"f"})
 _RECENT = 4
 _SPANS = ATTEMPT.index("spans")
 
@@ -62,6 +66,10 @@ class View:
     def scan(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Records whose keys begin so, by key."""
         return scan(self.txn, self._dbs[database], prefix)
+
+    def has(self, database: str, prefix: bytes) -> bool:
+        """Whether any record's key begins so."""
+        return next(self.scan(database, prefix), None) is not None
 
     def cursor(self, database: str) -> Cursor:
         """A cursor over a database; for a `with`."""
@@ -190,12 +198,30 @@ class View:
             with self.txn.cursor(db=self._dbs["log"]) as cursor:
                 if not cursor.set_range(keys.number(at)):
                     raise TapeError(f"change {at} is missing; run `penstock check`")
-                records = codec.unpack_log(cursor.value())
-                first = keys.to_number(cursor.key()) - len(records) + 1
+                last, segment = keys.to_number(cursor.key()), cursor.value()
+            records = codec.unpack_log(segment)
+            first = last - len(records) + 1
             if at < first:
-                raise TapeError(f"change {at} is missing; run `penstock check`")
+                first, records = self._forgotten_changes(at)
             self._segment = first, records
         return first, records
+
+    def _forgotten_changes(self, at: int) -> tuple[int, list[bytes]]:
+        """(cursor of the first, records) of some changes around this one, all forgotten."""
+        hole = self.hole("log", at)
+        if hole is None:
+            raise TapeError(f"change {at} is missing; run `penstock check`")
+        first = max(hole[0], at - at % _HOLE)
+        return first, [FORGOTTEN] * (min(hole[1], at - at % _HOLE + _HOLE - 1) + 1 - first)
+
+    def hole(self, database: str, at: int) -> tuple[int, int] | None:
+        """(first, last) of the numbers around this one that were forgotten, and that no segment holds any more."""
+        with self.txn.cursor(db=self._dbs["holes"]) as cursor:
+            prefix = keys.rollout_key(database)
+            if not cursor.set_range(prefix + keys.number(at)) or not cursor.key().startswith(prefix):
+                return None
+            first, last = keys.to_number(cursor.value()), keys.to_number(cursor.key()[len(prefix) :])
+            return (first, last) if first <= at else None
 
     def log_segments_with(self, text: bytes, before: bytes | None, most: int) -> tuple[list[Change], bytes | None]:
         """(changes, newest first, of segments of the log that hold these bytes; where to go on, None at the end).
@@ -217,23 +243,34 @@ class View:
         return found, before
 
     def change(self, at: int, record: bytes) -> Change | None:
-        """A record of the log as the noun; None for a call that was open then and has ended since."""
+        """A record of the log as the noun; None for a call that was open then and has ended since, and for what was
+        forgotten."""
         kind, key = record[:1], record[1:]
+        if kind == FORGOTTEN:
+            return None
         if kind == b"s":
             span = span_from(key, key[keys.summary_key_length(key) :], self.style)
             return Change.model_construct(cursor=at, kind="span", span=span)
         if kind in _NAMED:
-            return Change(cursor=at, kind=KINDS[kind], name=key[:-1].decode("ascii"))
+            return Change(cursor=at, kind=KINDS[kind], name=key[: key.index(0)].decode("ascii"))
+        if kind == b"a":
+            place = keys.split_attempt_key(key)
+            values = self.attempt_values(*place)
+            if values is None or at < values[0].number:
+                return None
+            return Change(cursor=at, kind="attempt", attempt=attempt_of(*place, values[1]))
+        name = key[: key.index(0)].decode("ascii")
         if kind == b"o":
             stored = self.get("open", key)
-            span = None if stored is None else span_from(key, codec.unpack_open(stored)[0], self.style)
-            return None if span is None else Change.model_construct(cursor=at, kind="span", span=span)
-        if kind == b"a":
-            name = keys.split_attempt_key(key)
-            found = self.attempt_values(*name)
-            return None if found is None else Change(cursor=at, kind="attempt", attempt=attempt_of(*name, found[1]))
-        rollout = self.rollout(key[:-1].decode("ascii"))
-        return None if rollout is None else Change(cursor=at, kind="rollout", rollout=rollout)
+            origins = None if stored is None else self.origins(name)
+            if stored is None or origins is None or at < origins.number:
+                return None
+            return Change.model_construct(
+                cursor=at, kind="span", span=span_from(key, codec.unpack_open(stored)[0], self.style)
+            )
+        found = self.numbered_rollout(name)
+        # An older one may be of another rollout of this name, which was forgotten.
+        return None if found is None or at < found[0] else Change(cursor=at, kind="rollout", rollout=found[1])
 
     def status(self, record: bytes) -> RolloutStatus | None:
         """Where the rollout of a record of the log stands now; its task is not read for that."""
@@ -244,24 +281,33 @@ class View:
         """What is known of a call that still runs."""
         stored = self.get("open", keys.summary_key(rollout, attempt, sequence))
         record = None if stored is None else codec.unpack_open(stored)[1]
-        return None if record is None else self._build(record, 0)[0]
+        return None if record is None else self.built(record)
 
     def body(self, number: int, known: Mapping[int, Base] = MappingProxyType({})) -> tuple[Body, Base]:
         """A body, and itself as a base for the next one. `known`: bases that it may stand on, by their numbers."""
-        return self._build(self._body_record(number), number, known)
+        return self._build(self.body_record(number), number, known)
 
     def _build(self, record: bytes, number: int, known: Mapping[int, Base] = MappingProxyType({})) -> tuple[Body, Base]:
         """Follows the chain of bases down to a known one or its keyframe and builds the body up again."""
         chain = [(number, record)]
         while (lower := codec.base_of(chain[-1][1])) and lower not in known:
-            chain.append((lower, self._body_record(lower)))
+            chain.append((lower, self.body_record(lower)))
         at, record = chain.pop()
         body, base = codec.unpack_body(record, known[lower] if lower else None, at)
         for at, record in reversed(chain):
             body, base = codec.unpack_body(record, base, at)
         return body, base
 
-    def _body_record(self, number: int) -> bytes:
+    def built(self, record: bytes) -> Body:
+        """The body of a call that still runs."""
+        return self._build(record, 0)[0]
+
+    def renew(self) -> None:
+        """Forgets the segments at hand: they were written anew."""
+        self._segment = self._bodies = (0, [])
+
+    def body_record(self, number: int) -> bytes:
+        """What is stored of a body."""
         first, records = self._bodies
         if first <= number < first + len(records):
             return records[number - first]

@@ -16,6 +16,7 @@ KINDS: Final[dict[bytes, ChangeKind]] = {
     b"v": "resource",
     b"e": "release",
     b"t": "run",
+    b"f": "forgotten",
 }
 """What a record of the log begins with. Behind it stands the name of the rollout, resource, release or run."""
 

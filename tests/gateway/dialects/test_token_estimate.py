@@ -16,7 +16,6 @@ from fakes.tape import Tape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.api.pages import add_totals
 from penstock.gateway.client.tables import row
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.dialects import by_name
@@ -25,6 +24,7 @@ from penstock.gateway.dialects.token_estimate import counted, estimated, uncount
 from penstock.gateway.display import rollouts
 from penstock.gateway.model.rollout import Totals
 from penstock.gateway.model.span import Estimate, Span, Usage
+from penstock.gateway.model.summaries import add_totals
 
 KNOWN = Usage(input_tokens=5, output_tokens=7)
 HALF = Usage(input_tokens=5)

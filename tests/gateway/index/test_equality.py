@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 
 import pytest
 from fakes.entries import body
+from fakes.forgetting import forget
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
@@ -158,6 +159,8 @@ actions = st.one_of(
     ),
     st.tuples(st.just("follow")),
     st.tuples(st.just("kill")),
+    st.tuples(st.just("forget"), st.integers(0, 30)),
+    st.tuples(st.just("tidy")),
 )
 
 
@@ -214,6 +217,14 @@ class History:
 
     def _follow(self) -> None:
         assert self.index.follow(time.monotonic() + 60)
+
+    def _forget(self, number: int) -> None:
+        busy = {entry.rollout for entry in self._running} | set(self._queued)
+        if free := [rollout.id for _, rollout in self.store.rollouts() if rollout.id not in busy]:
+            forget(self.store, free[number % len(free)])
+
+    def _tidy(self) -> None:
+        self.index.tidy()
 
     def _kill(self) -> None:
         """The process of the index is killed, and another one begins where the last manifest is."""

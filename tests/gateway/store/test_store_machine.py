@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fakes.entries import finish, running
+from fakes.forgetting import forget, overwrite
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -75,6 +76,19 @@ class TapeMachine(RuleBasedStateMachine):
         self.store.write(entries)
         for entry in entries:
             self.model.note(entry)
+
+    @rule(rollout=rollouts)
+    def forget(self, rollout: str) -> None:
+        mine = [place for place in self.model.status if place[0] == rollout]
+        if not mine or any(self.model.status[place] == "open" for place in mine):
+            return
+        forget(self.store, rollout)
+        for place in mine:
+            del self.model.status[place], self.model.request[place], self.model.response[place]
+
+    @rule()
+    def overwrite(self) -> None:
+        overwrite(self.store)
 
     @rule()
     def restart(self) -> None:

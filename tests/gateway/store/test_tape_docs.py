@@ -35,10 +35,11 @@ def segment(value: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("together", [False, True])
 def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
-    entries = [*conversation(70), call("r2", request=b"")]
+    entries = [*conversation(70), call("r2", request=b""), *conversation(3, "r3")]
     with open_store(tmp_path) as store:
         for batch in [entries] if together else [[entry] for entry in entries]:
             store.write(batch)
+        spans = [store.span(entry.rollout, entry.attempt, entry.sequence) for entry in entries]
     bodies: dict[int, bytes] = {}
     with lmdb.open(str(tmp_path / "tape"), max_dbs=len(DATABASES), readonly=True) as env:
         database = env.open_db(b"bodies", create=False)
@@ -50,10 +51,12 @@ def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
     names: dict[str, Any] = {"record": bodies.__getitem__, "msgpack": Msgpack, "zstandard": zstandard}
     exec(code[1], names)
     read: Callable[[int], tuple[bytes, bytes]] = names["read"]
-    assert len(bodies) == len(entries)
-    for number, entry in enumerate(entries, 1):
+    assert len(bodies) == len(entries) + 1  # r1 and r3 begin alike
+    for span, entry in zip(spans, entries, strict=True):
         assert entry.body is not None
-        request, rest = read(number)
+        assert span is not None
+        assert span.body is not None
+        request, rest = read(span.body)
         assert request == entry.body.request
         assert msgspec.msgpack.decode(rest)[5] == entry.body.response
 

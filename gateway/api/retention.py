@@ -1,0 +1,98 @@
+"""The control API of how long rollouts stay: forgetting them, keeping them, and how it goes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+from pydantic import Field
+
+from penstock.gateway.api.context import CONTROL, Control
+from penstock.gateway.api.guard import answer, query_of
+from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.operations import Ids
+from penstock.gateway.index.link import Link
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.base import ID_PATTERN, Noun
+from penstock.gateway.model.forgotten import Forgotten, Holding
+from penstock.gateway.model.retention import ForgottenPage, HoldingList, RetentionStatus
+from penstock.gateway.retention.service import Retention
+
+
+class ForgottenQuery(Noun):
+    """Parameters of the list of what was forgotten."""
+
+    cursor: str | None = Field(default=None, pattern=ID_PATTERN)
+    """Where the page begins: `next` of the page before."""
+    limit: int = Field(default=100, ge=1, le=1000)
+    """How many at most."""
+
+
+async def forget(control: Control, ids: Ids, asked: Said) -> Forgotten:
+    """Take a rollout off the tape for good: what it was given, its attempts, calls and rewards, out of the file and out
+    of the index. It is out of sight with the answer; `GET /api/retention` says when nothing is left. A rollout that
+    runs, that somebody keeps, or that a live release still has to count is refused. Its name and the time stay, and so
+    does what releases have counted of it."""
+    return await _retention(control).forget(ids["rid"], asked)
+
+
+async def hold(control: Control, ids: Ids, asked: Said) -> Holding:
+    """Keep a rollout, whatever the rules of retention say, until the hold is lifted."""
+    return await _retention(control).hold(ids["rid"], asked)
+
+
+async def lift(control: Control, ids: Ids, asked: Said) -> Holding:
+    """Lift the hold of a rollout; how it was kept."""
+    return await _retention(control).lift(ids["rid"], asked)
+
+
+async def get_retention(request: web.Request) -> web.Response:
+    """How long rollouts stay here, how much of its file the tape uses, and what is still to be deleted of those that
+    were forgotten."""
+    control = request.app[CONTROL]
+    in_index = await asyncio.to_thread(_in_index, control.index)
+    return answer(await asyncio.to_thread(_retention(control).status, in_index))
+
+
+async def get_holds(request: web.Request) -> web.Response:
+    """The rollouts that somebody keeps, by name: who, and why."""
+    return answer(await asyncio.to_thread(_retention(request.app[CONTROL]).holds))
+
+
+async def get_forgotten(request: web.Request) -> web.Response:
+    """The rollouts that were forgotten, by name: when, and why."""
+    asked = query_of(request, ForgottenQuery)
+    return answer(await asyncio.to_thread(_retention(request.app[CONTROL]).forgotten, asked.cursor, asked.limit))
+
+
+def _in_index(link: Link | None) -> int | None:
+    """Forgotten rollouts that are still in files of the index; None while it does not say."""
+    view = None if link is None else link.view()
+    if view is None or view.status in ("small", "off", "missing"):
+        return 0 if link is None or not link.has_files else None
+    return view.forgotten if view.status == "ready" and view.cursor == view.newest else None
+
+
+def _retention(control: Control) -> Retention:
+    assert control.retention is not None
+    return control.retention
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "POST", "/api/rollouts/{rid}/forget", "forget", "Forget a rollout", Forgotten, forget, body=Said,
+        errors=(404, 409), least="admin",
+    ),
+    Route("POST", "/api/rollouts/{rid}/hold", "hold", "Keep a rollout", Holding, hold, body=Said, errors=(404,)),
+    Route(
+        "POST", "/api/rollouts/{rid}/lift_hold", "lift_hold", "Lift the hold of a rollout", Holding, lift, body=Said,
+        errors=(404,), least="admin",
+    ),
+    Route("GET", "/api/retention", "retention", "How long rollouts stay", RetentionStatus, get_retention),
+    Route("GET", "/api/retention/holds", "holds", "Rollouts that somebody keeps", HoldingList, get_holds),
+    Route(
+        "GET", "/api/retention/forgotten", "forgotten", "Rollouts that were forgotten", ForgottenPage, get_forgotten,
+        query=ForgottenQuery,
+    ),
+)  # fmt: skip
+"""This part of the API."""

@@ -1,0 +1,67 @@
+"""Takes forgotten rollouts out of an index: out of its answers at once, out of its sealed files one seal after another.
+
+The files of a seal that name one of them are written anew without it, under other names, and a manifest that names the
+new ones deletes the old ones. Until then the manifest says which rollouts are still to be taken out, so that an index
+whose process was killed goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+from penstock.gateway.index.segments import File, Segments, seal_of
+from penstock.gateway.index.tables import Tables
+from penstock.gateway.index.texts import Texts
+
+np: Final[Any] = import_module("numpy")
+
+
+class Removal:
+    """What is still to be taken out of one index."""
+
+    def __init__(self, segments: Segments, tables: Tables, texts: Texts, numbers: Iterable[int]) -> None:
+        """`numbers`: of the rollouts that the manifest says are in sealed files."""
+        self._segments, self._tables, self._texts = segments, tables, texts
+        self.numbers = set[int]()
+        self._seals: list[str] | None = None
+        """Those that may name one of them; None where that is not known."""
+        self.add(numbers)
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Takes rollouts out of the answers."""
+        new = set(numbers) - self.numbers
+        if new:
+            self.numbers |= new
+            self._seals = None
+            self._texts.remove(self._tables.hide(new))
+
+    def step(self) -> tuple[list[File], list[File]] | None:
+        """Writes the files of one seal anew: (those that go, those that take their place); None when none is left."""
+        if self._seals is None:
+            named = self._tables.files_naming(self.numbers)
+            self._seals = sorted({seal_of(file.name) for file in self._tables.files if file.name in named})
+        if not self._seals:
+            self.numbers.clear()
+            return None
+        return self._rewritten(self._seals.pop())
+
+    def _rewritten(self, seal: str) -> tuple[list[File], list[File]]:
+        files = [file for file in self._tables.files if seal_of(file.name) == seal]
+        named, gone, made = self._tables.files_naming(self.numbers, files), list[File](), list[File]()
+        cursors: Sequence[int] = []
+        for file in files:
+            if file.name in named:
+                if file.table == "spans":
+                    cursors = self._tables.cursors_of(file, self.numbers)
+                gone.append(file)
+                made += self._tables.without(file, self.numbers)
+        if cursors:
+            said = [file for file in files if file.table in ("passages", "grams")]
+            gone += said
+            made += [new for file in said if file.table == "passages" for new in self._without(file, cursors)]
+        return gone, made
+
+    def _without(self, file: File, cursors: Sequence[int]) -> Iterator[File]:
+        yield from self._texts.without(file, np.array(cursors, np.int64))

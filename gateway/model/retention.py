@@ -1,0 +1,81 @@
+"""What says how long rollouts stay, and how it goes with those that went."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from penstock.gateway.model.answers import Page
+from penstock.gateway.model.base import Noun
+from penstock.gateway.model.forgotten import Forgotten, Holding
+from penstock.gateway.model.times import NOTATION, nanoseconds
+from penstock.gateway.model.toml import Section
+
+
+class RetentionRule(Section):
+    """`[[retention]]`: after how long the gateway forgets which rollouts."""
+
+    filter: str = ""
+    """Which rollouts, by what `penstock rollouts` lists of them, such as `mode:online -reward>0.5`; empty is all."""
+    after: str
+    """How long after they were last heard of, such as `30d`. Only rollouts that have ended are forgotten."""
+
+    @field_validator("after")
+    @classmethod
+    def _is_a_time(cls, value: str) -> str:
+        if not nanoseconds(value):
+            raise ValueError(f"{value!r} is not a time: {NOTATION}")
+        return value
+
+    @property
+    def after_ns(self) -> int:
+        """The same in nanoseconds."""
+        return nanoseconds(self.after) or 0
+
+    def __str__(self) -> str:
+        return f"after {self.after}{self.filter and f': {self.filter}'}"
+
+
+class RetentionStatus(Noun):
+    """How long rollouts stay here, and what is still to be done about those that were forgotten."""
+
+    rules: list[RetentionRule] = Field(default_factory=list[RetentionRule])
+    """As configured."""
+    keep_bytes: int | None = None
+    """What the tape may use before the oldest rollouts are forgotten; None where it may grow."""
+    used_bytes: int
+    """What the tape uses of its file; the rest is used again."""
+    file_bytes: int
+    """The size of its file, which never shrinks."""
+    forgotten: int
+    """Rollouts that were forgotten so far."""
+    retired: int = 0
+    """Those of them that were by a rule or for space, since the gateway started."""
+    wiping: int
+    """Rollouts that are out of sight, and of which calls are still on the tape."""
+    overwriting: bool
+    """Whether bytes of what was deleted may still be in the file; zeros are being written over them."""
+    in_index: int | None
+    """Rollouts that are still in files of the index; None while it does not say."""
+    looked_ns: int | None = None
+    """When the rules were last applied to all rollouts."""
+    stuck: str = ""
+    """Why the space cannot be had that `keep_bytes` asks for, or why a step failed."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left of what was forgotten."""
+        return not self.wiping and not self.overwriting and self.in_index == 0
+
+
+class HoldingList(Noun):
+    """Rollouts that somebody keeps, by name."""
+
+    holds: list[Holding] = Field(default_factory=list[Holding])
+    """One each."""
+
+
+class ForgottenPage(Page):
+    """Rollouts that were forgotten, by name."""
+
+    forgotten: list[Forgotten] = Field(default_factory=list[Forgotten])
+    """One each."""

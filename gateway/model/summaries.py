@@ -1,0 +1,24 @@
+"""A rollout together with what its attempts come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary, Totals
+
+
+def summarised(rollout: Rollout, attempts: Sequence[Attempt]) -> RolloutSummary:
+    """A rollout with its attempts, oldest first, and their sums."""
+    return RolloutSummary(
+        **dict(rollout),
+        attempts=list(attempts),
+        totals=reduce(add_totals, (attempt.totals for attempt in attempts), Totals()),
+        last_seen_ns=max((attempt.last_seen_ns for attempt in attempts), default=rollout.created_ns),
+        reward=next((attempt.reward for attempt in reversed(attempts) if attempt.reward is not None), None),
+    )
+
+
+def add_totals(a: Totals, b: Totals) -> Totals:
+    """The sum, field by field."""
+    return Totals(**{name: (getattr(a, name) or 0) + (getattr(b, name) or 0) for name in Totals.model_fields})

@@ -1,0 +1,178 @@
+"""Forgetting and keeping rollouts, as operations inside a write transaction.
+
+What is forgotten goes out of sight at once, in one transaction, and everything of it follows step by step (`wipe`). So
+a gateway that is killed in between goes on where it was. What remains is a `Forgotten`: a name and a time. The
+assignments of releases stay, with what was counted, so that their audit chains can still be verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.coverage import Coverage
+from penstock.gateway.model.forgotten import Forgotten, Holding
+from penstock.gateway.model.lifecycle import FINAL
+from penstock.gateway.model.release import PinList, Release
+from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.store import audit_log, keys
+from penstock.gateway.store.forgetting import Place
+from penstock.gateway.store.operation import Refused
+from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.store.view import View
+
+FORGOTTEN, HELD = "forgotten", "held"
+_DUE: Final = b"overwriting"
+"""In `meta`: how often something was wiped since the tape was overwritten; missing when nothing was."""
+
+
+class RetentionOperations:
+    """What can be done in one transaction."""
+
+    def __init__(self, tape: Transaction) -> None:
+        self._tape = tape
+
+    def forget(self, rollout: str, said: Said, now: int) -> Forgotten:
+        """Takes a rollout off the tape because somebody asked for it."""
+        made = self._hide(rollout, said.why, now)
+        audit_log.write(self._tape, said, "forget_rollout", rollout, now)
+        return made
+
+    def retire(self, rollouts: Iterable[str], why: str, now: int) -> list[Forgotten]:
+        """Takes rollouts off the tape by a rule, or for space; those that must stay after all are left out."""
+        made: list[Forgotten] = []
+        for rollout in rollouts:
+            try:
+                made.append(self._hide(rollout, why, now))
+            except Refused:
+                continue  # it runs, somebody keeps it, or a release has not counted it
+        if made:
+            said = Said.model_construct(who=GATEWAY, why=why)
+            audit_log.write(self._tape, said, "retire_rollouts", f"{len(made)} rollouts", now)
+        return made
+
+    def _hide(self, rollout: str, why: str, now: int) -> Forgotten:
+        reason = self._why_not(rollout)
+        if reason is not None:
+            raise reason
+        number = self._tape.forgetting.hide(rollout)
+        self._forget_misses(rollout)
+        made = Forgotten(rollout=rollout, at_ns=now, why=self._tape.secrets.text(why), number=number)
+        self._put(FORGOTTEN, made)
+        return made
+
+    def _why_not(self, rollout: str) -> Refused | None:
+        """Why a rollout must stay; None when it may go."""
+        key, known = keys.rollout_key(rollout), self._tape.rollout(rollout)
+        if known is None:
+            stored = self._tape.get(FORGOTTEN, key)
+            gone = "" if stored is None else ": it was forgotten already"
+            return Refused("not_found", f"there is no rollout {rollout}{gone}")
+        held = self._tape.get(HELD, key)
+        if held is not None:
+            one = Holding.model_validate_json(held)
+            return Refused(
+                "conflict", f"{one.who} keeps rollout {rollout}{one.why and f' ({one.why})'}; "
+                f"end that first: penstock hold --lift {rollout}",
+            )  # fmt: skip
+        if known.rollout.status not in FINAL:
+            status = known.rollout.status
+            return Refused(
+                "conflict", f"rollout {rollout} is {status}: `penstock cancel` it, or wait until it has ended"
+            )
+        if next(self._tape.scan("open", key), None) is not None:
+            return Refused("conflict", f"a call of rollout {rollout} still runs; forget it when that has ended")
+        release = self._counting(key)
+        if release is not None:
+            return Refused(
+                "conflict", f"release {release} has not counted rollout {rollout} yet; forget it when it has, or when "
+                "the release has ended",
+            )  # fmt: skip
+        return None
+
+    def _counting(self, key: bytes) -> str | None:
+        """A live release that still has to count a rollout."""
+        stored = self._tape.get("pins", key)
+        for pin in [] if stored is None else PinList.model_validate_json(stored).pins:
+            release = None if pin.release is None else self._tape.get("releases", pin.release.encode())
+            if release is None or pin.release is None or pin.number is None:
+                continue
+            counted = self._tape.get("seen", keys.numbered_key(pin.release, pin.number)) is not None
+            if not counted and Release.model_validate_json(release).live:
+                return pin.release
+        return None
+
+    def _forget_misses(self, rollout: str) -> None:
+        """What a prompt was said to have missed in it."""
+        found = [(key, Coverage.model_validate_json(record)) for key, record in self._tape.scan("coverage")]
+        for key, coverage in found:
+            if coverage.last is not None and coverage.last.rollout == rollout:
+                coverage.last = None
+                self._tape.put("coverage", key, coverage.model_dump_json(exclude_defaults=True).encode())
+
+    def wipe(self, rollout: str, place: Place) -> Place | None:
+        """Deletes some calls of a forgotten rollout; where to go on, None when all are gone."""
+        stored = self._tape.get(FORGOTTEN, keys.rollout_key(rollout))
+        assert stored is not None, rollout
+        forgotten = Forgotten.model_validate_json(stored)
+        following = self._tape.forgetting.wipe(forgotten.number, place)
+        if following is None:
+            forgotten.wiped = True
+            self._put(FORGOTTEN, forgotten)
+            self._tape.put("meta", _DUE, keys.number(due(self._tape.get("meta", _DUE)) + 1))
+        return following
+
+    def sweep(self, unwiped: int | None) -> bool:
+        """Deletes some of the log that tells of nothing that is there; whether there is more. `unwiped`: the lowest
+        number of a rollout that is not wiped."""
+        oldest = self._tape.oldest_rollout()
+        below = min((number for number in (oldest, unwiped) if number is not None), default=None)
+        return below is not None and self._tape.forgetting.sweep(below)
+
+    def touch(self) -> None:
+        """Changes nothing, so that there is a commit: pages that the last one has freed are overwritten after it."""
+        self._tape.put("meta", _DUE, keys.number(due(self._tape.get("meta", _DUE))))
+
+    def overwritten(self, when: int) -> None:
+        """Notes that everything was overwritten that had been wiped by then."""
+        if due(self._tape.get("meta", _DUE)) == when:
+            self._tape.delete("meta", _DUE)
+
+    def hold(self, rollout: str, said: Said, now: int) -> Holding:
+        """Keeps a rollout until somebody lets go of it."""
+        if self._tape.rollout(rollout) is None:
+            raise Refused("not_found", f"there is no rollout {rollout}")
+        who, why = map(self._tape.secrets.text, (said.who or said.key or "somebody", said.why))
+        made = Holding(rollout=rollout, at_ns=now, who=who, why=why)
+        self._put(HELD, made)
+        audit_log.write(self._tape, said, "hold_rollout", rollout, now)
+        return made
+
+    def lift(self, rollout: str, said: Said, now: int) -> Holding:
+        """Ends that a rollout is kept; how it was kept."""
+        key = keys.rollout_key(rollout)
+        held = self._tape.get(HELD, key)
+        if held is None:
+            raise Refused("not_found", f"nobody keeps rollout {rollout}")
+        self._tape.delete(HELD, key)
+        audit_log.write(self._tape, said, "lift_hold", rollout, now)
+        return Holding.model_validate_json(held)
+
+    def _put(self, database: str, one: Forgotten | Holding) -> None:
+        self._tape.put(database, keys.rollout_key(one.rollout), one.model_dump_json(exclude_defaults=True).encode())
+
+
+def due(stored: bytes | None) -> int:
+    """What `meta` says of what must be overwritten; 0 for nothing."""
+    return 0 if stored is None else keys.to_number(stored)
+
+
+def overwriting_due(view: View) -> int:
+    """How often something was wiped since the tape was overwritten; 0 when nothing was."""
+    return due(view.get("meta", _DUE))
+
+
+def unwiped(record: bytes) -> bool:
+    """Whether calls of a forgotten rollout are still on the tape. A record is read for that without making the noun."""
+    return b'"wiped":true' not in record

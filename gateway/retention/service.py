@@ -1,0 +1,328 @@
+"""What a gateway does about rollouts that must go, in the background and never for long at a time.
+
+One task does three things in turn. It wipes what was forgotten and overwrites what that leaves in the file. It looks
+through all rollouts, the oldest first, for those whose time is over by a rule. While the tape uses more than it may, it
+takes the oldest that have ended. Each look, and each pass over the file, is followed by a pause of twenty times its
+length, so that they take a twentieth of a core at most; what somebody asks to be forgotten does not wait for that.
+
+Writes go through the recorder, between calls; a pause as long as the write follows each. What was begun when a gateway
+was killed is on the tape and is finished by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from time import monotonic
+from typing import Final, NamedTuple, TypeVar
+
+from penstock.gateway.filters.query import Query, QueryError, parse
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.forgotten import Forgotten, Holding
+from penstock.gateway.model.lifecycle import FINAL
+from penstock.gateway.model.retention import ForgottenPage, HoldingList, RetentionRule, RetentionStatus
+from penstock.gateway.model.rollout import Rollout
+from penstock.gateway.model.summaries import summarised
+from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.retention.operations import FORGOTTEN, HELD, RetentionOperations, overwriting_due, unwiped
+from penstock.gateway.store import Store, keys
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.forgetting import Place
+from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.transaction import Transaction
+
+EVERY_S: Final = 60.0
+"""Between two looks at all rollouts, at least."""
+SHARE: Final = 20
+"""How many times as long as a look, or a pass over the file, the pause after it is."""
+AT_ONCE: Final = 64
+"""Rollouts that are taken off the tape in one transaction."""
+LOOKED: Final = 512
+"""Rollouts that are looked at without a pause."""
+RETRY_S: Final = 5.0
+"""After how long a step is tried again that the tape did not take."""
+READER_S: Final = 1.0
+"""Between two looks whether a reader has ended that sees pages which must be overwritten."""
+FOR_SPACE: Final = "space"
+"""Why rollouts go that no rule names."""
+T = TypeVar("T")
+_log = logging.getLogger("penstock.retention")
+
+
+class Due(NamedTuple):
+    """A rollout whose time is over."""
+
+    rollout: str
+    why: str
+    """The rule."""
+
+
+class Retention:
+    """Of one gateway. `start` before use, `stop` before the recorder closes."""
+
+    def __init__(
+        self,
+        rules: Sequence[RetentionRule],
+        keep_bytes: int | None,
+        store: Store,
+        recorder: Recorder,
+        metrics: Metrics,
+        now_ns: Callable[[], int],
+    ) -> None:
+        """Raises `ConfigError` when a filter cannot be understood, or is about calls."""
+        self._rules = [(rule, _parsed(place, rule)) for place, rule in enumerate(rules)]
+        self._keep_bytes = keep_bytes
+        self._store, self._recorder, self._metrics, self._now_ns = store, recorder, metrics, now_ns
+        self._to_wipe = deque[str]()
+        self._retired = 0
+        self._looked_ns: int | None = None
+        self._failing = self._full = ""
+        self._next_look = self._next_pass = 0.0
+        self._asked, self._stopping = asyncio.Event(), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Goes on with what an earlier gateway has begun, then follows the rules."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        """Ends after the step that is being done."""
+        self._stopping.set()
+        self._asked.set()
+        if self._task is not None:
+            await self._task
+
+    # -- what is asked for -------------------------------------------------------------------------------------------
+
+    async def forget(self, rollout: str, said: Said) -> Forgotten:
+        """Takes a rollout out of sight, and begins to wipe it. Raises `Refused`."""
+        made = await self._recorder.submit(lambda tape: RetentionOperations(tape).forget(rollout, said, self._now_ns()))
+        self._to_wipe.append(rollout)
+        self._metrics.forgotten_rollouts += 1
+        self._next_pass = 0.0
+        self._asked.set()
+        return made
+
+    async def hold(self, rollout: str, said: Said) -> Holding:
+        """Keeps a rollout. Raises `Refused`."""
+        return await self._recorder.submit(lambda tape: RetentionOperations(tape).hold(rollout, said, self._now_ns()))
+
+    async def lift(self, rollout: str, said: Said) -> Holding:
+        """Ends that a rollout is kept. Raises `Refused`."""
+        return await self._recorder.submit(lambda tape: RetentionOperations(tape).lift(rollout, said, self._now_ns()))
+
+    def status(self, in_index: int | None) -> RetentionStatus:
+        """How it goes. Reads the tape."""
+        with self._store.view() as view:
+            forgotten, overwriting = view.count(FORGOTTEN), overwriting_due(view) > 0
+        return RetentionStatus(
+            rules=[rule for rule, _ in self._rules], keep_bytes=self._keep_bytes, used_bytes=self._store.live_bytes(),
+            file_bytes=self._store.figures()["used_bytes"], forgotten=forgotten, retired=self._retired,
+            wiping=len(self._to_wipe), overwriting=overwriting or bool(self._to_wipe), in_index=in_index,
+            looked_ns=self._looked_ns, stuck=self._failing or self._full,
+        )  # fmt: skip
+
+    def holds(self) -> HoldingList:
+        """Who is kept."""
+        return HoldingList(holds=[Holding.model_validate_json(record) for _, record in self._store.slices(HELD)])
+
+    def forgotten(self, after: str | None, limit: int) -> ForgottenPage:
+        """A page of what was forgotten."""
+        start = b"" if after is None else keys.rollout_key(after) + b"\0"
+        found = [Forgotten.model_validate_json(one) for _, one in islice(self._store.slices(FORGOTTEN, start), limit)]
+        return ForgottenPage(forgotten=found, next=found[-1].rollout if len(found) == limit else None)
+
+    # -- in the background -------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        begun = False
+        while not self._stopping.is_set():
+            self._asked.clear()
+            try:
+                if not begun:
+                    await asyncio.to_thread(self._recall)
+                    begun = True
+                await self._wipe()
+                await self._overwrite()
+                await self._look()
+                wait_s = self._due_s()
+            except TapeError as error:
+                wait_s = self._failed(str(error))
+            except Exception as error:
+                # A rollout that cannot be wiped must not end the recording of others.
+                _log.exception("retention has failed: it is tried again")
+                wait_s = self._failed(f"{type(error).__name__}: {error}")
+            await self._pause(wait_s)
+
+    def _failed(self, why: str) -> float:
+        if why != self._failing:
+            _log.error("what was forgotten cannot be deleted, it is tried again: %s", why)
+        self._failing = why
+        return RETRY_S
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits, until something is asked for."""
+        try:
+            await asyncio.wait_for(self._asked.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _due_s(self) -> float:
+        """Until when nothing need be done."""
+        with self._store.view() as view:
+            due = overwriting_due(view) > 0
+        return max(0.0, min(self._next_look, self._next_pass if due else self._next_look) - monotonic())
+
+    def _recall(self) -> None:
+        found = (Forgotten.model_validate_json(one) for _, one in self._store.slices(FORGOTTEN) if unwiped(one))
+        self._to_wipe.extend(one.rollout for one in found)
+
+    async def _wipe(self) -> None:
+        """Wipes what was forgotten."""
+        wiped = False
+        while self._to_wipe and not self._stopping.is_set():
+            rollout, place = self._to_wipe[0], Place()
+            while place is not None and not self._stopping.is_set():
+                place = await self._step(partial(_wipe, rollout, place))
+            if place is None:
+                self._to_wipe.popleft()
+                wiped = True
+        while wiped and not self._stopping.is_set() and not self._to_wipe:
+            wiped = await self._step(lambda tape: RetentionOperations(tape).sweep(None))
+        self._failing = ""
+
+    async def _step(self, do: Callable[[Transaction], T]) -> T:
+        """One write, and a pause that is as long."""
+        began = monotonic()
+        result = await self._recorder.submit(do)
+        await asyncio.sleep(monotonic() - began)
+        return result
+
+    async def _overwrite(self) -> None:
+        """A pass over the file, where something was wiped since the last one and it is time for it."""
+        with self._store.view() as view:
+            when = overwriting_due(view)
+        if not when or monotonic() < self._next_pass or self._to_wipe or self._stopping.is_set():
+            return
+        began = monotonic()
+        await self._recorder.submit(lambda tape: RetentionOperations(tape).touch())
+        overwriting = await asyncio.to_thread(self._store.overwriting)
+        with overwriting:
+            more = True
+            while more and not self._stopping.is_set():
+                if overwriting.waits:
+                    await self._recorder.submit(lambda tape: RetentionOperations(tape).touch())
+                step = monotonic()
+                more = await asyncio.to_thread(overwriting.step)
+                if more:
+                    await asyncio.sleep(READER_S if overwriting.waits else 4 * (monotonic() - step))
+        if not more:
+            await self._recorder.submit(lambda tape: RetentionOperations(tape).overwritten(when))
+            self._next_pass = monotonic() + SHARE * (monotonic() - began)
+
+    async def _look(self) -> None:
+        """Looks for rollouts whose time is over."""
+        if monotonic() < self._next_look or self._stopping.is_set():
+            return
+        began = monotonic()
+        self._full = ""
+        if self._rules:
+            await self._retire(self._over(self._now_ns()), lambda: AT_ONCE)
+            self._looked_ns = self._now_ns()
+        if self._keep_bytes is not None and self._store.live_bytes() > self._keep_bytes:
+            await self._make_space(self._keep_bytes)
+        self._next_look = monotonic() + max(EVERY_S, SHARE * (monotonic() - began))
+
+    async def _retire(self, found: Iterator[Due | None], wanted: Callable[[], int]) -> None:
+        """Takes rollouts off the tape, and wipes them. `wanted`: how many now; 0 ends it."""
+        more = True
+        while more and not self._stopping.is_set() and (most := wanted()):
+            some, more = await asyncio.to_thread(_some, found, most)
+            for why in dict.fromkeys(one.why for one in some):
+                names = [one.rollout for one in some if one.why == why]
+                made = await self._step(partial(_retire, names, why, self._now_ns()))
+                self._to_wipe.extend(one.rollout for one in made)
+                self._retired += len(made)
+                self._metrics.forgotten_rollouts += len(made)
+            await self._wipe()
+            await asyncio.sleep(0)
+
+    def _over(self, now: int) -> Iterator[Due | None]:
+        """For each rollout that may be old enough, by which rule its time is over; None where by none."""
+        youngest = now - min(rule.after_ns for rule, _ in self._rules)
+        for _, rollout in self._store.oldest_first():
+            if rollout.created_ns > youngest:
+                return
+            yield self._rule_of(rollout, now) if self._may_go(rollout) else None
+
+    def _rule_of(self, rollout: Rollout, now: int) -> Due | None:
+        row = summarised(rollout, self._store.attempts(rollout.id))
+        for rule, query in self._rules:
+            if row.last_seen_ns <= now - rule.after_ns and query.matches_rollout(row):
+                return Due(rollout.id, str(rule))
+        return None
+
+    def _may_go(self, rollout: Rollout) -> bool:
+        if rollout.status not in FINAL:
+            return False
+        with self._store.view() as view:
+            return view.get(HELD, keys.rollout_key(rollout.id)) is None
+
+    def _too_many(self, keep_bytes: int) -> int:
+        """About how many rollouts are too many, at most those of one transaction."""
+        used = self._store.live_bytes()
+        with self._store.view() as view:
+            share = (used - keep_bytes) * view.count("rollouts") / used
+        return min(AT_ONCE, max(1, int(share))) if used > keep_bytes else 0
+
+    async def _make_space(self, keep_bytes: int) -> None:
+        found = (Due(one.id, FOR_SPACE) if self._may_go(one) else None for _, one in self._store.oldest_first())
+        await self._retire(found, lambda: self._too_many(keep_bytes))
+        used = self._store.live_bytes()
+        if used > keep_bytes and not self._stopping.is_set():
+            self._full = (
+                f"the tape uses {used:,} bytes, tape.keep_bytes is {keep_bytes:,}, and no rollout may go: what is left "
+                "runs, is kept by somebody, or a release has not counted it"
+            )
+            _log.warning("%s", self._full)
+
+
+def _some(found: Iterator[Due | None], most: int) -> tuple[list[Due], bool]:
+    """At most so many of those that are found, and whether there may be more."""
+    some: list[Due] = []
+    for _ in range(LOOKED):
+        try:
+            one = next(found)
+        except StopIteration:
+            return some, False
+        if one is not None:
+            some.append(one)
+            if len(some) == most:
+                break
+    return some, True
+
+
+def _wipe(rollout: str, place: Place, tape: Transaction) -> Place | None:
+    return RetentionOperations(tape).wipe(rollout, place)
+
+
+def _retire(rollouts: Sequence[str], why: str, now: int, tape: Transaction) -> list[Forgotten]:
+    return RetentionOperations(tape).retire(rollouts, why, now)
+
+
+def _parsed(place: int, rule: RetentionRule) -> Query:
+    try:
+        query = parse(rule.filter, "rollouts")
+    except QueryError as error:
+        raise ConfigError(f"retention.{place}.filter: {rule.filter!r} cannot be understood: {error}") from None
+    if query.needs_spans:
+        raise ConfigError(
+            f"retention.{place}.filter: {rule.filter!r} is about calls, and rollouts are forgotten as a whole: name "
+            "what `penstock rollouts` shows of them, such as status, mode, group, reward or metadata.NAME"
+        )
+    return query

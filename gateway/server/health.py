@@ -1,0 +1,33 @@
+"""What the health endpoints tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.store.recorder import Recorder
+
+
+@dataclass(slots=True)
+class State:
+    """What the health endpoints tell."""
+
+    metrics: Metrics
+    recorder: Recorder
+    started: bool = False
+    draining: bool = False
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why it takes no calls or cannot record them; None while it does both."""
+        if self.draining:
+            return "the gateway is draining: it takes no new calls"
+        if not self.started:
+            return "the gateway is not ready yet: it is starting"
+        failing = self.recorder.failing
+        return None if failing is None else f"recording has stopped: {failing}"
+
+    @property
+    def gaps(self) -> int:
+        """Calls that were answered and could not be recorded."""
+        return self.metrics.recording_gaps

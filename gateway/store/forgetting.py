@@ -1,0 +1,213 @@
+"""Takes a rollout off the tape: first out of sight, in one transaction, then its bytes, some in each of the next.
+
+Log and bodies are segments that many rollouts share. What a segment has of a forgotten rollout is replaced by an empty
+record, so that numbers stay; a segment of which nothing is left is deleted, and its numbers are noted as a *hole*. A
+body stands only on bodies of its own rollout and on shared ones (`codec`). Of a shared body only what others still use
+is kept, and nothing once nobody does.
+
+What is deleted here is still in free pages of the file, until `overwriting` has written zeros over them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from penstock.gateway.store import codec, keys, records
+from penstock.gateway.store.batch import Batch
+from penstock.gateway.store.environment import ORDER, TapeError, floor
+from penstock.gateway.store.records import Origins
+from penstock.gateway.store.tables import Tables
+from penstock.gateway.store.view import BLOCK, FORGOTTEN
+
+SPANS = 256
+"""About so many are wiped in one transaction."""
+_SWEPT = 64
+"""Segments of the log that are deleted in one transaction."""
+_SPANS = records.ATTEMPT.index("spans")
+
+
+class Place(NamedTuple):
+    """Where wiping goes on: a block of the index of an attempt."""
+
+    attempt: bytes = b""
+    """Its key, or where the first one is."""
+    block: int = 0
+
+
+class Forgetting:
+    """For the thread that writes, in an open transaction."""
+
+    def __init__(self, batch: Batch, tables: Tables) -> None:
+        self._batch, self._tables = batch, tables
+        self._txn, self._dbs, self._view = batch.txn, tables.dbs, batch.view
+
+    def hide(self, rollout: str) -> int:
+        """Takes a rollout out of sight; its number. It must have ended, and none of its calls may run."""
+        key, origins = keys.rollout_key(rollout), self._view.origins(rollout)
+        assert origins is not None, rollout
+        self._delete("rollouts", key)
+        self._delete("tasks", key)
+        self._txn.delete(ORDER, keys.number(origins.number), db=self._dbs["order"])
+        self._delete_all("rewards", key)
+        self._delete_all("live", key)
+        self._delete_all("unclaimed", keys.number(origins.number))
+        self._tables.forget(rollout)
+        self._batch.append(b"f" + key + keys.number(origins.number))
+        return origins.number
+
+    def wipe(self, number: int, place: Place) -> Place | None:
+        """Wipes some calls of the hidden rollout of this number; where to go on, None when all are gone."""
+        found, following = self._cursors(number, place)
+        edits: dict[int, bytes] = {}
+        gone: dict[int, set[int]] = defaultdict(set)
+        for cursor in found:
+            record = self._view.log_record(cursor)
+            if record == FORGOTTEN:
+                continue  # by a process that ended before it had wiped all
+            gone[self._log_key(cursor)].add(cursor)
+            body = records.body_of(record[1 + keys.summary_key_length(record[1:]) :])
+            if body is not None:
+                edits[body] = b""
+        self._replace_bodies(edits | self._shared_edits(edits))
+        for last, cursors in gone.items():
+            self._wipe_log(last, cursors)
+        if following is None:
+            self._delete_all("attempts", keys.number(number))
+            self._delete_all("index", keys.number(number))
+        self._batch.wrote = True
+        return following
+
+    def sweep(self, below: int) -> bool:
+        """Deletes some of the log below this cursor, where nothing is named that the tape still has; whether there is
+        more."""
+        for _ in range(_SWEPT):
+            with self._txn.cursor(db=self._dbs["log"]) as cursor:
+                if not cursor.first() or keys.to_number(cursor.key()) >= below:
+                    return False
+                key, segment = cursor.item()
+                if not cursor.next():
+                    return False
+            last = keys.to_number(key)
+            self._delete("log", key)
+            self._add_hole("log", last - len(codec.unpack_log(segment)) + 1, last)
+            self._batch.wrote = True
+        return True
+
+    # -- the index ---------------------------------------------------------------------------------------------------
+
+    def _cursors(self, number: int, place: Place) -> tuple[list[int], Place | None]:
+        """(cursors of summaries, where to go on)."""
+        found: list[int] = []
+        for key, record in self._view.scan("attempts", keys.number(number)):
+            if key < place.attempt:
+                continue
+            values, newest = records.attempt_values(record, Origins(number, 0))
+            block = place.block if key == place.attempt else 0
+            while block * BLOCK < values[_SPANS]:
+                if len(found) >= SPANS:
+                    return found, Place(key, block)
+                stored = self._view.get("index", key + keys.u32(block))
+                cursors = newest if stored is None else keys.to_numbers(stored)
+                found += filter(None, cursors)
+                block += 1
+        return found, None
+
+    # -- the log -----------------------------------------------------------------------------------------------------
+
+    def _log_key(self, at: int) -> int:
+        """The last cursor of the segment that holds this one."""
+        first, held = self._view.log_segment(at)
+        return first + len(held) - 1
+
+    def _wipe_log(self, last: int, cursors: set[int]) -> None:
+        """Wipes these changes of a segment, and what else it tells of their rollouts."""
+        first, found = self._view.log_segment(last)
+        names = {_rollout_of(found[cursor - first]) for cursor in cursors}
+        held = [FORGOTTEN if record[:1] in b"roas" and _rollout_of(record) in names else record for record in found]
+        if all(record == FORGOTTEN for record in held) and last != self._view.last("log"):
+            self._delete("log", keys.number(last))
+            self._add_hole("log", first, last)
+        else:
+            self._txn.put(keys.number(last), codec.repack_log(held), db=self._dbs["log"])
+        self._view.renew()
+
+    # -- bodies ------------------------------------------------------------------------------------------------------
+
+    def _shared_edits(self, gone: Iterable[int]) -> dict[int, bytes]:
+        """What becomes of the shared bodies that these stood on."""
+        used = set[int]()
+        for number in gone:
+            base = codec.use_of(self._view.body_record(number))[0]
+            if self._txn.delete(keys.numbers((base, number)), db=self._dbs["uses"]):
+                used.add(base)
+        edits: dict[int, bytes] = {}
+        for number in used:
+            text = self._view.body(number)[0].request
+            uses = [keys.to_numbers(value) for _, value in self._view.scan("uses", keys.number(number))]
+            prefix, suffix = (max(sizes) for sizes in zip(*uses, strict=True)) if uses else (0, 0)
+            if prefix + suffix < len(text):
+                cut = text[:prefix] + text[len(text) - suffix :]
+                edits[number] = codec.pack_shared(cut, number, alone=True)[0] if uses else b""
+        if edits:
+            self._restate_open(edits)
+            self._tables.forget_shared(edits)
+        return edits
+
+    def _restate_open(self, changing: Mapping[int, bytes]) -> None:
+        """Calls that run and stand on one of these bodies are written without it."""
+        stored = [(key, *codec.unpack_open(value)) for key, value in self._view.scan("open")]
+        for key, summary, record in stored:
+            if record is not None and codec.use_of(record)[0] in changing:
+                restated, _ = codec.pack_body(self._view.built(record), 0, None, alone=True)
+                self._txn.put(key, codec.pack_open(summary, restated), db=self._dbs["open"])
+
+    def _replace_bodies(self, edits: Mapping[int, bytes]) -> None:
+        newest = self._view.last("bodies")
+        for first, segment, numbers in list(self._segments(edits)):
+            held = codec.unpack_segment(segment)
+            for number in numbers:
+                held[number - first] = edits[number]
+            if not any(held) and first != newest:
+                self._delete("bodies", keys.number(first))
+                self._add_hole("bodies", first, first + len(held) - 1)
+            else:
+                self._txn.put(keys.number(first), codec.repack_segment(held, segment), db=self._dbs["bodies"])
+        self._view.renew()
+
+    def _segments(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes, list[int]]]:
+        """(number of its first body, itself, those of these bodies that it holds) of each segment."""
+        found: dict[int, list[int]] = defaultdict(list)
+        with self._txn.cursor(db=self._dbs["bodies"]) as cursor:
+            for number in numbers:
+                if not floor(cursor, keys.number(number)):
+                    raise TapeError(f"body {number} is missing; run `penstock check`")
+                found[keys.to_number(cursor.key())].append(number)
+        for first, held in found.items():
+            segment = self._view.get("bodies", keys.number(first))
+            assert segment is not None
+            yield first, segment, held
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def _add_hole(self, database: str, first: int, last: int) -> None:
+        """Notes that these numbers are in no segment any more; neighbours become one hole."""
+        holes, prefix = self._dbs["holes"], keys.rollout_key(database)
+        before = self._txn.pop(prefix + keys.number(first - 1), db=holes)
+        if before is not None:
+            first = keys.to_number(before)
+        after = self._view.hole(database, last + 1)
+        self._txn.put(prefix + keys.number(last if after is None else after[1]), keys.number(first), db=holes)
+
+    def _delete(self, database: str, key: bytes) -> None:
+        self._txn.delete(key, db=self._dbs[database])
+        self._batch.wrote = True
+
+    def _delete_all(self, database: str, prefix: bytes) -> None:
+        for key in [key for key, _ in self._view.scan(database, prefix)]:
+            self._delete(database, key)
+
+
+def _rollout_of(record: bytes) -> bytes:
+    return record[1 : record.find(0) + 1]

@@ -1,0 +1,231 @@
+"""Writes zeros over what is left of deleted records in the file of a tape, while a gateway writes it.
+
+LMDB never writes over anything: a page that is not used any more keeps its bytes until it is used again, and so does
+the gap between the two ends of a page of the tree, from which records were deleted. A *pass* goes through the file from
+its first page to its last. It writes zeros over free pages that no reader can still see, into gaps, and behind values
+that have pages of their own.
+
+Each step holds LMDB's lock for writing, so that no page changes its use meanwhile; it is short. What it writes is read
+by nobody: LMDB neither reads a free page nor a gap. Before a pass the environment is opened anew, because LMDB keeps
+the buffers of written pages, with what was in them, for the next pages that it writes.
+
+The layout is that of LMDB 0.9 (data version 1): `struct MDB_page`, `MDB_node`, `MDB_meta` and `MDB_db` of its mdb.c. A
+file that does not look so is left alone, and `TapeError` raised.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.environment import Environment
+
+STEP_S: Final = 0.01
+"""How long one step may hold the lock."""
+_AT_ONCE: Final = 1024
+"""Pages that are read at once."""
+_HEADER: Final = 16
+_PAGE: Final = struct.Struct("<QHHHH")
+"""Number, pad, flags, and where the gap begins and ends; of a value with pages of its own the last two are their
+count."""
+_NODE: Final = struct.Struct("<HHHH")
+"""Size of the value (low, high), flags, size of the key."""
+_BRANCH, _LEAF, _OVERFLOW, _FIXED = 0x01, 0x02, 0x04, 0x20
+_BIG: Final = 0x01
+"""The flag of a node whose value has pages of its own."""
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_DBS: Final = _HEADER + 24
+"""Where in a meta the records of the two roots are, of 48 bytes each: first that of the list of free pages."""
+_NONE: Final = 0xFFFFFFFFFFFFFFFF
+
+
+class _Meta(NamedTuple):
+    page_bytes: int
+    free_root: int
+    last_page: int
+    transaction: int
+
+
+class _Free(NamedTuple):
+    """A record of the list of free pages."""
+
+    transaction: int
+    """The one that freed them."""
+    pages: array[int]
+    """Their numbers, ascending."""
+
+
+class Overwriting:
+    """One pass; `step` until it is done, from one thread."""
+
+    def __init__(self, env: Environment) -> None:
+        """Opens the environment anew. Raises `TapeError` when the disk does not let it."""
+        env.reopen()
+        self._env = env
+        self._fd = os.open(env.file, os.O_RDWR)
+        meta = self._meta()
+        self._page_bytes, self._end = meta.page_bytes, meta.last_page + 1
+        self._zeros = bytes(self._page_bytes)
+        self._at = 2  # the first two are metas
+        self._seen = set[int]()
+        """Free pages that a reader may still see, or that the next process would go back to."""
+        self.overwritten = 0
+        """Pages that had something in them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it can only go on when a reader has ended, or when something has been committed."""
+        return self._at >= self._end
+
+    def step(self) -> bool:
+        """Does some of it; whether there is more."""
+        if not self.waits:
+            # What the step reads is in memory then, so that nobody waits for a disk.
+            os.pread(self._fd, _AT_ONCE * self._page_bytes, self._at * self._page_bytes)
+        with self._env.exclusive() as oldest:
+            meta = self._meta()
+            oldest, free = min(oldest, meta.transaction), list(self._free(meta.free_root))
+            if self.waits:
+                self._again(free, oldest)
+            else:
+                self._some(free, oldest)
+        if self.waits and not self._seen:
+            os.fdatasync(self._fd)
+            return False
+        return True
+
+    def _some(self, free: list[_Free], oldest: int) -> None:
+        first, until = self._at, time.monotonic() + STEP_S
+        held = memoryview(os.pread(self._fd, _AT_ONCE * self._page_bytes, first * self._page_bytes))
+        end = min(self._end, first + len(held) // self._page_bytes)
+        if end <= first:
+            self._at = self._end  # the file is shorter than LMDB counts: pages that were never written
+            return
+        gone, seen = set[int](), set[int]()
+        for record in free:
+            (gone if record.transaction < oldest else seen).update(
+                record.pages[bisect_left(record.pages, first) : bisect_left(record.pages, end)]
+            )
+        while self._at < end and time.monotonic() < until:
+            number = self._at
+            page = held[(number - first) * self._page_bytes :][: self._page_bytes]
+            self._at += 1
+            if number in gone:
+                self._clear(number * self._page_bytes, page)
+            elif number in seen:
+                self._seen.add(number)
+            else:
+                self._at = number + self._live(number, page)
+
+    def _again(self, free: list[_Free], oldest: int) -> None:
+        """Looks again at the pages that somebody saw. One that is used again was written whole."""
+        still = set[int]()
+        for record in free:
+            found = self._seen.intersection(record.pages)
+            if record.transaction >= oldest:
+                still |= found
+                continue
+            for number in found:
+                at = number * self._page_bytes
+                self._clear(at, memoryview(os.pread(self._fd, self._page_bytes, at)))
+        self._seen = still
+
+    def _live(self, number: int, page: memoryview) -> int:
+        """Clears what is not used of a page that is; how many pages it is."""
+        named, _, flags, lower, upper = _PAGE.unpack_from(page)
+        if named != number:
+            raise self._strange(f"page {number} says that it is page {named}")
+        if flags & _OVERFLOW:
+            return lower | upper << 16
+        if flags & (_BRANCH | _LEAF) and not flags & _FIXED:
+            if not _HEADER <= lower <= upper <= self._page_bytes:
+                raise self._strange(f"page {number} has its gap at {lower} to {upper}")
+            self._clear(number * self._page_bytes + lower, page[lower:upper])
+            if flags & _LEAF:
+                for at, size in _big(page, lower):
+                    self._clear_behind(at, size)
+        return 1
+
+    def _clear_behind(self, first: int, size: int) -> None:
+        """Clears what is behind a value of so many bytes that has pages of its own."""
+        head = os.pread(self._fd, _HEADER, first * self._page_bytes)
+        named, _, flags, low, high = _PAGE.unpack(head)
+        if named != first or not flags & _OVERFLOW:
+            raise self._strange(f"page {first} should hold a value of {size} bytes")
+        at, end = first * self._page_bytes + _HEADER + size, (first + (low | high << 16)) * self._page_bytes
+        self._clear(at, memoryview(os.pread(self._fd, max(0, end - at), at)))
+
+    def _clear(self, at: int, held: memoryview) -> None:
+        """Writes zeros there, if there is anything else."""
+        zeros = self._zeros if len(held) <= self._page_bytes else bytes(len(held))
+        if bytes(held) != zeros[: len(held)]:
+            os.pwrite(self._fd, zeros[: len(held)], at)
+            self.overwritten += 1
+
+    # -- what LMDB keeps ---------------------------------------------------------------------------------------------
+
+    def _meta(self) -> _Meta:
+        """The newest of the two."""
+        found = [self._meta_at(0)]
+        found.append(self._meta_at(found[0].page_bytes))
+        return max(found, key=lambda meta: meta.transaction)
+
+    def _meta_at(self, at: int) -> _Meta:
+        head = os.pread(self._fd, 256, at)
+        magic, version = struct.unpack_from("<II", head, _HEADER)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise self._strange(f"it has version {version} of LMDB's layout, {_VERSION} is known")
+        (page_bytes,) = struct.unpack_from("<I", head, _DBS)
+        (free_root,) = struct.unpack_from("<Q", head, _DBS + 40)
+        last_page, transaction = struct.unpack_from("<QQ", head, _DBS + 2 * 48)
+        return _Meta(page_bytes, free_root, last_page, transaction)
+
+    def _free(self, root: int) -> Iterator[_Free]:
+        """All records of the list of free pages."""
+        if root == _NONE:
+            return
+        page = memoryview(os.pread(self._fd, self._page_bytes, root * self._page_bytes))
+        _, _, flags, lower, _ = _PAGE.unpack_from(page)
+        for at in _nodes(page, lower):
+            low, high, node_flags, key_bytes = _NODE.unpack_from(page, at)
+            if flags & _BRANCH:
+                yield from self._free(low | high << 16 | node_flags << 32)
+                continue
+            (transaction,) = struct.unpack_from("<Q", page, at + 8)
+            data, size = page[at + 8 + key_bytes :], low | high << 16
+            if node_flags & _BIG:
+                (first,) = struct.unpack_from("<Q", data)
+                data = memoryview(os.pread(self._fd, size, first * self._page_bytes + _HEADER))
+            numbers = array("Q", bytes(data[:size]))
+            yield _Free(transaction, array("Q", sorted(numbers[1 : 1 + numbers[0]])))
+
+    def _strange(self, what: str) -> TapeError:
+        return TapeError(f"{self._env.file} is not laid out as expected ({what}): nothing more is overwritten in it")
+
+
+def _nodes(page: memoryview, lower: int) -> tuple[int, ...]:
+    """Where the nodes of a page are."""
+    return struct.unpack_from(f"<{(lower - _HEADER) // 2}H", page, _HEADER)
+
+
+def _big(page: memoryview, lower: int) -> Iterator[tuple[int, int]]:
+    """(first page, bytes) of the values of a leaf that have pages of their own."""
+    for at in _nodes(page, lower):
+        low, high, flags, key_bytes = _NODE.unpack_from(page, at)
+        if flags & _BIG:
+            yield struct.unpack_from("<Q", page, at + 8 + key_bytes)[0], low | high << 16

@@ -1,0 +1,29 @@
+"""Forgetting on a tape that no gateway serves."""
+
+from __future__ import annotations
+
+from penstock.gateway.store import Store
+from penstock.gateway.store.forgetting import Place
+from penstock.gateway.store.operation import Task
+
+
+def forget(store: Store, rollout: str) -> None:
+    """Takes a rollout off the tape, whatever its status is."""
+    hidden = Task(lambda tape: tape.forgetting.hide(rollout))
+    store.write([hidden])
+    number, place = hidden.result, Place()
+    assert number is not None
+    while place is not None:
+        step = Task(lambda tape, at=place: tape.forgetting.wipe(number, at))
+        store.write([step])
+        place = step.result
+
+
+def overwrite(store: Store) -> int:
+    """Writes zeros over what was deleted; how many pages had something in them."""
+    store.write([Task(lambda tape: tape.put("meta", b"note commit", b"1"))])
+    with store.overwriting() as overwriting:
+        while overwriting.step():
+            if overwriting.waits:
+                store.write([Task(lambda tape: tape.put("meta", b"note commit", b"2"))])
+        return overwriting.overwritten

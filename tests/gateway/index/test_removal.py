@@ -1,0 +1,148 @@
+"""Forgotten rollouts leave an index: its answers at once, its files one seal after another, also if it is killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import duckdb
+import pytest
+from fakes.entries import body
+from fakes.forgetting import forget
+
+from penstock.gateway.app import open_store
+from penstock.gateway.index.follower import Index
+from penstock.gateway.index.questions import Find, Sum
+from penstock.gateway.store import Store
+from penstock.gateway.store.records import Entry
+
+T0 = 1_790_000_000_000_000_000
+SEALED = 10
+"""Calls of a sealed file."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Generator[Store]:
+    with open_store(tmp_path) as made:
+        yield made
+
+
+def said(rollout: str, text: str) -> Entry:
+    request = b'{"messages":[{"role":"user","content":"%s"}]}' % text.encode()
+    return Entry(
+        rollout, "a1", start_ns=T0, end_ns=T0, status="ok", dialect="chat", model=f"model-{rollout}",
+        body=body(request, b'{"choices":[{"message":{"content":"ok"}}]}'),
+    )  # fmt: skip
+
+
+def fill(store: Store, rollouts: int) -> None:
+    for at in range(rollouts):
+        store.write([said(f"r{at}", f"needle-{at:03d} {turn}") for turn in range(4)])
+
+
+def caught_up(index: Index) -> None:
+    assert index.follow(time.monotonic() + 60)
+
+
+def tidied(index: Index) -> None:
+    caught_up(index)
+    while index.tidy():
+        pass
+
+
+def count(index: Index) -> int:
+    return sum(row["calls"] for row in index.sum(Sum("agent", "", T0, 10)).rows)
+
+
+def files_with(path: Path, text: str) -> list[str]:
+    """Files of an index that have a text in one of their columns."""
+    found: list[str] = []
+    for file in sorted(path.rglob("*.parquet")):
+        rows = duckdb.execute(f"select * from read_parquet('{file}')").fetchall()
+        if any(text in str(row) for row in rows) or text.encode() in file.read_bytes():
+            found.append(file.name)
+    return found
+
+
+def test_answers_are_without_it_at_once_and_files_soon(store: Store) -> None:
+    index = Index(store, store.path / "index", SEALED)
+    fill(store, 20)
+    caught_up(index)
+    assert count(index) == 80
+    forget(store, "r3")
+    forget(store, "r19")
+    caught_up(index)
+    assert count(index) == 72
+    assert files_with(index_path := store.path / "index", "needle-003") != []
+    tidied(index)
+    assert files_with(index_path, "needle-003") == []
+    assert files_with(index_path, "needle-019") == []
+    assert files_with(index_path, "model-r3") == []
+    assert files_with(index_path, "needle-004") != []
+    assert index.find(Find("spans", "text~needle-003", T0, None, 10)).positions == []
+    assert len(index.find(Find("spans", "text~needle-004", T0, None, 10)).positions) == 4
+    assert count(index) == 72
+    index.close()
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_process_that_is_killed_goes_on_where_it_was(store: Store, steps: int) -> None:
+    index = Index(store, store.path / "index", SEALED)
+    fill(store, 20)
+    caught_up(index)
+    for at in (1, 6, 12, 17):
+        forget(store, f"r{at}")
+    caught_up(index)
+    for _ in range(steps):
+        index.tidy()
+    files = {file.name for file in index._tables.files}
+    index.close()
+    index = Index(store, store.path / "index", SEALED)
+    assert files >= {file.name for file in index._tables.files}  # nothing was made anew
+    assert index.cursor > 0
+    tidied(index)
+    assert count(index) == 64
+    for at in (1, 6, 12, 17):
+        assert files_with(store.path / "index", f"needle-{at:03d}") == []
+    index.close()
+
+
+def test_an_index_is_still_of_its_tape_when_all_of_its_last_changes_were_forgotten(store: Store) -> None:
+    index = Index(store, store.path / "index", SEALED)
+    fill(store, 20)
+    caught_up(index)
+    index.close()
+    for at in range(20):
+        forget(store, f"r{at}")
+    index = Index(store, store.path / "index", SEALED)
+    assert index.cursor > 0
+    tidied(index)
+    assert count(index) == 0
+    assert [path.name for path in (store.path / "index").glob("*.parquet")] == []
+    index.close()
+
+
+def test_what_is_given_to_sql_is_without_it(store: Store) -> None:
+    index = Index(store, store.path / "index", SEALED)
+    fill(store, 20)
+    caught_up(index)
+    forget(store, "r3")
+    caught_up(index)
+    for paths in index.files().values():
+        for path in paths:
+            assert not any("r3" in row for row in duckdb.execute(f"from read_parquet('{path}')").fetchall())
+    index.close()
+
+
+def test_another_of_the_same_name_is_there(store: Store) -> None:
+    index = Index(store, store.path / "index", SEALED)
+    fill(store, 5)
+    caught_up(index)
+    forget(store, "r3")
+    store.write([said("r3", "another")])
+    tidied(index)
+    assert len(index.find(Find("spans", "rollout:r3", T0, None, 10)).positions) == 1
+    assert len(index.find(Find("rollouts", "rollout:r3", T0, None, 10)).positions) == 1
+    assert files_with(store.path / "index", "needle-003") == []
+    index.close()

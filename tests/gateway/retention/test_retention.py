@@ -1,0 +1,262 @@
+"""Rollouts that must go, as people see it: commands, rules, space, holds, and gateways that are killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from pathlib import Path
+
+import aiohttp
+import pytest
+from conftest import StartGateway
+from fakes.process import Gateway, upstreams
+from fakes.provider import serving
+from fakes.shell import Shell
+from fakes.waiting import until
+
+from penstock.gateway.app import open_store
+from penstock.gateway.cli.check import problems
+from penstock.gateway.client.client import Client
+from penstock.gateway.client.connection import ClientError
+from penstock.gateway.demo.model import Answer
+from penstock.gateway.model.base import Mode
+from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.retention import RetentionStatus
+from penstock.gateway.model.rollout import Outcome
+
+INDEXED = '[index]\nwhen = "always"\n'
+
+
+def needle() -> str:
+    return f"needle-{secrets.token_hex(16)}"
+
+
+async def call(gateway: Gateway, rollout: str, text: str) -> None:
+    """A call of a rollout that says something."""
+    request = {"model": "m-1", "messages": [{"role": "user", "content": text}]}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(gateway.openai(rollout) + "/chat/completions", json=request) as response,
+    ):
+        assert response.status == 200, await response.text()
+        await response.read()
+
+
+async def ended(gateway: Gateway, rollout: str, said: str, mode: Mode = "train", calls: int = 1) -> None:
+    """A rollout that has ended, and says something everywhere."""
+    async with Client(gateway.url) as client:
+        await client.enqueue([RolloutSpec(id=rollout, mode=mode, input={"task": said}, metadata={"customer": said})])
+        (claim,) = (await client.claim(ClaimRequest(worker="w1", limit=1, modes=[mode]))).claims
+        assert (claim.rollout.id, claim.attempt.id) == (rollout, "a1")
+        for turn in range(calls):
+            await call(gateway, rollout, f"{said} {turn}")
+        await client.finish(
+            rollout, "a1", FinishRequest(worker="w1", status="succeeded", outcome=Outcome(output={"said": said}))
+        )
+
+
+async def status(gateway: Gateway) -> RetentionStatus:
+    async with Client(gateway.url) as client:
+        return await client.retention()
+
+
+async def names(gateway: Gateway) -> list[str]:
+    async with Client(gateway.url) as client:
+        return sorted([one.id async for one in client.rollouts("")])
+
+
+def found(path: Path, text: str) -> list[str]:
+    """Files that hold a text as it is."""
+    return [file.name for file in path.rglob("*") if file.is_file() and text.encode() in file.read_bytes()]
+
+
+def said_on_tape(path: Path) -> str:
+    """All that the tape of a gateway that has ended holds of bodies, tasks and outcomes."""
+    pieces: list[str] = []
+    with open_store(path) as store:
+        assert list(problems(store)) == []
+        for _, rollout in store.rollouts():
+            pieces.append(rollout.model_dump_json())
+            pieces += [attempt.model_dump_json() for attempt in store.attempts(rollout.id)]
+            for _, exchange in store.exchanges(store.spans(rollout.id)):
+                pieces += [] if exchange is None else [exchange.request_body.decode(), exchange.response_body.decode()]
+        with store.view() as view:
+            pieces += [
+                view.body(number)[0].request.decode()
+                for number in range(1, view.last("bodies"))
+                if _is_kept(view, number)
+            ]
+    return "\n".join(pieces)
+
+
+def _is_kept(view: object, number: int) -> bool:
+    return view.hole("bodies", number) is None and view.body_record(number) != b""  # type: ignore[attr-defined]
+
+
+async def test_a_person_forgets_a_rollout(start_gateway: StartGateway, tmp_path: Path) -> None:
+    async with serving() as provider:
+        provider.script = lambda request: Answer(request["messages"][0]["content"])
+        gateway = await start_gateway(upstreams(provider.openai_url) + INDEXED)
+        texts = {f"r{at}": needle() for at in range(6)}
+        for rollout, text in texts.items():
+            await ended(gateway, rollout, text, calls=3)
+        shell = Shell(gateway.url, tmp_path)
+        assert found(gateway.data, texts["r2"]) != []
+        done = await shell.run("forget", "r2", "--who", "ann", "--why", "she asked for it")
+        assert (done.code, done.text) == (0, "forgotten: r2\nleft of what was forgotten: nothing of them\n"), done.err
+        assert found(gateway.data, texts["r2"]) == []
+        assert await names(gateway) == ["r0", "r1", "r3", "r4", "r5"]
+
+        again = await shell.run("forget", "r2")
+        assert again.code == 1
+        assert "there is no rollout r2: it was forgotten already" in again.err
+        assert "she asked for it" in (await shell.run("retention", "forgotten")).text
+        audit = (await shell.run("audit", "--json")).text
+        assert '"action":"forget_rollout","target":"r2","why":"she asked for it"' in audit
+        assert (await shell.run("search", texts["r2"])).text == ""
+        assert texts["r3"] in (await shell.run("search", texts["r3"])).text
+        counted = await shell.run("sql", "select count(*) as n from rollouts", "--json")
+        assert counted.text == '{"n":5}\n', counted.err
+
+        asked = await shell.run("forget", "mode:train")
+        assert asked.code == 2
+        assert "5 rollouts that have ended match, such as r5: add --yes to forget them for good" in asked.err
+        done = await shell.run("forget", "mode:train", "--yes")
+        assert done.text == "forgotten: 5\nleft of what was forgotten: nothing of them\n"
+        await gateway.terminate()
+    said = said_on_tape(gateway.data)
+    assert not any(text in said for text in texts.values())
+    assert not any(found(gateway.data, text) for text in texts.values())
+
+
+async def test_what_may_not_go_says_why(start_gateway: StartGateway, tmp_path: Path) -> None:
+    async with serving() as provider:
+        gateway = await start_gateway(upstreams(provider.openai_url))
+        await ended(gateway, "r1", "x")
+        shell = Shell(gateway.url, tmp_path)
+        kept = await shell.run("hold", "r1", "--who", "ann", "--why", "court order 7")
+        assert kept.text == "1 kept until that is lifted\n", kept.err
+        refused = await shell.run("forget", "r1")
+        assert refused.code == 1
+        assert "ann keeps rollout r1 (court order 7); end that first: penstock hold --lift r1" in refused.err
+        assert "court order 7" in (await shell.run("hold")).text
+        assert (await shell.run("hold", "--lift", "r1")).text == "1 not kept any more\n"
+        assert (await shell.run("hold")).err == "Nobody keeps a rollout.\n"
+        assert (await shell.run("hold", "--lift", "r1")).code == 1
+        async with Client(gateway.url) as client:
+            await client.enqueue([RolloutSpec(id="r2", input=1)])
+            with pytest.raises(ClientError, match="rollout r2 is queuing: `penstock cancel` it, or wait until it has"):
+                await client.forget("r2")
+            with pytest.raises(ClientError, match="there is no rollout r9"):
+                await client.hold("r9")
+        assert (await shell.run("forget", "r1")).code == 0
+        shown = (await shell.run("retention")).text
+        assert shown.startswith("forget    nothing by itself: penstock.toml has neither [[retention]] nor tape.keep_")
+        assert "forgotten 1 rollouts\nleft      nothing of them\n" in shown
+
+
+async def test_a_rule_takes_what_it_names_when_its_time_is_over(start_gateway: StartGateway) -> None:
+    async with serving() as provider:
+        rules = '[[retention]]\nfilter = "mode:val"\nafter = "1ms"\n[[retention]]\nafter = "30d"\n'
+        gateway = await start_gateway(upstreams(provider.openai_url) + rules)
+        texts = {f"r{at}": needle() for at in range(6)}
+        for at, (rollout, text) in enumerate(texts.items()):
+            await ended(gateway, rollout, text, "val" if at % 2 else "train")
+        async with Client(gateway.url) as client:
+            await client.hold("r3")
+        await gateway.restart()
+
+        async def gone() -> bool:
+            view = await status(gateway)
+            return view.retired == 2 and view.done
+
+        await until(gone)
+        assert await names(gateway) == ["r0", "r2", "r3", "r4"]
+        view = await status(gateway)
+        assert [str(rule) for rule in view.rules] == ["after 1ms: mode:val", "after 30d"]
+        assert [rollout for rollout, text in texts.items() if found(gateway.data, text) == []] == ["r1", "r5"]
+        async with Client(gateway.url) as client:
+            (entry,) = [one async for one in client.audit_log() if one.action == "retire_rollouts"]
+            assert (entry.who, entry.target, entry.why) == ("gateway", "2 rollouts", "after 1ms: mode:val")
+
+
+async def test_the_oldest_make_room(start_gateway: StartGateway) -> None:
+    async with serving() as provider:
+        provider.script = lambda request: Answer("ok")
+        gateway = await start_gateway(upstreams(provider.openai_url) + "[tape]\nkeep_bytes = 3000000\n")
+        rng = random.Random(1)
+        for at in range(40):
+            await ended(gateway, f"r{at:02d}", rng.randbytes(60_000).hex())
+        await gateway.restart()
+
+        async def small() -> bool:
+            view = await status(gateway)
+            return view.used_bytes <= 3_000_000 and view.done and view.retired > 0
+
+        await until(small)
+        left = await names(gateway)
+        assert left == [f"r{at:02d}" for at in range(40 - len(left), 40)]
+        assert 5 < len(left) < 40
+        before = (await status(gateway)).file_bytes
+        for at in range(40, 50):
+            await ended(gateway, f"r{at:02d}", rng.randbytes(60_000).hex())
+        assert (await status(gateway)).file_bytes == before  # the space is used again
+        await gateway.terminate()
+    said_on_tape(gateway.data)
+
+
+async def test_nothing_comes_back_and_nothing_is_lost_when_gateways_are_killed(start_gateway: StartGateway) -> None:
+    rng = random.Random(3)
+    async with serving() as provider:
+        provider.script = lambda request: Answer(request["messages"][0]["content"])
+        gateway = await start_gateway(upstreams(provider.openai_url) + INDEXED)
+        texts = {f"r{at:02d}": needle() for at in range(24)}
+        gone = set[str]()
+        for rollout, text in texts.items():
+            await ended(gateway, rollout, text, calls=2)
+        for life in range(4):
+            loading = asyncio.ensure_future(load(gateway, life))
+            going = rng.sample(sorted(texts.keys() - gone), 4)
+            async with Client(gateway.url) as client:
+                for rollout in going:
+                    await client.forget(rollout)
+                    gone.add(rollout)
+            await asyncio.sleep(rng.random() * 0.3)  # some way into what follows
+            await gateway.kill()
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            await gateway.start()
+
+        async def done() -> bool:
+            return (await status(gateway)).done
+
+        await until(done)
+        assert [rollout for rollout in await names(gateway) if rollout in texts] == sorted(texts.keys() - gone)
+        assert {rollout for rollout, text in texts.items() if found(gateway.data, text) == []} == gone
+        await gateway.terminate()
+    said = said_on_tape(gateway.data)
+    assert {rollout for rollout, text in texts.items() if text not in said} == gone
+
+
+async def load(gateway: Gateway, life: int) -> None:
+    """Calls, until it is cancelled."""
+    at = 0
+    while True:
+        at += 1
+        await call(gateway, f"load-{life}-{at}", f"load {at}")
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ('after = "soon"', "retention.0.after: 'soon' is not a time"),
+        ('filter = "latency>2s"\nafter = "1d"', "retention.0.filter: 'latency>2s' is about calls"),
+        ('filter = "moed:val"\nafter = "1d"', "retention.0.filter: 'moed:val' cannot be understood"),
+    ],
+)
+async def test_a_rule_that_makes_no_sense_is_refused(tmp_path: Path, rule: str, said: str) -> None:
+    (tmp_path / "penstock.toml").write_text(f"[[retention]]\n{rule}\n")
+    done = await Shell("", tmp_path).run("serve", "--config", "penstock.toml", "--port", "0")
+    assert done.code == 1
+    assert said in done.err
