@@ -78,6 +78,10 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.gateway.cli.reading:token",
         "Make an agent token: the API key of an agent that may speak for one rollout and nothing else.",
     ),
+    "lake": Command(
+        "penstock.gateway.cli.lake:lake",
+        "Append what is new on a tape to tables of Parquet (Delta Lake), in a directory or in S3.",
+    ),
     "check": Command(
         "penstock.gateway.cli.serve:check", "Read every record of a tape and report what is not as it should be."
     ),
