@@ -43,6 +43,7 @@ class Lake:
         self._store, self._place, self._bodies = store, place, bodies
         self._reader = ChunkReader(store, prices, rows, size)
         self._tables = list[Table]()
+        self._is_clean = False
 
     @property
     def cursor(self) -> int:
@@ -114,6 +115,9 @@ class Lake:
         for table in self._tables:
             if table.must_erase:
                 table.erase()
+            elif not self._is_clean:
+                table.clean()  # what a killed writer had put for the version that is there only now
+        self._is_clean = True
         return Round(self.cursor, self.behind, written, len(chunk.forgotten))
 
 

@@ -138,7 +138,7 @@ class Table:
     def commit(self, chunk: Chunk) -> Written:
         """Adds the rows of a chunk that it does not have, and takes away what the chunk forgets; all or nothing.
         Raises `Raced`, `Unreachable`; then it is as before."""
-        put = list[str]()
+        put, written = list[str](), Written(0, 0, 0)
         try:
             with self._place.asked():
                 changed, written = self._prepared(chunk, put)
