@@ -29,7 +29,7 @@ from penstock.sidecar.options import RunOptions
 from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
-MOST = 267
+MOST = 270
 APO = ROOT / "docs" / "apo.md"
 
 

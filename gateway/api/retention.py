@@ -83,7 +83,9 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/api/rollouts/{rid}/forget", "forget", "Forget a rollout", Forgotten, forget, body=Said,
         errors=(404, 409), least="admin",
     ),
-    Route("POST", "/api/rollouts/{rid}/hold", "hold", "Keep a rollout", Holding, hold, body=Said, errors=(404,)),
+    Route(
+        "POST", "/api/rollouts/{rid}/hold", "hold_rollout", "Keep a rollout", Holding, hold, body=Said, errors=(404,)
+    ),
     Route(
         "POST", "/api/rollouts/{rid}/lift_hold", "lift_hold", "Lift the hold of a rollout", Holding, lift, body=Said,
         errors=(404,), least="admin",

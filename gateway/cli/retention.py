@@ -113,7 +113,7 @@ def hold(
             rids = [rid for rid in rids if rid in held]
         if not rids:
             raise Failure("No rollout matches that is kept." if lift else "No rollout matches.", 1)
-        changed = [await (client.lift_hold if lift else client.hold)(rid, reason) for rid in rids]
+        changed = [await (client.lift_hold if lift else client.hold_rollout)(rid, reason) for rid in rids]
         show(changed, json, lambda: f"{len(changed):,} {'not kept any more' if lift else 'kept until that is lifted'}")
 
     if not rollouts and lift:

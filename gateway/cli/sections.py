@@ -40,6 +40,6 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Releases": ("resource", "prompts", "release", "webhook"),
     "Training": ("doctor", "samples", "runs", "train"),
-    "Tape": ("export", "index", "forget", "hold", "retention", "check", "backup", "restore"),
+    "Tape": ("export", "lake", "index", "forget", "hold", "retention", "check", "backup", "restore"),
 }
 """Titles, and the commands below each."""

@@ -30,7 +30,7 @@ def serve(
     """
     from penstock.gateway.app import run
 
-    run(_config(config), data, host, port)
+    run(config_file(config), data, host, port)
 
 
 def check(*, data: Path | None = None) -> None:
@@ -100,7 +100,7 @@ def _data(given: Path | None) -> Path:
     """The directory of the tape."""
     from penstock.gateway.config import load
 
-    return load(_config(None), data=given).data
+    return load(config_file(None), data=given).data
 
 
 def _examined(path: Path, name: Path) -> int:
@@ -126,7 +126,7 @@ def _failures() -> Generator[None]:
         raise Failure(str(e)) from None
 
 
-def _config(given: Path | None) -> Path | None:
+def config_file(given: Path | None) -> Path | None:
     """The configuration file: one that was named must exist, the default need not."""
     # Not Path.exists, which raises where this directory may not be read.
     return given or (DEFAULT_CONFIG if os.path.exists(DEFAULT_CONFIG) else None)

@@ -86,6 +86,10 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.gateway.cli.retention:hold",
         "Keep rollouts, whatever the rules of retention say, until that is lifted.",
     ),
+    "lake": Command(
+        "penstock.gateway.cli.lake:lake",
+        "Append what is new on a tape to tables of Parquet (Delta Lake), in a directory or in S3.",
+    ),
     "check": Command(
         "penstock.gateway.cli.serve:check", "Read every record of a tape and report what is not as it should be."
     ),

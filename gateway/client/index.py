@@ -20,7 +20,7 @@ class IndexClient(Connection):
         """Takes a rollout off the tape for good."""
         return await self.post(f"/api/rollouts/{quote(rollout, safe='')}/forget", Forgotten, said)
 
-    async def hold(self, rollout: str, said: Said = UNSAID) -> Holding:
+    async def hold_rollout(self, rollout: str, said: Said = UNSAID) -> Holding:
         """Keeps a rollout."""
         return await self.post(f"/api/rollouts/{quote(rollout, safe='')}/hold", Holding, said)
 

@@ -106,7 +106,7 @@ class SyncClient:
     recent_spans = _waited(Client.recent_spans)
     prices = _waited(Client.prices)
     forget = _waited(Client.forget)
-    hold = _waited(Client.hold)
+    hold_rollout = _waited(Client.hold_rollout)
     lift_hold = _waited(Client.lift_hold)
     retention = _waited(Client.retention)
     holds = _waited(Client.holds)

@@ -15,8 +15,9 @@ from penstock.gateway.calls.turns import decode_body, encoding
 from penstock.gateway.index.rows import Head
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.store import codec
-from penstock.gateway.store.codec import Base
+from penstock.gateway.store.codec import Base, Body
 from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.exchanges import header_lines
 from penstock.gateway.store.view import View
 
 _BASES_BYTES: Final = 64 << 20
@@ -34,19 +35,24 @@ class PassageReader:
 
     def read(self, view: View, head: Head) -> list[Passage]:
         """Those of a span that has ended."""
+        return self.read_call(view, head)[0]
+
+    def read_call(self, view: View, head: Head) -> tuple[list[Passage], Body | None]:
+        """Those of a span that has ended, and its bytes; None where it has none, or where they cannot be read."""
         if head.body is None:
-            return of_attributes(head.attributes)
+            return of_attributes(head.attributes), None
         if head.sequence == 1 and converses(head):
             self._remember((head.rollout, head.attempt), 1)
         try:
             body, base = view.body(head.body, self._bases)
         except (TapeError, *codec.UNREADABLE) as error:
             _log.error("the texts of a call are not in the index: %s", error)
-            return []
+            return [], None
         self._keep(base)
         request = _decoded(body.request, body.request_headers)
         response = _decoded(body.response, body.response_headers)
-        return of_call(head, request, response, lambda: self._first_call(view, head) in (head.sequence, None))
+        said = of_call(head, request, response, lambda: self._first_call(view, head) in (head.sequence, None))
+        return said, body
 
     def _keep(self, base: Base) -> None:
         before = self._bases.pop(base.number, None)
@@ -75,6 +81,6 @@ class PassageReader:
 
 
 def _decoded(body: bytes, headers: bytes) -> bytes:
-    if b"content-encoding" in headers.lower() and (packed := encoding(codec.header_lines(headers))):
+    if b"content-encoding" in headers.lower() and (packed := encoding(header_lines(headers))):
         return decode_body(body, packed)[0]
     return body

@@ -7,7 +7,7 @@ assignments of releases stay, with what was counted, so that their audit chains 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.gateway.model.audit import Said
@@ -111,15 +111,17 @@ class RetentionOperations:
                 coverage.last = None
                 self._tape.put("coverage", key, coverage.model_dump_json(exclude_defaults=True).encode())
 
-    def wipe(self, rollout: str, place: Place) -> Place | None:
-        """Deletes some calls of a forgotten rollout; where to go on, None when all are gone."""
-        stored = self._tape.get(FORGOTTEN, keys.rollout_key(rollout))
-        assert stored is not None, rollout
-        forgotten = Forgotten.model_validate_json(stored)
-        following = self._tape.forgetting.wipe(forgotten.number, place)
-        if following is None:
-            forgotten.wiped = True
-            self._put(FORGOTTEN, forgotten)
+    def wipe(self, going: Sequence[tuple[str, Place]]) -> list[Place | None]:
+        """Deletes some calls of forgotten rollouts, of each from a place on. Of as many as there was time for: where to
+        go on, None when all of its calls are gone."""
+        stored = [self._tape.get(FORGOTTEN, keys.rollout_key(rollout)) for rollout, _ in going]
+        found = [Forgotten.model_validate_json(one) for one in stored if one is not None]
+        following = self._tape.forgetting.wipe([(one.number, at) for one, (_, at) in zip(found, going, strict=True)])
+        done = [one for one, at in zip(found, following, strict=False) if at is None]
+        for one in done:
+            one.wiped = True
+            self._put(FORGOTTEN, one)
+        if done:
             self._tape.put("meta", _DUE, keys.number(due(self._tape.get("meta", _DUE)) + 1))
         return following
 

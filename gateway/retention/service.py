@@ -184,14 +184,16 @@ class Retention:
 
     async def _wipe(self) -> None:
         """Wipes what was forgotten."""
-        wiped = False
+        wiped, place = False, Place()
         while self._to_wipe and not self._stopping.is_set():
-            rollout, place = self._to_wipe[0], Place()
-            while place is not None and not self._stopping.is_set():
-                place = await self._step(partial(_wipe, rollout, place))
-            if place is None:
+            some = list(islice(self._to_wipe, AT_ONCE))
+            going = [(some[0], place), *((rollout, Place()) for rollout in some[1:])]
+            following = await self._step(partial(_wipe, going))
+            for after in following[:-1]:
+                assert after is None  # only the last of them can be cut short
+            for _ in range(sum(after is None for after in following)):
                 self._to_wipe.popleft()
-                wiped = True
+            place, wiped = following[-1] or Place(), True
         while wiped and not self._stopping.is_set() and not self._to_wipe:
             wiped = await self._step(lambda tape: RetentionOperations(tape).sweep(None))
         self._failing = ""
@@ -307,8 +309,8 @@ def _some(found: Iterator[Due | None], most: int) -> tuple[list[Due], bool]:
     return some, True
 
 
-def _wipe(rollout: str, place: Place, tape: Transaction) -> Place | None:
-    return RetentionOperations(tape).wipe(rollout, place)
+def _wipe(going: Sequence[tuple[str, Place]], tape: Transaction) -> list[Place | None]:
+    return RetentionOperations(tape).wipe(going)
 
 
 def _retire(rollouts: Sequence[str], why: str, now: int, tape: Transaction) -> list[Forgotten]:

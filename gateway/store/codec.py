@@ -25,7 +25,7 @@ import zstandard
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from penstock.gateway.model.exchange import Chunk, Exchange, Side
+from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.span import Usage
 
 DEPTH = 32
@@ -387,25 +387,3 @@ def unpack_open(value: bytes) -> tuple[bytes, bytes | None]:
     """The inverse: summary and body."""
     summary, body = _unpack(value)
     return summary, body
-
-
-def header_lines(block: bytes) -> list[tuple[str, str]]:
-    """`name: value CRLF` lines as pairs, bytes above 0x7f as latin-1 (RFC 9110 §5.5)."""
-    lines = block.decode("latin-1").split("\r\n")
-    pairs = (line.partition(":") for line in lines if line)
-    return [(name, value.strip(" \t")) for name, _, value in pairs]
-
-
-def exchange(body: Body) -> Exchange:
-    """A stored body as the noun."""
-    marks = iter(body.marks)
-    return Exchange(
-        url=body.url,
-        request_headers=header_lines(body.request_headers),
-        request_body=body.request,
-        response_headers=header_lines(body.response_headers),
-        response_body=body.response,
-        trailers=header_lines(body.trailers),
-        chunks=[Chunk(at_ns=at * 1000, size=size) for at, size in zip(marks, marks, strict=True)],
-        sides=body.sides,
-    )

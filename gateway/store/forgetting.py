@@ -11,7 +11,7 @@ What is deleted here is still in free pages of the file, until `overwriting` has
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.gateway.store import codec, keys, records
@@ -21,7 +21,7 @@ from penstock.gateway.store.records import Origins
 from penstock.gateway.store.tables import Tables
 from penstock.gateway.store.view import BLOCK, FORGOTTEN
 
-SPANS = 256
+SPANS = 1024
 """About so many are wiped in one transaction."""
 _SWEPT = 64
 """Segments of the log that are deleted in one transaction."""
@@ -57,12 +57,31 @@ class Forgetting:
         self._batch.append(b"f" + key + keys.number(origins.number))
         return origins.number
 
-    def wipe(self, number: int, place: Place) -> Place | None:
-        """Wipes some calls of the hidden rollout of this number; where to go on, None when all are gone."""
-        found, following = self._cursors(number, place)
+    def wipe(self, going: Sequence[tuple[int, Place]]) -> list[Place | None]:
+        """Wipes some calls of hidden rollouts, of which the number is given and where to go on: those of the first, and
+        of as many more as fit. For each of them where to go on then; None when all of its calls are gone. Together
+        they cost less: the calls of rollouts that ran at the same time are in the same segments.
+        """
+        cursors: list[int] = []
+        following: list[Place | None] = []
+        for number, place in going:
+            if len(cursors) >= SPANS:
+                break
+            found, after = self._cursors(number, place)
+            cursors += found
+            following.append(after)
+        self._wipe_calls(sorted(cursors))
+        for (number, _), after in zip(going, following, strict=False):
+            if after is None:
+                self._delete_all("attempts", keys.number(number))
+                self._delete_all("index", keys.number(number))
+        self._batch.wrote = True
+        return following
+
+    def _wipe_calls(self, cursors: Iterable[int]) -> None:
         edits: dict[int, bytes] = {}
         gone: dict[int, set[int]] = defaultdict(set)
-        for cursor in found:
+        for cursor in cursors:
             record = self._view.log_record(cursor)
             if record == FORGOTTEN:
                 continue  # by a process that ended before it had wiped all
@@ -71,13 +90,8 @@ class Forgetting:
             if body is not None:
                 edits[body] = b""
         self._replace_bodies(edits | self._shared_edits(edits))
-        for last, cursors in gone.items():
-            self._wipe_log(last, cursors)
-        if following is None:
-            self._delete_all("attempts", keys.number(number))
-            self._delete_all("index", keys.number(number))
-        self._batch.wrote = True
-        return following
+        for last, some in gone.items():
+            self._wipe_log(last, some)
 
     def sweep(self, below: int) -> bool:
         """Deletes some of the log below this cursor, where nothing is named that the tape still has; whether there is

@@ -17,6 +17,7 @@ from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.environment import ORDER, Cursor, Environment
+from penstock.gateway.store.exchanges import exchange
 from penstock.gateway.store.records import Style
 from penstock.gateway.store.view import BLOCK, View
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
@@ -195,7 +196,7 @@ class Reader:
                 else:
                     body, base = view.body(span.body, known)
                     known = {base.number: base}
-            yield span, None if body is None else codec.exchange(body)
+            yield span, None if body is None else exchange(body)
 
     def figures(self) -> dict[str, int]:
         """Sizes and counts of the tape."""

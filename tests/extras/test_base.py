@@ -132,6 +132,7 @@ ASKS = {
     "sql SELECT": "SQL needs the index: pip install 'penstock-gateway[index]', then restart the gateway; until then "
     "filters scan the tape",
     "export --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",
+    "lake --to lake": "a lake needs deltalake, pyarrow: pip install 'penstock-gateway[lake]'",
     "mcp": "an MCP server needs mcp: pip install 'penstock-gateway[mcp]'",
     "samples": "--form samples needs numpy: pip install 'penstock-gateway[samples]'; chat and preferences do without",
     "samples --form chat --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",

@@ -87,6 +87,19 @@ async def test_index(install: Install, provider: Provider, tmp_path: Path) -> No
         assert (await good(shell, "prices", "--builtin")).text.startswith("# List prices of models")
 
 
+async def test_lake(install: Install, provider: Provider, tmp_path: Path) -> None:
+    clean = install("lake")
+    async with clean.gateway(tmp_path / "home", upstreams(openai=provider.openai_url)) as gateway:
+        shell = clean.shell(gateway.url, tmp_path)
+        await call(gateway, "r1")
+        written = await good(shell, "lake", "--data", str(gateway.data), "--to", "lake", "--bodies")
+        again = await good(shell, "lake", "--data", str(gateway.data), "--to", "lake")
+    assert written.text.startswith("spans +1 (")
+    assert again.text.startswith("nothing new since change ")
+    read = "import sys, deltalake; print(deltalake.DeltaTable(sys.argv[1]).count())"
+    assert clean.run("-c", read, shell.folder / "lake" / "bodies") == "1\n"
+
+
 @pytest.mark.parametrize("extra", ["samples", "samples,parquet"])
 async def test_samples(install: Install, provider: Provider, tmp_path: Path, extra: str) -> None:
     clean, provider.formats = install(extra), vllm_wire.FORMATS

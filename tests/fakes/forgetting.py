@@ -14,9 +14,10 @@ def forget(store: Store, rollout: str) -> None:
     number, place = hidden.result, Place()
     assert number is not None
     while place is not None:
-        step = Task(lambda tape, at=place: tape.forgetting.wipe(number, at))
+        step = Task(lambda tape, at=place: tape.forgetting.wipe([(number, at)]))
         store.write([step])
-        place = step.result
+        assert step.result is not None
+        (place,) = step.result
 
 
 def overwrite(store: Store) -> int:

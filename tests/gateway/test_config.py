@@ -30,6 +30,7 @@ SECTIONS = {
     "mcp.servers.NAME": "[mcp.servers.NAME]",
     "policy": "[[policy]]",
     "webhook": "[[webhook]]",
+    "retention": "[[retention]]",
 }
 
 
@@ -137,6 +138,7 @@ WRONG = [
     ("limits", "recorded_bytes = 1.5"),
     ("limits", "client_timeout = 0"),
     ("limits", "drain_seconds = -1"),
+    ("tape", "keep_bytes = 0"),
     ("tape", 'record = "sometimes"'),
     ("tape", "queue_bytes = 0"),
     ("tape", 'on_record_failure = { online = "drop" }'),
@@ -185,6 +187,9 @@ WRONG = [
     ("otlp", "headers_env = 1"),
     ("otlp", 'capture_content = "yes"'),
     ("", "webhook = 1"),
+    ("", "retention = 1"),
+    ("retention", "filter = 1"),
+    ("retention", 'after = "soon"'),
     ("index", 'when = "sometimes"'),
     ("index", 'sql = "anything"'),
     ("webhook", 'name = "a b"'),

@@ -30,6 +30,7 @@ from penstock.gateway.index.sql.views import GIVEN, VIEWS, given, statements
 pa: Final[Any] = import_module("pyarrow")
 _MEMORY: Final = "1GB"
 _THREADS: Final = 2
+_UNREADABLE: Final = ("pandas", "polars")
 _STEP, _BATCH = 256, 5_000
 """Rows that are fetched at once, and of those that become Parquet."""
 _TYPES: Final[dict[str, Any]] = {"varchar": pa.string(), "bigint": pa.int64(), "double": pa.float64()}
@@ -47,6 +48,16 @@ _SETTINGS: Final[Mapping[str, Any]] = {
 
 Columns = list[dict[str, str]]
 T = TypeVar("T")
+
+
+class _Absent:
+    """Finds that these are not installed."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Raises `ModuleNotFoundError` for them; None is for others to answer."""
+        if name.partition(".")[0] in _UNREADABLE:
+            raise ModuleNotFoundError(name, name=name)
 
 
 class TooLarge(Exception):
@@ -91,6 +102,8 @@ def _opened(work: Work) -> duckdb.DuckDBPyConnection:
     """A connection with the views, of a process that has given up its rights. Raises `NoSandbox`."""
     # Afterwards no file of these can be read.
     ZoneInfo("UTC")
+    # DuckDB and Arrow look for these with every value, and would fail at their files: they count as not installed.
+    sys.meta_path.insert(0, _Absent())
     if work.format == "parquet":
         import_module("pyarrow.parquet")
     sandbox.limit(work.seconds)

@@ -182,9 +182,9 @@ async def test_the_server_answers_as_described(
         query = needed.get(path, {})
         sent = bodies.get(path, {}) if method == "post" else None
         async with http.request(method, url, json=sent, params=query) as response:
-            # No release waits for approval here, no tool call for a person, and a short tape has no index: that is
-            # refused, as it is described.
-            none = path.endswith(("{release}/approve", "/api/index/rebuild"))
+            # No release waits for approval here, no tool call for a person, a short tape has no index, and the rollout
+            # runs: that is refused, as it is described.
+            none = path.endswith(("{release}/approve", "/api/index/rebuild", "/forget"))
             expected = 404 if path.endswith("/{question}") else 409 if none else 200
             assert response.status == expected, (path, await response.text())
             content = operation["responses"][str(expected)]["content"]

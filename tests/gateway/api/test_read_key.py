@@ -22,7 +22,7 @@ from penstock.gateway.model.answers import ErrorAnswer
 ADMIN, READ = "the-key-of-the-owner-1", "the-key-of-a-guest-2"
 KEYS = {"PENSTOCK_ADMIN_KEY": ADMIN, "PENSTOCK_READ_KEY": READ}
 
-NEEDS = {"operate": "'operate' or 'release' or 'admin'", "release": "'release' or 'admin'"}
+NEEDS = {"operate": "'operate' or 'release' or 'admin'", "release": "'release' or 'admin'", "admin": "'admin'"}
 
 
 @pytest.fixture

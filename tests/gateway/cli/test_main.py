@@ -151,6 +151,7 @@ def test_every_help_names_the_key(name: str, capsys: pytest.CaptureFixture[str])
     """Of every command that speaks to a gateway."""
     alone = (
         "serve",
+        "lake",
         "check",
         "backup",
         "restore",

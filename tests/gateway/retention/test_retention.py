@@ -149,7 +149,7 @@ async def test_what_may_not_go_says_why(start_gateway: StartGateway, tmp_path: P
             with pytest.raises(ClientError, match="rollout r2 is queuing: `penstock cancel` it, or wait until it has"):
                 await client.forget("r2")
             with pytest.raises(ClientError, match="there is no rollout r9"):
-                await client.hold("r9")
+                await client.hold_rollout("r9")
         assert (await shell.run("forget", "r1")).code == 0
         shown = (await shell.run("retention")).text
         assert shown.startswith("forget    nothing by itself: penstock.toml has neither [[retention]] nor tape.keep_")
@@ -164,7 +164,7 @@ async def test_a_rule_takes_what_it_names_when_its_time_is_over(start_gateway: S
         for at, (rollout, text) in enumerate(texts.items()):
             await ended(gateway, rollout, text, "val" if at % 2 else "train")
         async with Client(gateway.url) as client:
-            await client.hold("r3")
+            await client.hold_rollout("r3")
         await gateway.restart()
 
         async def gone() -> bool:

@@ -16,6 +16,7 @@ from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Usage
 from penstock.gateway.store import codec
 from penstock.gateway.store.codec import Base, Body
+from penstock.gateway.store.exchanges import exchange
 
 long = st.sampled_from([0, 300, 16_384, 27_000]).map(lambda size: (bytes(range(256)) * 128)[:size])
 pieces = st.binary(max_size=60) | long
@@ -188,7 +189,7 @@ def test_numbers_that_no_provider_can_mean_are_dropped(absurd: int) -> None:
 
 def test_an_exchange_shows_headers_and_arrival() -> None:
     stored = Body("u", b"A: 1\r\nb:\xe9 \r\n", b"q", b"", b"answer", b"T: 2\r\n", [5, 4, 9, 2])
-    found = codec.exchange(stored)
+    found = exchange(stored)
     assert found.request_headers == [("A", "1"), ("b", "é")]
     assert found.trailers == [("T", "2")]
     assert [(chunk.at_ns, chunk.size) for chunk in found.chunks] == [(5000, 4), (9000, 2)]

@@ -25,6 +25,7 @@ from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.store import Store, codec, keys, records
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.environment import FORMAT, ORDER, REMAP_BYTES
+from penstock.gateway.store.exchanges import header_lines
 from penstock.gateway.store.records import Entry
 
 SMALL = 1 << 20
@@ -130,7 +131,7 @@ def test_conversations_are_byte_exact(store: Store, together: bool) -> None:
         store.write(batch)
     assert_kept(store, entries)
     found = exchange_of(store, entries[5])
-    assert found.request_headers == codec.header_lines(HEADERS)
+    assert found.request_headers == header_lines(HEADERS)
     assert found.chunks[0].at_ns == 900_000
 
 

@@ -1,0 +1,72 @@
+"""Writes a file of a lake anew without the rows of some rollouts, a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from penstock.gateway.lake.place import Files
+
+pa: Final[Any] = import_module("pyarrow")
+pq: Final[Any] = import_module("pyarrow.parquet")
+_BATCH: Final = 4096
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is in the new file."""
+
+    rows: int = 0
+    first: int = 0
+    last: int = 0
+    erased: int = 0
+    """Rows that are not in it any more."""
+
+
+def rewritten(files: Files, old: str, new: str, key: str, forgotten: Mapping[str, int]) -> Kept | None:
+    """Writes the new file, unless nothing is left for it; None where the old one has no row of these rollouts.
+    `forgotten`: for each rollout the change from which on it may be there again."""
+    with files.opened(old) as source:
+        parquet = pq.ParquetFile(source)
+        if not _concerns(parquet, key, forgotten):
+            return None
+    kept = Kept()
+    with files.opened(old) as source:
+        parquet = pq.ParquetFile(source)
+        batches = (_without(batch, key, forgotten, kept) for batch in parquet.iter_batches(_BATCH))
+        batches = (batch for batch in batches if batch.num_rows)
+        first = next(batches, None)
+        if first is None:
+            return kept
+        with (
+            files.created(new) as out,
+            pq.ParquetWriter(out, parquet.schema_arrow, compression="zstd") as writer,
+        ):
+            writer.write_batch(first)
+            for batch in batches:
+                writer.write_batch(batch)
+    return kept
+
+
+def _concerns(parquet: Any, key: str, forgotten: Mapping[str, int]) -> bool:
+    return any(
+        not all(_stay(batch, key, forgotten)) for batch in parquet.iter_batches(_BATCH, columns=[key, "rollout"])
+    )
+
+
+def _stay(batch: Any, key: str, forgotten: Mapping[str, int]) -> list[bool]:
+    cursors, rollouts = batch.column(key).to_pylist(), batch.column("rollout").to_pylist()
+    return [at >= forgotten.get(name, 0) for at, name in zip(cursors, rollouts, strict=True)]
+
+
+def _without(batch: Any, key: str, forgotten: Mapping[str, int], kept: Kept) -> Any:
+    stay = batch.filter(pa.array(_stay(batch, key, forgotten)))
+    kept.erased += batch.num_rows - stay.num_rows
+    if stay.num_rows:
+        cursors = stay.column(key).to_pylist()
+        kept.first = min(cursors) if not kept.rows else min(kept.first, *cursors)
+        kept.last = max(kept.last, *cursors)
+        kept.rows += stay.num_rows
+    return stay

@@ -1,0 +1,169 @@
+"""Where a lake is: a directory or a bucket, its files, and in which words it refuses.
+
+Credentials of a bucket come from the environment, as every tool of AWS takes them. They are handed to nobody but the
+store, and stars stand for them in whatever it says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from penstock.gateway.store.directory import sync
+
+deltalake: Final[Any] = import_module("deltalake")
+exceptions: Final[Any] = import_module("deltalake.exceptions")
+pa: Final[Any] = import_module("pyarrow")
+pafs: Final[Any] = import_module("pyarrow.fs")
+"""Not all of them have types."""
+
+_S3: Final = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,62})(?:/(.*))?")
+_SECRET: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_PATIENCE: Final = {"connect_timeout": "5s", "timeout": "60s", "max_retries": "3", "retry_timeout": "20s"}
+"""Of each request. A round that fails is tried again as a whole."""
+_MOST: Final = 400
+"""Characters of what a store says."""
+
+
+class Refused(Exception):
+    """Nothing can be written there, and trying again would not help."""
+
+
+class Unreachable(Exception):
+    """It cannot be written now: a network, a disk or rights are in the way."""
+
+
+class Raced(Exception):
+    """Another writer was first."""
+
+
+class Place:
+    """The root of a lake."""
+
+    def __init__(self, to: str) -> None:
+        """A directory, or s3://BUCKET/PREFIX. Raises `Refused`."""
+        self.name = to
+        self.options: dict[str, str] = {}
+        if "://" not in to:
+            self.root, self._local = str(Path(to).absolute()), True
+            return
+        if not (match := _S3.fullmatch(to)):
+            raise Refused(f"--to: {to!r}: a lake is in a directory or in s3://BUCKET/PREFIX")
+        self.root, self._local = f"s3://{match[1]}/{(match[2] or '').strip('/')}".rstrip("/"), False
+        # A conditional put makes a commit happen once; without it two writers could both believe that they were first.
+        self.options = {"aws_conditional_put": "etag", **_PATIENCE}
+        if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
+            self.options["aws_allow_http"] = "true"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a directory."""
+        return self._local
+
+    def table(self, name: str) -> Files:
+        """The files of a table."""
+        return Files(self, f"{self.root}/{name}")
+
+    def names(self) -> list[str]:
+        """What there is at the root."""
+        with self.asked():
+            if self._local and not os.path.isdir(self.root):
+                if os.path.exists(self.root):
+                    raise Refused(f"--to: {self.name} is a file; a lake is a directory")
+                return []
+            return [info.base_name for info in Files(self, self.root).listed(recursive=False)]
+
+    @contextmanager
+    def asked(self) -> Generator[None]:
+        """What a store says is said in one line, which names it. Raises `Raced`, `Unreachable`."""
+        try:
+            yield
+        except exceptions.CommitFailedError as error:
+            raise Raced(str(error)) from None
+        except (OSError, exceptions.DeltaError, pa.ArrowException) as error:
+            raise Unreachable(f"{self.name}: {worded(error)}") from None
+
+
+def worded(error: Exception) -> str:
+    """What went wrong, in one line without colours and without secrets."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    text = re.sub(r"\s*↳?\s*\n\s*↳?\s*", ": ", text.strip())
+    for name in _SECRET:
+        if secret := os.environ.get(name):
+            text = text.replace(secret, "***")
+    return text if len(text) <= _MOST else f"{text[:_MOST]} …"
+
+
+class Files:
+    """The files below one place, by their names in it."""
+
+    def __init__(self, place: Place, root: str) -> None:
+        self._place, self.uri = place, root
+        if place.is_local:
+            self._fs = pafs.SubTreeFileSystem(root, pafs.LocalFileSystem())
+        else:
+            handler = import_module("deltalake.fs").DeltaStorageHandler(root, place.options)
+            self._fs = pafs.PyFileSystem(handler)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What the store needs to know."""
+        return self._place.options
+
+    def listed(self, recursive: bool = True) -> list[Any]:
+        """What is there."""
+        return self._fs.get_file_info(pafs.FileSelector("", recursive=recursive, allow_not_found=True))
+
+    def names(self) -> Iterator[str]:
+        """Its files, whatever is below."""
+        for info in self.listed():
+            if info.type == pafs.FileType.File:
+                yield info.path
+
+    @contextmanager
+    def created(self, name: str) -> Generator[Any]:
+        """A new file to write to. It is durable afterwards; a commit can name it then."""
+        if not self._place.is_local:
+            with self._fs.open_output_stream(name) as out:
+                yield out
+            return
+        path = Path(self.uri) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            yield file
+            self._make_durable(file)
+        sync(path.parent)
+
+    @staticmethod
+    def _make_durable(file: BinaryIO) -> None:
+        file.flush()
+        os.fsync(file.fileno())
+
+    def opened(self, name: str) -> Any:
+        """A file to read."""
+        return self._fs.open_input_file(name)
+
+    def size(self, name: str) -> int:
+        """How large it is."""
+        return self._fs.get_file_info(name).size
+
+    def delete(self, name: str) -> None:
+        """Deletes one. That it is gone already is as well."""
+        with suppress(FileNotFoundError):
+            self._fs.delete_file(name)
+
+    def sync_log(self, version: int) -> None:
+        """Makes a commit outlast a crash of the machine, where that is ours to do."""
+        if self._place.is_local:
+            log = Path(self.uri) / "_delta_log"
+            with suppress(FileNotFoundError):
+                sync(log / f"{version:020d}.json")
+            sync(log)

@@ -1,0 +1,190 @@
+"""Reads the next chunk of a tape's log and makes rows of it: as many as fit into memory and into a file.
+
+A chunk is read in short transactions, so that the gateway's pages are free again soon. A rollout that something
+happened to is read once for each chunk, at its end; its row is named by the last change of it that the chunk has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.gateway.index.passages import PassageReader
+from penstock.gateway.index.rows import COLUMNS, Head, Row, attempt_row, rollout_row, span_row
+from penstock.gateway.lake.shapes import BODIES, DAY_NS, SHAPES, Values, said, shown, tool_call
+from penstock.gateway.model.prices import Prices
+from penstock.gateway.store import Store, keys
+from penstock.gateway.store.codec import Body
+from penstock.gateway.store.view import View
+
+READ_S: Final = 0.2
+"""How long it reads in one transaction."""
+PIECE: Final = 4096
+"""Changes, or rollouts, that are read in one transaction."""
+ROWS, BYTES = 100_000, 64 << 20
+"""Of a chunk, about: rows of all tables, and bytes of what calls say."""
+FORGOTTEN, GONE = b"f", b"x"
+"""Records of the log: a rollout was forgotten; what was told of it before."""
+MARK_LOOKS: Final = 256
+"""Changes in which a call is looked for that marks where a tape is."""
+_START: Final = list(COLUMNS["spans"]).index("start_ns")
+_KIND: Final = list(COLUMNS["spans"]).index("kind")
+_CREATED: Final = {table: list(COLUMNS[table]).index("created_ns") for table in ("rollouts", "attempts")}
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What some changes come to."""
+
+    cursor: int = 0
+    """The last of them."""
+    mark: int = 0
+    """What tells this tape from another state of it (`mark_of`)."""
+    rows: dict[str, dict[int, list[Values]]] = field(default_factory=dict[str, dict[int, list[Values]]])
+    """By table and day; a day is a number of days since 1970."""
+    forgotten: dict[str, int] = field(default_factory=dict[str, int])
+    """Rollouts, with the change that forgot each: rows of earlier changes must go."""
+    count: int = 0
+    size: int = 0
+
+    def add(self, table: str, start_ns: int, row: Values) -> None:
+        """Adds a row of something that began then."""
+        self.rows.setdefault(table, {}).setdefault(start_ns // DAY_NS, []).append(row)
+        self.count += 1
+
+    def is_gone(self, row: Values) -> bool:
+        """Whether the rollout of a row was forgotten later."""
+        forgotten = self.forgotten.get(row[1])
+        return forgotten is not None and row[0] < forgotten
+
+    def after(self, table: str, cursor: int) -> dict[int, list[Values]]:
+        """The rows of a table by day that stay, without those of changes up to this one."""
+        days = self.rows.get(table, {})
+        kept = {day: [row for row in rows if row[0] > cursor and not self.is_gone(row)] for day, rows in days.items()}
+        return {day: rows for day, rows in kept.items() if rows}
+
+
+class ChunkReader:
+    """Reads one tape, from any change on."""
+
+    def __init__(self, store: Store, prices: Prices, rows: int = ROWS, size: int = BYTES) -> None:
+        self._store, self._prices, self._most_rows, self._most_bytes = store, prices, rows, size
+        self._passages = PassageReader()
+
+    def read(self, after: int, bodies: bool) -> Chunk | None:
+        """What comes after a change; None when nothing does. `bodies`: with the bytes of calls."""
+        chunk, changed = Chunk(after), dict[str, int]()
+        end = self._store.cursor()
+        while chunk.cursor < end and chunk.count < self._most_rows and chunk.size < self._most_bytes:
+            self._read_piece(chunk, changed, min(end, chunk.cursor + PIECE), bodies)
+        if chunk.cursor == after:
+            return None
+        names = list(changed)
+        for first in range(0, len(names), PIECE):
+            with self._store.view() as view:
+                for name in names[first : first + PIECE]:
+                    _read_rollout(view, name, changed[name], chunk)
+        with self._store.view() as view:
+            chunk.mark = mark_of(view, chunk.cursor)
+        return chunk
+
+    def _read_piece(self, chunk: Chunk, changed: dict[str, int], end: int, bodies: bool) -> None:
+        until = time.monotonic() + READ_S
+        with self._store.view() as view:
+            for at, record in records(view, chunk.cursor + 1, end):
+                self._take(view, at, record, chunk, changed, bodies)
+                chunk.cursor = at
+                if time.monotonic() > until or chunk.size >= self._most_bytes:
+                    return
+
+    def _take(
+        self, view: View, at: int, record: bytes, chunk: Chunk, changed: dict[str, int], bodies: bool
+    ) -> None:  # fmt: skip
+        kind = record[:1]
+        if kind == FORGOTTEN:
+            name = _name(record)
+            chunk.forgotten[name] = at
+            changed.pop(name, None)
+        elif kind in (b"s", b"o", b"a", b"r"):
+            name = _name(record)
+            changed.pop(name, None)
+            changed[name] = at
+            if kind == b"s":
+                self._take_span(view, at, record[1:], chunk, bodies)
+
+    def _take_span(self, view: View, at: int, key: bytes, chunk: Chunk, bodies: bool) -> None:
+        length = keys.summary_key_length(key)
+        head = Head(view, key[:length], key[length:])
+        passages, body = self._passages.read_call(view, head)
+        row = span_row(head, at, 0, head.tools(passages), self._prices)
+        start, span = row[_START], (at, head.rollout, head.attempt, head.sequence)
+        chunk.add("spans", start, (*shown("spans", row), *_hashes(body)))
+        if row[_KIND] == "reward":
+            chunk.add("rewards", start, shown("rewards", row))
+        for position, passage in enumerate(passages):
+            chunk.add("messages", start, said(span, position, passage))
+            chunk.size += len(passage.text)
+            if (call := tool_call(span, position, passage)) is not None:
+                chunk.add("tool_calls", start, call)
+        if bodies and body is not None:
+            chunk.add(BODIES, start, (*span, body.request, body.response))
+            chunk.size += len(body.request) + len(body.response)
+
+
+def _read_rollout(view: View, name: str, at: int, chunk: Chunk) -> None:
+    found = view.numbered_rollout(name)
+    if found is None:
+        return  # it was forgotten meanwhile, which the next chunk tells
+    tries = view.attempts(name)
+    _add_version("rollouts", at, rollout_row(*found, tries), chunk)
+    for attempt in tries:
+        _add_version("attempts", at, attempt_row(found[0], attempt), chunk)
+
+
+def _add_version(table: str, at: int, row: Row, chunk: Chunk) -> None:
+    chunk.add(table, row[_CREATED[table]], (at, *shown(table, row)))
+
+
+def _hashes(body: Body | None) -> tuple[str | None, str | None]:
+    if body is None:
+        return None, None
+    return hashlib.sha256(body.request).hexdigest(), hashlib.sha256(body.response).hexdigest()
+
+
+def _name(record: bytes) -> str:
+    return record[1 : record.index(0)].decode("ascii")
+
+
+def records(view: View, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+    """The records of the log with these cursors, both included."""
+    while first <= last:
+        begins, found = view.log_segment(first)
+        yield from enumerate(found[first - begins : last + 1 - begins], first)
+        first = begins + len(found)
+
+
+def mark_of(view: View, cursor: int) -> int:
+    """What tells where a tape is at a change: the last call that ended up to there, which has its times in it; how far
+    back it is stands in the lowest eight bits. Where there is none, the change itself."""
+    for back in range(min(MARK_LOOKS, cursor)):
+        record = view.log_record(cursor - back)
+        if record[:1] == b"s":
+            return _hash(record) << 8 | back
+    return _hash(view.log_record(cursor)) << 8
+
+
+def is_marked(view: View, cursor: int, mark: int) -> bool:
+    """Whether a tape is, at a change, the one of a mark. What was forgotten since tells nothing against it."""
+    record = view.log_record(cursor - (mark & 0xFF))
+    return record[:1] == GONE or _hash(record) == mark >> 8
+
+
+def _hash(record: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(record, digest_size=6).digest(), "big")
+
+
+ALWAYS: Final = tuple(name for name in SHAPES if name != BODIES)
+"""The tables of every lake."""

@@ -1,0 +1,128 @@
+"""The tables of a lake: their columns, what they mean, and how rows of the index become rows of theirs. Pure.
+
+They are the views of `penstock sql` as far as a table that is only appended to can be one, so that a query of one works
+on the other. Every row begins with a cursor, by which a table is kept exactly once, and the name of its rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from penstock.gateway.index.rows import COLUMNS, Row
+from penstock.gateway.index.sql.views import VIEWS
+from penstock.gateway.model.passage import Passage
+
+SCHEMA: Final = 1
+"""Of all tables. It stands in each table and in the metadata of each file; a newer one is refused."""
+BODIES: Final = "bodies"
+"""The one table that is there only if it was asked for."""
+DAY_NS: Final = 86_400 * 10**9
+
+
+class Column(NamedTuple):
+    """A column of a table."""
+
+    type: str
+    """As `penstock sql` calls it; and `date`, `blob`. A timestamp is in UTC, to the microsecond."""
+    help: str
+
+
+class Shape(NamedTuple):
+    """A table."""
+
+    help: str
+    columns: Mapping[str, Column]
+
+    @property
+    def key(self) -> str:
+        """The column of its cursor, which is the first."""
+        return next(iter(self.columns))
+
+
+_DAY: Final = {"day": Column("date", "the day on which it began; the table is partitioned by it")}
+_VERSION: Final = {"cursor": Column("bigint", "names this version of it: the last change of it that is in the row")}
+
+
+def _of(view: str) -> dict[str, Column]:
+    return {name: Column(column.type, column.help) for name, column in VIEWS[view].columns.items()}
+
+
+_SPANS: Final = _of("spans")
+_SPAN: Final = {name: _SPANS[name] for name in ("span", "rollout", "attempt", "sequence")}
+SHAPES: Final[dict[str, Shape]] = {
+    "spans": Shape(
+        "A model call, a run of a tool, a reward or an event that has ended.",
+        {
+            **_SPANS,
+            "status": Column("varchar", "ok, error, cancelled or interrupted"),
+            "request_hash": Column("varchar", "SHA-256, in hex, of the exact bytes that the tape has of the request"),
+            "response_hash": Column("varchar", "the same of the answer"),
+            **_DAY,
+        },
+    ),
+    "messages": Shape(VIEWS["messages"].help, {**_of("messages"), **_DAY}),
+    "tool_calls": Shape(VIEWS["tool_calls"].help, {**_of("tool_calls"), **_DAY}),
+    "rewards": Shape(VIEWS["rewards"].help, {**_of("rewards"), **_DAY}),
+    "rollouts": Shape(
+        "One task given to one agent: a row each time that it was found changed.",
+        {**_VERSION, **_of("rollouts"), **_DAY},
+    ),
+    "attempts": Shape(
+        "One try at a rollout: a row each time that its rollout was found changed.",
+        {**_VERSION, **_of("attempts"), **_DAY},
+    ),
+    BODIES: Shape(
+        "The bytes of a call, as the tape has them. Only with `--bodies`.",
+        {
+            **_SPAN,
+            "request": Column("blob", "the body of the request"),
+            "response": Column("blob", "the body of the answer"),
+            **_DAY,
+        },
+    ),
+}
+
+Values = tuple[Any, ...]
+"""A row of a table, without its day."""
+_Get = Callable[[Row], Any]
+
+
+def _getters(view: str) -> list[_Get]:
+    """What makes the columns of a view of a row of the index."""
+    table = VIEWS[view].table
+    at = {name: place for place, name in enumerate(COLUMNS[table])}
+    return [_getter(column.source, at) for column in VIEWS[view].columns.values()]
+
+
+def _getter(source: str, at: Mapping[str, int]) -> _Get:
+    name = source.removeprefix("make_timestamp(").partition(" ")[0].strip('"')
+    place = at[name]
+    if source.startswith("make_timestamp("):
+        return lambda row: None if row[place] is None else row[place] // 1000
+    if source.endswith(" / 1e6"):
+        return lambda row: None if row[place] is None else row[place] / 1e6
+    return lambda row: row[place]
+
+
+_GETTERS: Final = {view: _getters(view) for view in ("spans", "rewards", "rollouts", "attempts")}
+
+
+def shown(view: str, row: Row) -> Values:
+    """A row of the index as the view has it."""
+    return tuple([get(row) for get in _GETTERS[view]])
+
+
+def said(span: Values, position: int, passage: Passage) -> Values:
+    """A row of messages; `span`: what names the span."""
+    answer, role, kind, name, id, text = passage
+    return (*span, position, answer, role, kind, name, id, text)
+
+
+def tool_call(span: Values, position: int, passage: Passage) -> Values | None:
+    """A row of tool calls; None for a passage that is none."""
+    answer, role, kind, name, id, text = passage
+    if kind != "tool_call" or not (answer or role == "client"):
+        return None
+    arguments = text[len(name or "") + 1 : len(text) - text.endswith(")")]
+    return (*span, position, not answer, name, id, arguments)

@@ -1,0 +1,23 @@
+"""Writes a lake until it is killed: `python -m fakes.lake_writer TAPE TO`. It says `step` before each chunk."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from penstock.gateway.lake.lake import Lake
+from penstock.gateway.lake.place import Place
+from penstock.gateway.model.prices import Prices
+from penstock.gateway.store import Store
+
+
+def main() -> None:
+    """Ends when everything is written."""
+    with Store(Path(sys.argv[1]), readonly=True) as store:
+        lake = Lake(store, Place(sys.argv[2]), Prices(), bodies=True, rows=20)
+        while lake.step() is not None:
+            print("step", flush=True)
+
+
+if __name__ == "__main__":
+    main()
