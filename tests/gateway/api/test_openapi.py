@@ -161,7 +161,7 @@ async def test_the_server_answers_as_described(
     bodies = BODIES | {"/api/feedback": {"response_id": answered, "value": 1}}
     for path, method, operation in OPERATIONS:
         # A rollout that came by its address can be judged; only one that was queued can be cancelled and requeued.
-        rid = "q2" if path.endswith(("/cancel", "/requeue")) else "r1"
+        rid = "q2" if path.endswith(("/cancel", "/requeue")) else "none" if path.endswith("/forget") else "r1"
         release = await ready(client, path.rpartition("/")[2]) if "{release}" in path else ""
         names = {
             "resource": "known",
@@ -182,10 +182,10 @@ async def test_the_server_answers_as_described(
         query = needed.get(path, {})
         sent = bodies.get(path, {}) if method == "post" else None
         async with http.request(method, url, json=sent, params=query) as response:
-            # No release waits for approval here, no tool call for a person, a short tape has no index, and the rollout
-            # runs: that is refused, as it is described.
-            none = path.endswith(("{release}/approve", "/api/index/rebuild", "/forget"))
-            expected = 404 if path.endswith("/{question}") else 409 if none else 200
+            # No release waits for approval here, no tool call for a person, a short tape has no index, and a
+            # rollout of no name is not forgotten: that is refused, as it is described.
+            none = path.endswith(("{release}/approve", "/api/index/rebuild"))
+            expected = 404 if path.endswith(("/{question}", "/forget")) else 409 if none else 200
             assert response.status == expected, (path, await response.text())
             content = operation["responses"][str(expected)]["content"]
             assert response.content_type in content
