@@ -26,8 +26,7 @@ def status(view: RetentionStatus) -> str:
     by_rule = f", {view.retired:,} of them by rules since the gateway started" if view.retired else ""
     lines.append(f"forgotten {view.forgotten:,} rollouts{by_rule}")
     lines.append(f"left      {_left(view)}")
-    if view.stuck:
-        lines.append(f"stuck     {view.stuck}")
+    lines += [f"stuck     {why}" for why in (view.stuck, view.full) if why]
     return "\n".join(lines)
 
 

@@ -59,7 +59,9 @@ class RetentionStatus(Noun):
     looked_ns: int | None = None
     """When the rules were last applied to all rollouts."""
     stuck: str = ""
-    """Why the space cannot be had that `keep_bytes` asks for, or why a step failed."""
+    """Why a step has failed; it is tried again."""
+    full: str = ""
+    """Why the space cannot be had that `keep_bytes` asks for."""
 
     @property
     def done(self) -> bool:

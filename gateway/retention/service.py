@@ -79,6 +79,8 @@ class Retention:
         self._keep_bytes = keep_bytes
         self._store, self._recorder, self._metrics, self._now_ns = store, recorder, metrics, now_ns
         self._to_wipe = deque[str]()
+        self._hiding = set[asyncio.Future[Forgotten]]()
+        self._recalled = False
         self._retired = 0
         self._looked_ns: int | None = None
         self._failing = self._full = ""
@@ -101,6 +103,13 @@ class Retention:
 
     async def forget(self, rollout: str, said: Said) -> Forgotten:
         """Takes a rollout out of sight, and begins to wipe it. Raises `Refused`."""
+        # Also where nobody waits for the answer any more.
+        hiding = asyncio.ensure_future(self._hide(rollout, said))
+        self._hiding.add(hiding)
+        hiding.add_done_callback(self._hiding.discard)
+        return await asyncio.shield(hiding)
+
+    async def _hide(self, rollout: str, said: Said) -> Forgotten:
         made = await self._recorder.submit(lambda tape: RetentionOperations(tape).forget(rollout, said, self._now_ns()))
         self._to_wipe.append(rollout)
         self._metrics.forgotten_rollouts += 1
@@ -123,8 +132,9 @@ class Retention:
         return RetentionStatus(
             rules=[rule for rule, _ in self._rules], keep_bytes=self._keep_bytes, used_bytes=self._store.live_bytes(),
             file_bytes=self._store.figures()["used_bytes"], forgotten=forgotten, retired=self._retired,
-            wiping=len(self._to_wipe), overwriting=overwriting or bool(self._to_wipe), in_index=in_index,
-            looked_ns=self._looked_ns, stuck=self._failing or self._full,
+            wiping=len(self._to_wipe), overwriting=overwriting or bool(self._to_wipe) or not self._recalled,
+            in_index=in_index,
+            looked_ns=self._looked_ns, stuck=self._failing, full=self._full,
         )  # fmt: skip
 
     def holds(self) -> HoldingList:
@@ -140,13 +150,11 @@ class Retention:
     # -- in the background -------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        begun = False
         while not self._stopping.is_set():
             self._asked.clear()
             try:
-                if not begun:
+                if not self._recalled:
                     await asyncio.to_thread(self._recall)
-                    begun = True
                 await self._wipe()
                 await self._overwrite()
                 await self._look()
@@ -180,7 +188,9 @@ class Retention:
 
     def _recall(self) -> None:
         found = (Forgotten.model_validate_json(one) for _, one in self._store.slices(FORGOTTEN) if unwiped(one))
-        self._to_wipe.extend(one.rollout for one in found)
+        known = set(self._to_wipe)
+        self._to_wipe.extend(one.rollout for one in found if one.rollout not in known)
+        self._recalled = True
 
     async def _wipe(self) -> None:
         """Wipes what was forgotten."""

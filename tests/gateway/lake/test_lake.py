@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import pytest
 from fakes.entries import body, conversation, finish, running
+from fakes.forgetting import forget
 from fakes.process import PATHS
 from fakes.s3 import KEY, SECRET, bucket
 from hypothesis import HealthCheck, given, settings
@@ -407,6 +408,22 @@ def test_what_is_forgotten_is_in_no_file(store: Store, tmp_path: Path, monkeypat
             content = uncompressed(path) if "day=" in str(path) else path.read_bytes()
             assert b"Rumpelstiltskin" not in content, path
             assert b"gone" not in content, path
+    nothing_is_left_over(to)
+
+
+def test_it_forgets_what_its_tape_has_forgotten(store: Store, tmp_path: Path) -> None:
+    to = tmp_path / "lake"
+    for at in range(12):
+        store.write(conversation(3, f"r{at}"))
+    fill(lake_of(store, to, rows=10))
+    forget(store, "r3")
+    store.write(conversation(2, "r3"))  # another of this name
+    forget(store, "r7")
+    fill(lake_of(store, to, rows=10))
+    same_as_the_tape(store, to)
+    forget(store, "r11")  # the last calls, which say whether the tape is the same one
+    fill(lake_of(store, to, rows=10))
+    same_as_the_tape(store, to)
     nothing_is_left_over(to)
 
 
