@@ -50,8 +50,9 @@ async def get_retention(request: web.Request) -> web.Response:
     """How long rollouts stay here, how much of its file the tape uses, and what is still to be deleted of those that
     were forgotten."""
     control = request.app[CONTROL]
-    in_index = await asyncio.to_thread(_in_index, control.index)
-    return answer(await asyncio.to_thread(_retention(control).status, in_index))
+    retention = _retention(control)
+    in_index, why = await asyncio.to_thread(_in_index, control.index, retention.hidden_at)
+    return answer(await asyncio.to_thread(retention.status, in_index, why))
 
 
 async def get_holds(request: web.Request) -> web.Response:
@@ -65,12 +66,22 @@ async def get_forgotten(request: web.Request) -> web.Response:
     return answer(await asyncio.to_thread(_retention(request.app[CONTROL]).forgotten, asked.cursor, asked.limit))
 
 
-def _in_index(link: Link | None) -> int | None:
-    """Forgotten rollouts that are still in files of the index; None while it does not say."""
-    view = None if link is None else link.view()
-    if view is None or view.status in ("small", "off", "missing"):
-        return 0 if link is None or not link.has_files else None
-    return view.forgotten if view.status == "ready" and view.cursor == view.newest else None
+def _in_index(link: Link | None, hidden_at: int) -> tuple[int | None, str]:
+    """(forgotten rollouts that are still in files of the index, None while it does not say; why nobody takes them out).
+    `hidden_at`: the change up to which it must have read."""
+    if link is None:
+        return 0, ""
+    view = link.view()
+    if view.status == "ready" and view.cursor >= hidden_at:
+        return view.forgotten, ""
+    if view.status not in ("small", "off", "missing"):
+        return None, ""
+    if not link.has_files:
+        return 0, ""
+    return (
+        None,
+        f"there are files of an index that nobody keeps ({view.reason}): delete the directory index of the data",
+    )
 
 
 def _retention(control: Control) -> Retention:

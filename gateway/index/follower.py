@@ -25,6 +25,7 @@ from penstock.gateway.index.segments import SEALED, File, Manifest, Segments
 from penstock.gateway.index.snapshots import Files, Snapshots
 from penstock.gateway.index.tables import DAMAGED, Tables
 from penstock.gateway.index.texts import Texts
+from penstock.gateway.model.forgotten import Forgotten
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store, codec, keys
@@ -96,7 +97,7 @@ class Index:
         the rollout was made that it names. (Calls have their times in them; other changes are a name and no more.)"""
         with self._store.view() as view:
             records = _records(view, max(1, cursor - MARKED + 1), cursor)
-            return "".join(_hash(view, record) for _, record in records)
+            return "".join(_hash(view, at, record) for at, record in records)
 
     def _open(self, manifest: Manifest) -> None:
         self._segments.clean(manifest.files)
@@ -149,7 +150,12 @@ class Index:
         """Reads the next changes, as many as there is time for; False when there was none."""
         piece, until = _Piece(), time.monotonic() + READ_S
         with self._store.view() as view:
-            newest = min(view.last("log"), self.cursor + PIECE)
+            if (hole := view.hole("log", self.cursor + 1)) is not None:
+                piece.cursor = hole[1]
+            if hole is not None and hole[0] == 1:
+                # The beginning of the log was swept: what told that these were forgotten may be gone with it.
+                piece.forgotten += (Forgotten.model_validate_json(one).number for _, one in view.scan("forgotten"))
+            newest = min(view.last("log"), self.cursor + PIECE) if hole is None else 0
             for piece.cursor, record in _records(view, self.cursor + 1, newest):
                 self._take(view, piece.cursor, record, piece)
                 if time.monotonic() > until:
@@ -166,6 +172,7 @@ class Index:
         if kind == b"f":
             piece.forgotten.append(keys.to_number(key[-8:]))
             self._rollouts.forget(rollout)
+            self._passages.forget()
             return
         number = self._rollouts.number(view, rollout)
         if not 0 < number <= at:
@@ -193,7 +200,9 @@ class Index:
             elif self._running.pop(key, None) is not None:
                 self._running_changed = True
         self._dirty.update(piece.rollouts)
-        self._removal.add(piece.forgotten)
+        if piece.forgotten:
+            self._removal.add(piece.forgotten)
+            self._snapshots.drop()
         self._fresh += len(piece.spans)
         self.cursor = piece.cursor
 
@@ -279,6 +288,7 @@ class Index:
             self._tables.all_removed()
         else:
             self._tables.replaced(*replaced)
+            self._snapshots.drop()
         if self._sealed_cursor:
             self._commit(self._sealed_cursor, self._mark(self._sealed_cursor), self._tables.files)
         self._texts.replaced(self._tables.files)
@@ -338,11 +348,11 @@ def _rollout_of(record: bytes) -> str | None:
     return record[1 : record.index(0)].decode("ascii") if record[:1] in (b"s", b"o", b"a", b"r", b"f") else None
 
 
-def _hash(view: View, record: bytes) -> str:
+def _hash(view: View, at: int, record: bytes) -> str:
     """What tells a change; the same for all that were forgotten."""
     named = _rollout_of(record)
     origins = None if named is None else view.origins(named)
-    if record == FORGOTTEN or (named is not None and origins is None):
+    if record == FORGOTTEN or (named is not None and (origins is None or origins.number > at)):
         return _GONE
     return hashlib.blake2b(record + repr(origins).encode(), digest_size=len(_GONE) // 2).hexdigest()
 

@@ -33,6 +33,10 @@ class PassageReader:
         self._size = 0
         self._first_calls = OrderedDict[tuple[str, str], int]()
 
+    def forget(self) -> None:
+        """A rollout was forgotten, and another of its name may come."""
+        self._first_calls.clear()
+
     def read(self, view: View, head: Head) -> list[Passage]:
         """Those of a span that has ended."""
         return self.read_call(view, head)[0]

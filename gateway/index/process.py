@@ -112,6 +112,7 @@ class Answering:
                 self._make_anew()
                 return self._index.state()
             if isinstance(question, Status):
+                self._catch_up(CATCH_UP_S)
                 return Failed(self._broken) if self._broken is not None else self._index.state()
             if self._index.lag > NEAR or not self._catch_up(CATCH_UP_S):
                 return Behind(self._index.cursor)

@@ -63,6 +63,11 @@ class Snapshots:
             del self._taken[:-KEPT]
         return newest.files
 
+    def drop(self) -> None:
+        """Deletes them, because something in them was forgotten."""
+        shutil.rmtree(self._path, ignore_errors=True)
+        self._taken.clear()
+
     def close(self) -> None:
         """Deletes them."""
         shutil.rmtree(self._path, ignore_errors=True)

@@ -94,6 +94,14 @@ class ChunkReader:
     def _read_piece(self, chunk: Chunk, changed: dict[str, int], end: int, bodies: bool) -> None:
         until = time.monotonic() + READ_S
         with self._store.view() as view:
+            if (hole := view.hole("log", chunk.cursor + 1)) is not None:
+                chunk.cursor = hole[1]
+                # Where the beginning of the log was swept, what told that these were forgotten may be gone with it.
+                for key, _ in view.scan("forgotten") if hole[0] == 1 else ():
+                    name = key[:-1].decode("ascii")
+                    again = view.origins(name)
+                    chunk.forgotten[name] = hole[1] + 1 if again is None else min(hole[1] + 1, again.number)
+                return
             for at, record in records(view, chunk.cursor + 1, end):
                 self._take(view, at, record, chunk, changed, bodies)
                 chunk.cursor = at

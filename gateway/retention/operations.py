@@ -69,6 +69,9 @@ class RetentionOperations:
             stored = self._tape.get(FORGOTTEN, key)
             gone = "" if stored is None else ": it was forgotten already"
             return Refused("not_found", f"there is no rollout {rollout}{gone}")
+        before = self._tape.get(FORGOTTEN, key)
+        if before is not None and unwiped(before):
+            return Refused("conflict", f"another rollout named {rollout} is still being deleted; try again in a moment")
         held = self._tape.get(HELD, key)
         if held is not None:
             one = Holding.model_validate_json(held)
@@ -125,12 +128,11 @@ class RetentionOperations:
             self._tape.put("meta", _DUE, keys.number(due(self._tape.get("meta", _DUE)) + 1))
         return following
 
-    def sweep(self, unwiped: int | None) -> bool:
-        """Deletes some of the log that tells of nothing that is there; whether there is more. `unwiped`: the lowest
-        number of a rollout that is not wiped."""
+    def sweep(self) -> bool:
+        """Deletes some of the log that tells of nothing that is there; whether there is more. All that was forgotten
+        must be wiped."""
         oldest = self._tape.oldest_rollout()
-        below = min((number for number in (oldest, unwiped) if number is not None), default=None)
-        return below is not None and self._tape.forgetting.sweep(below)
+        return oldest is not None and self._tape.forgetting.sweep(oldest)
 
     def touch(self) -> None:
         """Changes nothing, so that there is a commit: pages that the last one has freed are overwritten after it."""

@@ -80,7 +80,9 @@ class Retention:
         self._store, self._recorder, self._metrics, self._now_ns = store, recorder, metrics, now_ns
         self._to_wipe = deque[str]()
         self._hiding = set[asyncio.Future[Forgotten]]()
-        self._recalled = False
+        self._recalled = self._urgent = False
+        self.hidden_at = store.cursor()
+        """A change that all that was hidden stands before."""
         self._retired = 0
         self._looked_ns: int | None = None
         self._failing = self._full = ""
@@ -113,7 +115,8 @@ class Retention:
         made = await self._recorder.submit(lambda tape: RetentionOperations(tape).forget(rollout, said, self._now_ns()))
         self._to_wipe.append(rollout)
         self._metrics.forgotten_rollouts += 1
-        self._next_pass = 0.0
+        self._urgent = True
+        self.hidden_at = self._store.cursor()
         self._asked.set()
         return made
 
@@ -125,8 +128,8 @@ class Retention:
         """Ends that a rollout is kept. Raises `Refused`."""
         return await self._recorder.submit(lambda tape: RetentionOperations(tape).lift(rollout, said, self._now_ns()))
 
-    def status(self, in_index: int | None) -> RetentionStatus:
-        """How it goes. Reads the tape."""
+    def status(self, in_index: int | None, left_behind: str = "") -> RetentionStatus:
+        """How it goes. Reads the tape. `left_behind`: why the index has files that nobody takes anything out of."""
         with self._store.view() as view:
             forgotten, overwriting = view.count(FORGOTTEN), overwriting_due(view) > 0
         return RetentionStatus(
@@ -134,7 +137,7 @@ class Retention:
             file_bytes=self._store.figures()["used_bytes"], forgotten=forgotten, retired=self._retired,
             wiping=len(self._to_wipe), overwriting=overwriting or bool(self._to_wipe) or not self._recalled,
             in_index=in_index,
-            looked_ns=self._looked_ns, stuck=self._failing, full=self._full,
+            looked_ns=self._looked_ns, stuck=self._failing or left_behind, full=self._full,
         )  # fmt: skip
 
     def holds(self) -> HoldingList:
@@ -184,6 +187,8 @@ class Retention:
         """Until when nothing need be done."""
         with self._store.view() as view:
             due = overwriting_due(view) > 0
+        if due and self._urgent:
+            return 0.0
         return max(0.0, min(self._next_look, self._next_pass if due else self._next_look) - monotonic())
 
     def _recall(self) -> None:
@@ -204,8 +209,9 @@ class Retention:
             for _ in range(sum(after is None for after in following)):
                 self._to_wipe.popleft()
             place, wiped = following[-1] or Place(), True
-        while wiped and not self._stopping.is_set() and not self._to_wipe:
-            wiped = await self._step(lambda tape: RetentionOperations(tape).sweep(None))
+        # What is about to be hidden is not in the way: it is still listed when this begins, or is found here.
+        while wiped and not self._stopping.is_set() and not self._to_wipe and not self._hiding:
+            wiped = await self._step(lambda tape: RetentionOperations(tape).sweep())
         self._failing = ""
 
     async def _step(self, do: Callable[[Transaction], T]) -> T:
@@ -219,14 +225,17 @@ class Retention:
         """A pass over the file, where something was wiped since the last one and it is time for it."""
         with self._store.view() as view:
             when = overwriting_due(view)
-        if not when or monotonic() < self._next_pass or self._to_wipe or self._stopping.is_set():
+        if not when or not (self._urgent or monotonic() >= self._next_pass) or self._to_wipe:
             return
-        began = monotonic()
+        began, self._urgent = monotonic(), False
         await self._recorder.submit(lambda tape: RetentionOperations(tape).touch())
         overwriting = await asyncio.to_thread(self._store.overwriting)
         with overwriting:
             more = True
-            while more and not self._stopping.is_set():
+            # What is forgotten meanwhile needs another pass: this one has gone by its pages. Rules wait for no reader.
+            while more and not (self._stopping.is_set() or self._to_wipe):
+                if overwriting.waits and monotonic() >= self._next_look:
+                    return
                 if overwriting.waits:
                     await self._recorder.submit(lambda tape: RetentionOperations(tape).touch())
                 step = monotonic()
@@ -243,12 +252,14 @@ class Retention:
             return
         began = monotonic()
         self._full = ""
-        if self._rules:
-            await self._retire(self._over(self._now_ns()), lambda: AT_ONCE)
-            self._looked_ns = self._now_ns()
-        if self._keep_bytes is not None and self._store.live_bytes() > self._keep_bytes:
-            await self._make_space(self._keep_bytes)
-        self._next_look = monotonic() + max(EVERY_S, SHARE * (monotonic() - began))
+        try:
+            if self._rules:
+                await self._retire(self._over(self._now_ns()), lambda: AT_ONCE)
+                self._looked_ns = self._now_ns()
+            if self._keep_bytes is not None and self._store.live_bytes() > self._keep_bytes:
+                await self._make_space(self._keep_bytes)
+        finally:
+            self._next_look = monotonic() + max(EVERY_S, SHARE * (monotonic() - began))
 
     async def _retire(self, found: Iterator[Due | None], wanted: Callable[[], int]) -> None:
         """Takes rollouts off the tape, and wipes them. `wanted`: how many now; 0 ends it."""
@@ -259,6 +270,7 @@ class Retention:
                 names = [one.rollout for one in some if one.why == why]
                 made = await self._step(partial(_retire, names, why, self._now_ns()))
                 self._to_wipe.extend(one.rollout for one in made)
+                self.hidden_at = self._store.cursor()
                 self._retired += len(made)
                 self._metrics.forgotten_rollouts += len(made)
             await self._wipe()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,8 @@ DATABASES = (
 ORDER = b"order"
 """The one key of `order`."""
 READERS = 512
+_OPENINGS, _OPENING_S = 100, 0.1
+"""How often it is tried to open a tape anew that was open, and how long between."""
 _GROW_AT = 0.8
 _LOOK_EVERY = 16
 """Transactions between two looks at how full the map is."""
@@ -47,7 +50,7 @@ class Gate:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._readers = 0
-        self._closing = False
+        self._closing = 0
 
     def enter(self) -> None:
         """Waits while somebody resizes or is about to."""
@@ -66,12 +69,12 @@ class Gate:
     def alone(self) -> Generator[None]:
         """Waits until nobody reads and keeps everybody out."""
         with self._condition:
-            self._closing = True
+            self._closing += 1
             try:
                 self._condition.wait_for(lambda: not self._readers)
                 yield
             finally:
-                self._closing = False
+                self._closing -= 1
                 self._condition.notify_all()
 
 
@@ -178,15 +181,15 @@ class Environment:
         """
         try:
             while True:
-                try:
-                    with self._writing:
+                with self._writing:
+                    try:
                         self._grow_ahead()
                         with self._env.begin(write=True) as txn:
                             return apply(txn)
-                except lmdb.MapFullError:
-                    self._resize(self._env.info()["map_size"] * 2)
-                except lmdb.MapResizedError:
-                    self._resize(0)
+                    except lmdb.MapFullError:
+                        self._resize(self._env.info()["map_size"] * 2)
+                    except lmdb.MapResizedError:
+                        self._resize(0)
         except (lmdb.Error, OSError) as error:
             raise TapeError(f"cannot write the tape in {self.path}: {error}; free or remount the disk") from error
 
@@ -231,8 +234,16 @@ class Environment:
         with self._writing, self._gate.alone():
             map_bytes = self._env.info()["map_size"]
             self._env.close()
-            self._env = _open(self.path / "tape", False, map_bytes)
-            self.dbs.update(self._databases(False))
+            for left in reversed(range(_OPENINGS)):
+                try:
+                    self._env = _open(self.path / "tape", False, map_bytes)
+                    self.dbs.update(self._databases(False))
+                    return
+                except TapeError:
+                    # Somebody has taken its descriptors, or its memory, for a moment.
+                    if not left:
+                        raise
+                    time.sleep(_OPENING_S)
 
     def _resize(self, size: int) -> None:
         """Changes the map to this size; 0 adopts the size that another process has given it."""

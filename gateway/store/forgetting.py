@@ -21,7 +21,7 @@ from penstock.gateway.store.records import Origins
 from penstock.gateway.store.tables import Tables
 from penstock.gateway.store.view import BLOCK, FORGOTTEN
 
-SPANS = 1024
+SPANS = 256
 """About so many are wiped in one transaction."""
 _SWEPT = 64
 """Segments of the log that are deleted in one transaction."""
@@ -136,10 +136,17 @@ class Forgetting:
         return first + len(held) - 1
 
     def _wipe_log(self, last: int, cursors: set[int]) -> None:
-        """Wipes these changes of a segment, and what else it tells of their rollouts."""
+        """Wipes these calls of a segment, and what else it tells of their rollouts. Behind the change that took one out
+        of sight another of its name may begin."""
         first, found = self._view.log_segment(last)
         names = {_rollout_of(found[cursor - first]) for cursor in cursors}
-        held = [FORGOTTEN if record[:1] in b"roas" and _rollout_of(record) in names else record for record in found]
+        held: list[bytes] = []
+        for cursor, record in enumerate(found, first):
+            kind, name = record[:1], _rollout_of(record)
+            if kind == b"f":
+                names.discard(name)
+            gone = cursor in cursors or (kind in (b"r", b"o", b"a") and name in names)
+            held.append(FORGOTTEN if gone else record)
         if all(record == FORGOTTEN for record in held) and last != self._view.last("log"):
             self._delete("log", keys.number(last))
             self._add_hole("log", first, last)

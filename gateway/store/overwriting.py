@@ -121,6 +121,8 @@ class Overwriting:
             (gone if record.transaction < oldest else seen).update(
                 record.pages[bisect_left(record.pages, first) : bisect_left(record.pages, end)]
             )
+        if self._at not in gone and self._at not in seen:
+            self._at = self._behind_value(gone | seen)
         while self._at < end and time.monotonic() < until:
             number = self._at
             page = held[(number - first) * self._page_bytes :][: self._page_bytes]
@@ -132,15 +134,25 @@ class Overwriting:
             else:
                 self._at = number + self._live(number, page)
 
+    def _behind_value(self, free: set[int]) -> int:
+        """Where to go on: behind the value that covers the page. A page before it was free at the last step, and may be
+        the first of such a value now."""
+        for number in range(self._at - 1, 1, -1):
+            if number in free:
+                break
+            named, _, flags, low, high = _PAGE.unpack(os.pread(self._fd, _HEADER, number * self._page_bytes))
+            if named == number:
+                return max(self._at, number + (low | high << 16) if flags & _OVERFLOW else 0)
+        return self._at
+
     def _again(self, free: list[_Free], oldest: int) -> None:
         """Looks again at the pages that somebody saw. One that is used again was written whole."""
-        still = set[int]()
+        still, until = set[int](), time.monotonic() + STEP_S
         for record in free:
-            found = self._seen.intersection(record.pages)
-            if record.transaction >= oldest:
-                still |= found
-                continue
-            for number in found:
+            for number in self._seen.intersection(record.pages):
+                if record.transaction >= oldest or time.monotonic() > until:
+                    still.add(number)
+                    continue
                 at = number * self._page_bytes
                 self._clear(at, memoryview(os.pread(self._fd, self._page_bytes, at)))
         self._seen = still
@@ -212,7 +224,7 @@ class Overwriting:
                 (first,) = struct.unpack_from("<Q", data)
                 data = memoryview(os.pread(self._fd, size, first * self._page_bytes + _HEADER))
             numbers = array("Q", bytes(data[:size]))
-            yield _Free(transaction, array("Q", sorted(numbers[1 : 1 + numbers[0]])))
+            yield _Free(transaction, numbers[1 : 1 + numbers[0]][::-1])  # LMDB has the highest first
 
     def _strange(self, what: str) -> TapeError:
         return TapeError(f"{self._env.file} is not laid out as expected ({what}): nothing more is overwritten in it")

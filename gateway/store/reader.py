@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 
 from penstock.gateway.model.base import ID_PATTERN
@@ -19,7 +19,7 @@ from penstock.gateway.store import codec, keys
 from penstock.gateway.store.environment import ORDER, Cursor, Environment
 from penstock.gateway.store.exchanges import exchange
 from penstock.gateway.store.records import Style
-from penstock.gateway.store.view import BLOCK, View
+from penstock.gateway.store.view import BLOCK, Forgot, View
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 _ID = re.compile(ID_PATTERN)
@@ -67,7 +67,7 @@ class Reader:
         """All rollouts, newest first, with a position that `before` takes."""
         for slice_ in self._orders(before):
             with self.view() as view:
-                stored = [(number, view.rollout(view.name(number))) for number in slice_]
+                stored = [(number, view.rollout_of(number)) for number in slice_]
             yield from ((number, rollout) for number, rollout in stored if rollout is not None)
 
     def at(self, cursors: Iterable[int]) -> Iterator[tuple[int, Span]]:
@@ -99,7 +99,7 @@ class Reader:
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
                 numbers = _numbers_above(cursor, after)
-                stored = [(number, view.rollout(view.name(number))) for number in numbers]
+                stored = [(number, view.rollout_of(number)) for number in numbers]
             yield from ((number, rollout) for number, rollout in stored if rollout is not None)
             if len(numbers) < _SLICE:
                 return
@@ -147,6 +147,9 @@ class Reader:
             newest = min(newest, before - 1)
         while newest > 0:
             with self.view() as view:
+                if (hole := view.hole("log", newest)) is not None:
+                    newest = hole[0] - 1
+                    continue
                 first, records = view.log_segment(newest)
                 last = max(first, newest - _STEP + 1)
                 told = [view.change(at, records[at - first]) for at in range(newest, last - 1, -1)]
@@ -164,6 +167,8 @@ class Reader:
         told = set[bytes]()
         since = max(0, since)
         with self.view() as view:
+            if (hole := view.hole("log", since + 1)) is not None:
+                since = hole[1]
             newest = min(view.last("log"), since + max(_LOOKED, limit))
             while since < newest and len(found) < limit:
                 first, records = view.log_segment(since + 1)
@@ -194,8 +199,10 @@ class Reader:
                 if span.body is None:
                     body = view.open_body(span.rollout, span.attempt, span.sequence)
                 else:
-                    body, base = view.body(span.body, known)
-                    known = {base.number: base}
+                    body = None
+                    with suppress(Forgot):  # since the span was read
+                        body, base = view.body(span.body, known)
+                        known = {base.number: base}
             yield span, None if body is None else exchange(body)
 
     def figures(self) -> dict[str, int]:

@@ -48,6 +48,10 @@ def last_block(spans: int) -> int:
     return max(0, spans - 1) // BLOCK
 
 
+class Forgot(TapeError):
+    """Something was forgotten since its place was read."""
+
+
 class View:
     """One transaction's view of the tape."""
 
@@ -58,6 +62,7 @@ class View:
         self._styles = styles
         self._segment: tuple[int, list[bytes]] = (0, [])
         self._bodies: tuple[int, list[bytes]] = (0, [])
+        self._numbers: dict[bytes, int] = {}
 
     def get(self, database: str, key: bytes) -> bytes | None:
         """One record."""
@@ -99,6 +104,13 @@ class View:
         """Number and beginning of a rollout."""
         stored = self.get("rollouts", keys.rollout_key(rollout))
         return None if stored is None else origins_of(stored)
+
+    def rollout_of(self, number: int) -> Rollout | None:
+        """The rollout with this number; None when it was forgotten."""
+        if self.log_record(number) == FORGOTTEN:
+            return None
+        found = self.numbered_rollout(self.name(number))
+        return None if found is None or found[0] != number else found[1]
 
     def name(self, number: int) -> str:
         """The name of the rollout with this number."""
@@ -249,6 +261,8 @@ class View:
         if kind == FORGOTTEN:
             return None
         if kind == b"s":
+            if not 0 < self._number(key[: key.index(0)]) <= at:
+                return None  # it was forgotten, and is about to be wiped; there may be another of its name
             span = span_from(key, key[keys.summary_key_length(key) :], self.style)
             return Change.model_construct(cursor=at, kind="span", span=span)
         if kind in _NAMED:
@@ -271,6 +285,14 @@ class View:
         found = self.numbered_rollout(name)
         # An older one may be of another rollout of this name, which was forgotten.
         return None if found is None or at < found[0] else Change(cursor=at, kind="rollout", rollout=found[1])
+
+    def _number(self, name: bytes) -> int:
+        """The number of a rollout, 0 when there is none; read once."""
+        found = self._numbers.get(name)
+        if found is None:
+            origins = self.origins(name.decode("ascii"))
+            found = self._numbers[name] = 0 if origins is None else origins.number
+        return found
 
     def status(self, record: bytes) -> RolloutStatus | None:
         """Where the rollout of a record of the log stands now; its task is not read for that."""
@@ -307,16 +329,23 @@ class View:
         self._segment = self._bodies = (0, [])
 
     def body_record(self, number: int) -> bytes:
-        """What is stored of a body."""
+        """What is stored of a body. Raises `Forgot` when that is nothing any more."""
         first, records = self._bodies
-        if first <= number < first + len(records):
-            return records[number - first]
+        if not first <= number < first + len(records):
+            first, records = self._body_segment(number)
+        if not records[number - first]:
+            raise Forgot(f"body {number} was forgotten")
+        return records[number - first]
+
+    def _body_segment(self, number: int) -> tuple[int, list[bytes]]:
         with self.txn.cursor(db=self._dbs["bodies"]) as cursor:
             if floor(cursor, keys.number(number)):
                 first, records = keys.to_number(cursor.key()), codec.unpack_segment(cursor.value())
                 if number - first < len(records):
                     self._bodies = first, records
-                    return records[number - first]
+                    return self._bodies
+        if self.hole("bodies", number) is not None:
+            raise Forgot(f"body {number} was forgotten")
         raise TapeError(f"body {number} is missing; run `penstock check`")
 
     def newest_body(self, rollout: str, attempt: str, spans: int) -> tuple[int, Base] | None:

@@ -20,9 +20,10 @@ from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.queue.operations import QueueOperations
-from penstock.gateway.store import Store, codec
+from penstock.gateway.store import Store, codec, overwriting
 from penstock.gateway.store.cache import SHARED_BY
 from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.forgetting import SPANS, Place
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
 
@@ -212,6 +213,65 @@ def test_a_rollout_of_many_calls_is_wiped_step_by_step(store: Store) -> None:
     overwrite(store)
     assert searched(store.path, secret) == []
     assert len(list(store.spans("r1"))) == 3
+
+
+def test_a_step_that_ends_within_a_segment_leaves_the_rest_for_the_next(store: Store) -> None:
+    rng = random.Random(8)
+    secret = needle(rng)
+    entries = calls("r0", secret, rng, SPANS + 60, 4)
+    for at in range(0, len(entries), 50):
+        store.write(entries[at : at + 50])
+    store.write(calls("r1", needle(rng), rng, 1, 4))
+    forget(store, "r0")
+    with store.view() as view:
+        left = [record for _, segment in view.scan("bodies") for record in codec.unpack_segment(segment) if record]
+        assert len(left) == 2  # what r1 says, and what it shared
+        assert view.count("uses") == 1
+    overwrite(store)
+    assert searched(store.path, secret) == []
+
+
+def test_another_of_its_name_in_the_same_commit_stays(store: Store) -> None:
+    last, late = call("r0", "a1", b"last"), call("r0", "a1", b"late")
+    store.write([call("r0", "a1", b"first")])
+    hidden = Task(lambda tape: tape.forgetting.hide("r0"))
+    store.write([last, hidden, late])
+    wiped = Task(lambda tape: tape.forgetting.wipe([(hidden.result or 0, Place())]))
+    store.write([wiped])
+    assert wiped.result == [None]
+    assert_kept(store, [late])
+    assert [rollout.id for _, rollout in store.rollouts()] == ["r0"]
+
+
+def test_what_is_hidden_is_out_of_sight_before_it_is_wiped(store: Store) -> None:
+    store.write([call("r0", "a1", b"first")])
+    span = store.span("r0", "a1", 1)
+    assert span is not None
+    hidden = Task(lambda tape: tape.forgetting.hide("r0"))
+    store.write([hidden])
+    assert list(store.recent()) == []
+    assert [change.kind for change in store.changes(0, 100)[0]] == ["forgotten"]
+    assert store.find_response(span.response_id or "") is None
+    store.write([Task(lambda tape: tape.forgetting.wipe([(hidden.result or 0, Place())]))])
+    assert store.exchange(span) is None  # it was read before
+
+
+def test_a_pass_goes_on_behind_a_value_that_was_written_over_its_place(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overwriting, "_AT_ONCE", 8)
+    rng = random.Random(9)
+    for at in range(12):
+        store.write([call(f"r{at}", "a1", rng.randbytes(40_000))])
+    for at in range(11):
+        forget(store, f"r{at}")
+    for turn in range(12):
+        store.write([Task(lambda tape: tape.put("meta", b"note commit", b"1"))])
+        with store.overwriting() as going:
+            while going.step():
+                store.write([call("load", f"a{turn}", rng.randbytes(rng.randrange(2_000, 60_000)))])
+        forget(store, "load")
+    assert list(problems(store)) == []
 
 
 def test_numbers_of_segments_that_are_gone_are_a_hole(store: Store) -> None:
