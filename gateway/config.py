@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.dialects.family import OPENAI, Family
+from penstock.gateway.masking import rules as masking_rules
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, environment_key, http_url
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
@@ -249,6 +250,7 @@ class Config(Section):
     mcp: Mcp = Mcp()
     policy: list[PolicyRule] = Field(default=[])
     webhook: list[Webhook] = Field(default=[])
+    masking: list[masking_rules.MaskingRule] = Field(default=[])
 
     @field_validator("webhook")
     @classmethod
@@ -256,6 +258,12 @@ class Config(Section):
         names = [one.name for one in value]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"{twice[0]!r} is the name of two webhooks: choose one for each")
+        return value
+
+    @field_validator("masking")
+    @classmethod
+    def _rules_differ(cls, value: list[masking_rules.MaskingRule]) -> list[masking_rules.MaskingRule]:
+        masking_rules.check_names(value)
         return value
 
     @field_validator("key")
