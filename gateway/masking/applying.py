@@ -11,15 +11,15 @@ A path needs JSON. In a body that is none it leads nowhere if its last name does
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.gateway.dialects.base import EVENT_STREAM
 from penstock.gateway.masking.framing import aws_frames, looks_like_events, server_sent
 from penstock.gateway.masking.json_walk import Found, Malformed, looks_like_json, walk
-from penstock.gateway.masking.looking import Looking, Unsure
-from penstock.gateway.masking.quick import possible
-from penstock.gateway.masking.streams import Channels
+from penstock.gateway.masking.looking import Looking, Rules, Unsure
+from penstock.gateway.masking.quick import is_json, possible
+from penstock.gateway.masking.streams import Channels, joined_texts
 from penstock.gateway.masking.text import Decoded, Root, Text
 from penstock.gateway.masking.tokens import asks_by_tokens, take_out
 from penstock.gateway.model.known_secrets import About
@@ -90,7 +90,10 @@ def _json(root: Root, looking: Looking, about: About, kind: str) -> None:
         take_out([root])
         looking.notes.failed = f"{looking.rules.patterns[0][0]}: the request gives its text as token ids"
     if not stream:
-        looking = looking.narrowed(possible(looking.rules, body))
+        few = possible(looking.rules, body)
+        # Where a name stands only as a word, that is sure only in what is JSON.
+        sure = few.paths or not _names(looking.rules, body) or is_json(body)
+        looking = looking.narrowed(few if sure else looking.rules)
     if looking.rules.none:
         return
     try:
@@ -120,7 +123,9 @@ def _elements(documents: list[list[Found]]) -> Iterable[list[Found]]:
         yield from by_place.values()
 
 
-def _events(looking: Looking, datas: Iterable[Text], rest: Iterable[Text]) -> None:
+def _events(looking: Looking, datas: Sequence[Text], rest: Sequence[Text]) -> None:
+    if _has_nothing(looking.rules, datas, rest):
+        return
     channels = Channels()
     for data in datas:
         try:
@@ -138,6 +143,17 @@ def _events(looking: Looking, datas: Iterable[Text], rest: Iterable[Text]) -> No
     looking.joined(channels)
 
 
+def _has_nothing(rules: Rules, datas: Sequence[Text], rest: Sequence[Text]) -> bool:
+    """Whether no rule finds anything in a stream: looked at without places, which takes a tenth of the time."""
+    if any(pattern.at_edges for _, pattern in rules.patterns):
+        return False
+    together = b"\n".join([one.data for one in (*datas, *rest)])
+    if not possible(rules, together).none:
+        return False
+    joined = joined_texts(one.data for one in datas)
+    return joined is not None and all(possible(rules, text).none for text in joined)
+
+
 def _plain(root: Root, looking: Looking, kind: str) -> None:
     texts: list[Text] = [root]
     if kind == _FORM:
@@ -147,6 +163,10 @@ def _plain(root: Root, looking: Looking, kind: str) -> None:
     for text in texts:
         _none_named(looking, text.data)
         looking.search(text)
+
+
+def _names(rules: Rules, text: bytes) -> bool:
+    return any(name is None or name in text for _, paths in rules.paths for name in paths.names)
 
 
 def _none_named(looking: Looking, text: bytes) -> None:

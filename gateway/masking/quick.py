@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import msgspec
+
 from penstock.gateway.masking.looking import DEEPEST, Rules
 from penstock.gateway.masking.paths import MemberPaths
 from penstock.gateway.masking.patterns import Pattern
@@ -34,12 +36,21 @@ def possible(rules: Rules, body: bytes) -> Rules:
     return Rules(patterns, paths, together if len(patterns) > 1 else None)
 
 
+def is_json(body: bytes) -> bool:
+    """Whether it is one JSON value for sure."""
+    try:
+        _ = msgspec.json.decode(body, type=msgspec.Raw)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _stands(pattern: Pattern, levels: list[bytes]) -> bool:
     return any(pattern.stands_in(level) for level in levels)
 
 
 def _named(paths: MemberPaths, level: bytes) -> bool:
-    return any(name is None or name in level for name in paths.names)
+    return any(name is None or name + b'"' in level for name in paths.names)
 
 
 def _levels(body: bytes) -> list[bytes] | None:
@@ -55,7 +66,8 @@ def _levels(body: bytes) -> list[bytes] | None:
 def _undone(text: bytes) -> bytes:
     text = text.replace(b"\\\\", _BACKSLASH)
     for escape, meant in _SHORT:
-        text = text.replace(escape, meant)
+        if escape in text:
+            text = text.replace(escape, meant)
     if b"\\u" in text:
         text = _UNICODE.sub(_character, text)
     # What is no escape keeps its backslash, and would never end.

@@ -7,8 +7,9 @@ joined too. Members that are said again in each event, such as `id` and `model`,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final, cast
 
 from penstock.gateway.masking.json_walk import Found
 from penstock.gateway.masking.paths import Path
@@ -23,6 +24,10 @@ _AGAIN: Final = frozenset({
 _PLACES: Final = frozenset({
     "index", "output_index", "content_index", "summary_index", "annotation_index", "contentBlockIndex", "item_id",
 })  # fmt: skip
+
+
+_DONE: Final = b"[DONE]"
+"""Ends streams of OpenAI."""
 
 
 class Channels:
@@ -48,6 +53,61 @@ class Channels:
     def cut_apart(self) -> list[tuple[Path, list[Text]]]:
         """Texts of several pieces, with their paths."""
         return [(path, parts) for path, parts in self._parts.values() if len(parts) > 1]
+
+
+def joined_texts(events: Iterable[bytes]) -> list[bytes] | None:
+    """What `Channels` would join of these events, as texts alone; None where one is read better with care."""
+    parts: dict[tuple[object, ...], list[str]] = {}
+    for event in events:
+        if event[:1] not in (b"{", b"["):
+            return None
+        try:
+            value = json.loads(event, object_pairs_hook=_object)
+        except _Twice:
+            return None
+        except (ValueError, RecursionError):
+            if event != _DONE:
+                return None
+            parts.setdefault((), []).append("")
+            continue
+        _gather(value, (_beside(value),), parts)
+    return ["".join(one).encode("utf-8", "surrogatepass") for one in parts.values() if len(one) > 1]
+
+
+class _Twice(Exception):
+    """A key stands twice in one object."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise _Twice
+    return made
+
+
+def _beside(value: Any) -> object:
+    if not isinstance(value, dict):
+        return None
+    return tuple([(key, said) for key, said in cast(dict[str, Any], value).items() if key in _PLACES])
+
+
+def _gather(value: Any, key: tuple[object, ...], parts: dict[tuple[object, ...], list[str]]) -> None:
+    if isinstance(value, dict):
+        for name, inner in cast(dict[str, Any], value).items():
+            if isinstance(inner, str):
+                if name not in _AGAIN:
+                    parts.setdefault((*key, name), []).append(inner)
+            elif isinstance(inner, dict | list):
+                _gather(inner, (*key, name), parts)
+    elif isinstance(value, list):
+        for at, inner in enumerate(cast(list[Any], value)):
+            # An element counts by the index that it says, if it says one.
+            said = cast(dict[str, Any], inner).get("index") if isinstance(inner, dict) else None
+            place = (*key, at if said is None else str(said))
+            if isinstance(inner, str):
+                parts.setdefault(place, []).append(inner)
+            else:
+                _gather(inner, place, parts)
 
 
 def _is_place(one: Found) -> bool:

@@ -1,4 +1,4 @@
-"""Masking rules in a gateway: nothing of what they find is in the files of the tape, whatever becomes of the gateway."""
+"""Masking rules in a gateway: nothing of what they find is on the tape, whatever becomes of the gateway."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_a_path_that_cannot_be_read_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"pattern": "a", "paths": ["b"]}])
 def test_a_rule_has_a_pattern_or_paths(more: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="'r' (masks nothing|has a pattern and paths)"):
+    with pytest.raises(ValueError, match=r"'r' (masks nothing|has a pattern and paths)"):
         _ = MaskingRule(name="r", **more)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from fakes import event_stream
@@ -83,12 +84,14 @@ FORMATS: dict[str, Callable[[str], str]] = {
 }  # fmt: skip
 
 
-def texts(value: object) -> str:
+def texts(value: Any) -> str:
     """All that a JSON value says, except names of its kind."""
     if isinstance(value, dict):
-        return "".join(texts(one) for key, one in value.items() if key not in ("type", "role", "id"))
+        return "".join(
+            texts(one) for key, one in cast(dict[str, Any], value).items() if key not in ("type", "role", "id")
+        )
     if isinstance(value, list):
-        return "".join(map(texts, value))
+        return "".join(map(texts, cast(list[Any], value)))
     return value if isinstance(value, str) else ""
 
 
