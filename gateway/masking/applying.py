@@ -124,8 +124,10 @@ def _elements(documents: list[list[Found]]) -> Iterable[list[Found]]:
 
 
 def _events(looking: Looking, datas: Sequence[Text], rest: Sequence[Text]) -> None:
-    if _has_nothing(looking.rules, datas, rest):
+    few = _alone(looking.rules, datas, rest)
+    if few.none and _nothing_joined(looking.rules, datas):
         return
+    single = looking.narrowed(few)
     channels = Channels()
     for data in datas:
         try:
@@ -137,19 +139,20 @@ def _events(looking: Looking, datas: Sequence[Text], rest: Sequence[Text]) -> No
             continue
         for found in documents:
             channels.add(data, found)
-            looking.values(data, found)
+            if not few.none:
+                single.values(data, found)
     for line in rest:
         looking.text(line)
     looking.joined(channels)
 
 
-def _has_nothing(rules: Rules, datas: Sequence[Text], rest: Sequence[Text]) -> bool:
-    """Whether no rule finds anything in a stream: looked at without places, which takes a tenth of the time."""
-    if any(pattern.at_edges for _, pattern in rules.patterns):
-        return False
-    together = b"\n".join([one.data for one in (*datas, *rest)])
-    if not possible(rules, together).none:
-        return False
+def _alone(rules: Rules, datas: Sequence[Text], rest: Sequence[Text]) -> Rules:
+    """The rules that may find something in an event alone, and not only in texts that were cut apart."""
+    return possible(rules, b"\n".join([one.data for one in (*datas, *rest)]))
+
+
+def _nothing_joined(rules: Rules, datas: Sequence[Text]) -> bool:
+    """Whether no rule finds anything in what is joined: looked at without places, which takes a tenth of the time."""
     joined = joined_texts(one.data for one in datas)
     return joined is not None and all(possible(rules, text).none for text in joined)
 
