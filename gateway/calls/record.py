@@ -248,6 +248,7 @@ class Record:
 
     def _close(self, entry: Entry, request: bytes, response: Kept) -> None:
         facts, call = self._facts(request, response), self.call
+        kept = not _is_gone(response.plain)
         # An alias has replaced the name that was asked for.
         named = None if self.changed else facts.model
         entry.model = named or call.model
@@ -265,7 +266,7 @@ class Record:
         # An answer of the gateway's own has used no tokens.
         entry.usage = None if self.pool is None else facts.usage
         if uncounted(entry, call.dialect):
-            self._count(entry, request, response.plain)
+            self._count(entry, request if kept else self.plain, response.plain if kept else self.response())
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
         entry.request_bytes = len(self.body)
         entry.response_bytes, entry.truncated = self.response_bytes, self.truncated
@@ -281,6 +282,12 @@ class Record:
     def _facts(self, request: bytes, response: Kept) -> Facts:
         try:
             asked = None if self.changed else self.call.asked
+            if _is_gone(response.plain):
+                # Masking has failed. What is no text stays true: that it went well, and what it has cost.
+                seen = self.call.dialect.facts(self.plain, self.response(), self.stream, asked)
+                return Facts(
+                    seen.model, None, None, seen.finish, seen.usage, seen.tool_calls, seen.choices, seen.failed
+                )
             facts = self.call.dialect.facts(request, response.plain, self.stream, asked)
             if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
                 # Its end is not among the kept bytes.
@@ -317,6 +324,11 @@ class Record:
         take_out, about = self._secrets.without_tokens, About()
         bodies = {"request_body": take_out(side.request_body, about)}
         return side.model_copy(update=bodies | {"response_body": take_out(side.response_body, about)})
+
+
+def _is_gone(body: bytes) -> bool:
+    """Whether nothing of a body was kept."""
+    return bool(body) and not body.strip(b"*")
 
 
 def _content_type(headers: Iterable[tuple[bytes, bytes]]) -> str:

@@ -227,7 +227,8 @@ def _open(path: Path, readonly: bool, map_bytes: int) -> lmdb.Environment:
             max_readers=READERS,
             readonly=readonly,
             readahead=False,
-            meminit=False,
+            # Else what was in the memory of this process, keys and texts, would fill the unused parts of pages.
+            meminit=True,
             mode=FILE_MODE,
         )
     except (lmdb.Error, OSError) as error:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from fakes.goldens import check_text
+from fakes.process import ROOT
 from fakes.shell import Shell
 
-RULES = """
-[[masking]]
-name = "card numbers"
-pattern = '\\b(?:\\d[ -]?){13,16}\\b'
-
-[[masking]]
-name = "customers"
-paths = ["messages[*].metadata.email", "**.ssn"]
-"""
+PAGE = (ROOT / "docs" / "secrets.md").read_text()
+(RULES,) = re.findall(r"```toml\n(\[\[masking\]\].*?)```", PAGE, re.DOTALL)
+(COMMAND,) = re.findall(r"```sh\npenstock (masking try .*)\n```", PAGE)
 ANSWER = "".join(
     f'data: {{"choices":[{{"index":0,"delta":{{"content":"{piece}"}}}}]}}\n\n'
     for piece in ("my card is 41", "11 1111 ", "1111 1111.")
@@ -33,7 +29,7 @@ def shell(tmp_path: Path) -> Shell:
 
 
 async def test_a_body_is_shown_as_it_would_be_kept(shell: Shell) -> None:
-    done = await shell.run("masking", "try", "answer.sse", "--config", "penstock.toml")
+    done = await shell.run(*COMMAND.split())
     assert (done.code, done.err) == (0, "card numbers: 1\n")
     check_text("masking-try.txt", done.text)
 

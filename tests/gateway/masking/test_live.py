@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 from conftest import StartGateway
@@ -55,11 +55,36 @@ async def test_no_call_leaves_it_on_the_tape(
         (span,) = await tape.spans(rollout, 1)
         assert (span.attributes or {})[MASKED] == {"tickets": 2, "people": 1}
         assert MASKING_FAILED not in (span.attributes or {})
+        sides: tuple[Literal["request", "response"], ...] = ("request", "response")
+        for kept in [await tape.raw(span, side) for side in sides]:
+            assert not any(one in kept for one in (NEEDLE.encode(), NEEDLE[:9].encode(), b"ann@example.org"))
     async with Client(gateway.url) as client:
         _ = await client.reward("r1", "a1", Judgement(value=1.0, reason=f"about {NEEDLE}"))
         figures = (await (await http.get(gateway.url + "/metrics")).text()).splitlines()
     assert 'penstock_masked_total{rule="tickets"} 5.0' in figures
     assert 'penstock_masking_failures_total{rule="people"} 0.0' in figures
+    _ = await gateway.terminate()
+    assert_gone(gateway.data)
+
+
+async def test_a_call_whose_body_is_not_kept_is_still_ok_and_counted(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
+) -> None:
+    gateway = await start_gateway(upstreams(openai=provider.openai_url) + RULES)
+    deep = '{"email": "ann@example.org"}'
+    for _ in range(8):
+        deep = json.dumps({"in": deep})
+    provider.script = [Answer(deep)]
+    answer = await say(http, gateway, "r1", False)
+    assert json.loads(answer)["choices"][0]["message"]["content"] == deep
+    tape = Tape(gateway.url, http)
+    (span,) = await tape.spans("r1", 1)
+    assert (span.status, span.error, span.response_bytes) == ("ok", None, len(answer))
+    assert span.usage is not None
+    assert span.usage.output_tokens == json.loads(answer)["usage"]["completion_tokens"]
+    why = "failed: tickets: JSON in JSON is nested deeper than 6 levels"
+    assert (span.attributes or {})[MASKING_FAILED] == why
+    assert await tape.raw(span, "response") == b"*" * len(answer)
     _ = await gateway.terminate()
     assert_gone(gateway.data)
 
