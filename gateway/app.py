@@ -36,6 +36,7 @@ from penstock.gateway.http.discreet_log import Discreet
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.index.link import Link
 from penstock.gateway.index.sql.runner import Queries
+from penstock.gateway.masking.masker import Tally, masker
 from penstock.gateway.mcp.all_features import all_features
 from penstock.gateway.mcp.audit import Audit
 from penstock.gateway.mcp.features import Mcp
@@ -132,9 +133,10 @@ class Gateway:
         self.metrics = Metrics()
         own = tuple(key for key in (admin_key(), read_key(), audit_key()) if key is not None)
         self.pools = {upstream.name: Pool(upstream, own) for upstream in config.upstreams()}
-        self._redactor = Redactor(own_secrets(config.secrets()))
+        own_keys, tally = own_secrets(config.secrets()), Tally(self.metrics.masked, self.metrics.masking_failures)
+        self._redactor = Redactor(own_keys, masker(config.masking, own_keys, tally))
         self.questions = Questions()
-        self.store = open_store(config.data, secrets=self._redactor.own)
+        self.store = open_store(config.data, secrets=self._redactor.tape)
         self.feed = Feed(self.store.cursor())
         self.auth = _make_auth(self.store, config)
         self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed)

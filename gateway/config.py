@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.dialects.family import OPENAI, Family
+from penstock.gateway.masking import rules as masking_rules
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, environment_key, http_url
@@ -255,6 +256,7 @@ class Config(Section):
     policy: list[PolicyRule] = Field(default=[])
     webhook: list[Webhook] = Field(default=[])
     retention: list[RetentionRule] = Field(default=[])
+    masking: list[masking_rules.MaskingRule] = Field(default=[])
 
     @field_validator("webhook")
     @classmethod
@@ -262,6 +264,12 @@ class Config(Section):
         names = [one.name for one in value]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"{twice[0]!r} is the name of two webhooks: choose one for each")
+        return value
+
+    @field_validator("masking")
+    @classmethod
+    def _rules_differ(cls, value: list[masking_rules.MaskingRule]) -> list[masking_rules.MaskingRule]:
+        masking_rules.check_names(value)
         return value
 
     @field_validator("key")

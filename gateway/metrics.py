@@ -52,6 +52,10 @@ METRICS: dict[str, Figure] = {
     "penstock_recorder_wait_seconds_total": Figure("counter", "Time that calls waited for a full recorder queue."),
     "penstock_recording_gaps_total": Figure("counter", "Calls that were answered but could not be recorded."),
     "penstock_forgotten_rollouts_total": Figure("counter", "Rollouts that were taken off the tape."),
+    "penstock_masked_total": Figure("counter", "What masking rules have found in what was recorded.", ("rule",)),
+    "penstock_masking_failures_total": Figure(
+        "counter", "Bodies and texts that were not kept, since a masking rule could not be applied.", ("rule",)
+    ),
     "penstock_commits_total": Figure("counter", "Commits to the tape."),
     "penstock_commit_seconds": Figure("histogram", "Length of a commit, fsync included."),
     "penstock_commit_spans_total": Figure("counter", "Spans written by commits."),
@@ -165,6 +169,8 @@ class Metrics:
         "first_byte_seconds",
         "forgotten_rollouts",
         "inflight_calls",
+        "masked",
+        "masking_failures",
         "mcp_breaker",
         "mcp_definitions",
         "mcp_refused",
@@ -226,6 +232,8 @@ class Metrics:
         self.rewards: Counter[tuple[str, ...]] = Counter()
         self.captured_calls: Counter[tuple[str, ...]] = Counter()
         self.exact_calls: Counter[tuple[str, ...]] = Counter()
+        self.masked: Counter[tuple[str, ...]] = Counter()
+        self.masking_failures: Counter[tuple[str, ...]] = Counter()
         self.mcp_definitions: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
         self.upstream_waiting: dict[tuple[str, ...], int] = {}

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from penstock.gateway.calls.capture.framing import LENGTH, Framing, framed
-from penstock.gateway.calls.turns import decode_body
+from penstock.gateway.calls.turns import CUT, decode_body
 from penstock.gateway.http.headers import client_head
 from penstock.gateway.http.upstream_connection import UpstreamConnection
-from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.known_secrets import About, Secrets
 
 HELD: Final = 256 << 10
 """The most bytes of an encoded answer that are held."""
@@ -183,14 +183,24 @@ class Kept(NamedTuple):
     """Why its encoding could not be undone completely."""
 
 
-def keep(secrets: Secrets, body: bytes, encoding: str | None, limit: int | None = None) -> Kept:
+_UNKNOWN: Final = About()
+
+
+def keep(
+    secrets: Secrets, body: bytes, encoding: str | None, limit: int | None = None, about: About = _UNKNOWN
+) -> Kept:
     """The body as it may be kept. `limit`: the most bytes of its decoded form that are searched."""
     if not encoding or encoding == "identity":
-        hidden = secrets.hide(body)
+        hidden = secrets.body(body, about)
         return Kept(hidden, hidden, False)
     plain, problem = decode_body(body, encoding) if limit is None else decode_body(body, encoding, limit)
-    hidden = secrets.hide(plain)
-    return Kept(body, plain, False, problem) if hidden is plain else Kept(hidden, hidden, True, problem)
+    cut = problem is not None and problem.endswith(CUT)
+    hidden = secrets.body(plain, about._replace(cut=about.cut or cut, problem=None if cut else problem))
+    if problem is not None and not plain:
+        # There was nothing to search, but what cannot be decoded here may be elsewhere.
+        hidden = secrets.body(body, about._replace(problem=problem))
+    unchanged = hidden is plain or hidden is body
+    return Kept(body, plain, False, problem) if unchanged else Kept(hidden, hidden, True, problem)
 
 
 def unencoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -24,13 +24,14 @@ from penstock.gateway.model import trace
 from penstock.gateway.model.attributes import AMBIGUOUS, CAPTURED
 from penstock.gateway.model.base import Kind
 from penstock.gateway.model.exchange import Side
-from penstock.gateway.model.known_secrets import NONE
+from penstock.gateway.model.known_secrets import NONE, About, Secrets
 from penstock.gateway.store.codec import Body
 from penstock.gateway.store.records import Entry
 from penstock.gateway.upstreams.pool import Pool
 
 _log = logging.getLogger("penstock.recorder")
 _OVERHEAD = 1024
+_CAME = About(answer=True)
 PROMPTS = "penstock.prompts.sha256"
 """Attribute of a call: the hashes of its prompts as the agent sent them, by resource."""
 
@@ -184,6 +185,7 @@ class Record:
         if entry is None:
             self._secrets = self._redactor.secrets(self.request.headers, self.request.target.decode("latin-1"))
             entry = self._entry = self._opened()
+        self._secrets = self._secrets.noting()
         entry.versions, entry.arm = self.versions or None, self.arm
         entry.attributes = {
             **self.attributes,
@@ -191,22 +193,32 @@ class Record:
             **({CAPTURED: list(self.captured)} if self.captured else {}),
             **({AMBIGUOUS: True} if entry.ambiguous else {}),
         } or None
-        request, response = self._kept(final)
+        request, response, sides = self._kept(final)
         if final:
             self._close(entry, request.plain, response)
         else:
             entry.model = self.call.model
         self._hide(entry)
-        entry.body = self._bytes(request, response)
+        entry.body = self._bytes(request, response, sides)
+        if self._secrets.noted:
+            entry.attributes = {**(entry.attributes or {}), **self._secrets.noted}
         return entry
 
-    def _kept(self, final: bool) -> tuple[Kept, Kept]:
-        """Request and response without secrets."""
+    def _kept(self, final: bool) -> tuple[Kept, Kept, list[Side]]:
+        """Request, response and sides without secrets."""
         asked = [value for low, _, value in self.request.headers if low == b"content-encoding"]
         asked = [] if self.changed else asked
         response = b"".join(self.pieces) if final else b""
         told = (self.encoding or b"").decode("latin-1")
-        return keep(self._secrets, self.body, b",".join(asked).decode("latin-1")), keep(self._secrets, response, told)
+        sent = About(_content_type((low, value) for low, _, value in self.request.headers))
+        came = About(_content_type(self.response_headers), answer=True, cut=self.truncated)
+        kept = keep(self._secrets, self.body, b",".join(asked).decode("latin-1"), about=sent)
+        answer, sides = keep(self._secrets, response, told, about=came), [self._side(side) for side in self.sides]
+        if self._secrets.masked:
+            # Tokens would say once more what was masked, maybe in another body.
+            kept, answer = _without_tokens(self._secrets, kept, sent), _without_tokens(self._secrets, answer, came)
+            sides = [self._side_without_tokens(side) for side in sides]
+        return kept, answer, sides
 
     def _hide(self, entry: Entry) -> None:
         """Hides secrets in those texts of the summary that come from the bodies or the request."""
@@ -214,6 +226,8 @@ class Record:
             (entry.path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish)
         )
         entry.path = path or ""
+        if self._secrets and entry.attributes:
+            entry.attributes = self._secrets.json(entry.attributes)
 
     def _opened(self) -> Entry:
         call, request = self.call, self.request
@@ -234,6 +248,7 @@ class Record:
 
     def _close(self, entry: Entry, request: bytes, response: Kept) -> None:
         facts, call = self._facts(request, response), self.call
+        kept = not _is_gone(response.plain)
         # An alias has replaced the name that was asked for.
         named = None if self.changed else facts.model
         entry.model = named or call.model
@@ -251,7 +266,7 @@ class Record:
         # An answer of the gateway's own has used no tokens.
         entry.usage = None if self.pool is None else facts.usage
         if uncounted(entry, call.dialect):
-            self._count(entry, request, response.plain)
+            self._count(entry, request if kept else self.plain, response.plain if kept else self.response())
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
         entry.request_bytes = len(self.body)
         entry.response_bytes, entry.truncated = self.response_bytes, self.truncated
@@ -267,6 +282,12 @@ class Record:
     def _facts(self, request: bytes, response: Kept) -> Facts:
         try:
             asked = None if self.changed else self.call.asked
+            if _is_gone(response.plain):
+                # Masking has failed. What is no text stays true: that it went well, and what it has cost.
+                seen = self.call.dialect.facts(self.plain, self.response(), self.stream, asked)
+                return Facts(
+                    seen.model, None, None, seen.finish, seen.usage, seen.tool_calls, seen.choices, seen.failed
+                )
             facts = self.call.dialect.facts(request, response.plain, self.stream, asked)
             if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
                 # Its end is not among the kept bytes.
@@ -277,7 +298,7 @@ class Record:
             _log.exception("a call of %s could not be read", self.call.address.rollout)
             return Facts(self.call.model)
 
-    def _bytes(self, request: Kept, response: Kept) -> Body:
+    def _bytes(self, request: Kept, response: Kept, sides: list[Side]) -> Body:
         secrets, pool = self._secrets, self.pool
         return Body(
             "" if pool is None else secrets.text(redact_url(pool.url(self.call.path))),
@@ -287,14 +308,34 @@ class Record:
             response.body,
             self._block(self.trailers, False) if self.trailers else b"",
             rescaled(self.marks, len(response.body)) if response.bare else list(self.marks),
-            [self._side(side) for side in self.sides],
+            sides,
         )
 
     def _block(self, headers: Iterable[tuple[bytes, bytes]], bare: bool) -> bytes:
         """`bare`: of a body that is kept without its content encoding."""
-        return self._secrets.hide(self._redactor.block(unencoded(headers) if bare else headers), ended=False)
+        return self._secrets.block(self._redactor.block(unencoded(headers) if bare else headers))
 
     def _side(self, side: Side) -> Side:
-        hide = self._secrets.hide
-        bodies = {"request_body": hide(side.request_body), "response_body": hide(side.response_body)}
+        hide = self._secrets.body
+        bodies = {"request_body": hide(side.request_body, About()), "response_body": hide(side.response_body, _CAME)}
         return side.model_copy(update=bodies | {"path": self._secrets.text(side.path)})
+
+    def _side_without_tokens(self, side: Side) -> Side:
+        take_out, about = self._secrets.without_tokens, About()
+        bodies = {"request_body": take_out(side.request_body, about)}
+        return side.model_copy(update=bodies | {"response_body": take_out(side.response_body, about)})
+
+
+def _is_gone(body: bytes) -> bool:
+    """Whether nothing of a body was kept."""
+    return bool(body) and not body.strip(b"*")
+
+
+def _content_type(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    return next((value.decode("latin-1") for name, value in headers if name.lower() == b"content-type"), "")
+
+
+def _without_tokens(secrets: Secrets, kept: Kept, about: About) -> Kept:
+    """A body of a call in which something was masked, without the tokens that say it too."""
+    plain = secrets.without_tokens(kept.plain, about)
+    return kept if plain is kept.plain else Kept(plain, plain, kept.bare or kept.body is not kept.plain, kept.problem)

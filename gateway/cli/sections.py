@@ -20,6 +20,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "audit",
         "mcp",
         "policy",
+        "masking",
         "tui",
         "token",
         "key",

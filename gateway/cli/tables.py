@@ -197,6 +197,12 @@ GROUPS: Final[dict[str, Group]] = {
             ),
         },
     ),
+    "masking": Group(
+        "What rules keep off the tape.",
+        {
+            "try": Command("penstock.gateway.cli.masking:try_rules", "Show a body as masking rules would keep it."),
+        },
+    ),
     "resource": Group(
         "Versions of prompts, of weights and of what tools are said to do.",
         {

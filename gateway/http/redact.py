@@ -98,11 +98,12 @@ _REMEMBERED: Final = 8192
 class Redactor:
     """Composes header blocks without secrets."""
 
-    __slots__ = ("_known", "_lines", "_personal", "own")
+    __slots__ = ("_known", "_lines", "_personal", "own", "tape")
 
-    def __init__(self, own: Secrets = NONE) -> None:
-        """`own`: the gateway's own keys."""
+    def __init__(self, own: Secrets = NONE, tape: Secrets | None = None) -> None:
+        """`own`: the gateway's own keys; `tape`: what the tape may not have, if it is more than these."""
         self.own = own
+        self.tape = own if tape is None else tape
         self._known: dict[bytes, bool] = {}
         self._lines: dict[tuple[bytes, bytes], bytes] = {}
         self._personal: frozenset[str] = frozenset()
@@ -145,7 +146,7 @@ class Redactor:
         its path with the query."""
         known = self._known.get
         values = [(low, value) for low, _, value in headers if known(low, True) and self.secret(low)]
-        return _together(self.own, tuple(values), path if "=" in path or "%" in path else "")
+        return _together(self.tape, tuple(values), path if "=" in path or "%" in path else "")
 
 
 @lru_cache(512)
@@ -153,7 +154,7 @@ def _together(own: Secrets, headers: tuple[tuple[bytes, bytes], ...], path: str)
     """Cached, because an agent presents the same keys with all of its calls."""
     found = {key for name, value in headers for key in presented(name, value)}
     found |= {key for value in parameters(path) if is_telling(key := value.encode())}
-    return own if found <= own.values else Secrets(own.values | found)
+    return own if found <= own.values else own.also(found)
 
 
 @lru_cache(4096)

@@ -87,7 +87,7 @@ class Message:
         entry.parent_id, entry.stream = of.span_id, False
         entry.attributes = {**of.attributes, **about.attributes, SENDER: "server"}
         entry.request_bytes = len(self._sent.raw)
-        entry.body = self._body()
+        entry.body = self._body(entry)
         return entry
 
     def _close(self, entry: Entry) -> None:
@@ -98,13 +98,21 @@ class Message:
             if failed is not None:
                 entry.status, entry.error = "error", failed
             entry.attributes = {**(entry.attributes or {}), **attributes}
-        entry.body = self._body()
+        entry.body = self._body(entry)
 
-    def _body(self) -> Body:
+    def _body(self, entry: Entry) -> Body:
+        """The bytes; takes secrets out of what the entry says of them, too."""
         of = self._of
-        secrets = self._redactor.secrets(of.request.headers, of.request.target.decode("latin-1"))
+        secrets = self._redactor.secrets(of.request.headers, of.request.target.decode("latin-1")).noting()
         url = "" if of.pool is None else secrets.text(redact_url(of.pool.url(of.call.path)))
-        return Body(url, b"", secrets.hide(self._sent.raw), b"", secrets.hide(self.answer), b"", [])
+        body = Body(url, b"", secrets.hide(self._sent.raw), b"", secrets.hide(self.answer), b"", [])
+        entry.path, entry.name, entry.error = (
+            secrets.text(entry.path),
+            secrets.text(entry.name or ""),
+            (None if entry.error is None else secrets.text(entry.error)),
+        )
+        entry.attributes = {**secrets.json(entry.attributes or {}), **secrets.noted}
+        return body
 
 
 class Unanswered:

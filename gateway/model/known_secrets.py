@@ -16,8 +16,8 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import quote
 
 MASKED: Final = b"*"
@@ -35,8 +35,21 @@ _ESCAPE: Final = re.compile(r"%[0-9A-F]{2}")
 _LETTER, _DIGIT = re.compile(rb"[A-Za-z]"), re.compile(rb"[0-9]")
 
 
+class About(NamedTuple):
+    """What is known of a body."""
+
+    content_type: str = ""
+    """As its headers say."""
+    answer: bool = False
+    """Whether it may be a stream that has cut texts apart."""
+    cut: bool = False
+    """Whether the gateway has cut off its end."""
+    problem: str | None = None
+    """Why its content encoding could not be undone."""
+
+
 class Secrets:
-    """Values to hide."""
+    """Values to hide. `gateway.masking` hides more, and asks to be told more of what is hidden."""
 
     __slots__ = ("_forms", "_longest", "_starts", "values")
 
@@ -96,12 +109,46 @@ class Secrets:
 
     def json(self, value: Any) -> Any:
         """A JSON value without them, in its strings and its keys."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            items = cast(dict[str, Any], value).items()
-            return {self.text(key): self.json(item) for key, item in items}
-        return [self.json(item) for item in cast(list[Any], value)] if isinstance(value, list) else value
+        return _mapped(value, lambda text: Secrets.text(self, text))
+
+    def body(self, body: bytes, about: About, ended: bool = True) -> bytes:
+        """As `hide`, of a body of which more is known."""
+        return self.hide(body, ended)
+
+    def block(self, block: bytes) -> bytes:
+        """Header lines without them."""
+        return self.hide(block, ended=False)
+
+    def without_tokens(self, body: bytes, about: About) -> bytes:
+        """A body without what says its text by tokens, where something was `masked` in the same call."""
+        return body
+
+    def also(self, values: Iterable[bytes]) -> Secrets:
+        """These and more."""
+        return Secrets(self.values | frozenset(values))
+
+    def noting(self) -> Secrets:
+        """The same, for one call: it notes what is masked from now on."""
+        return self
+
+    @property
+    def masked(self) -> bool:
+        """Whether a rule has masked something, or failed, since the notes began."""
+        return False
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """The notes, as attributes of a span."""
+        return {}
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value).items()
+        return {change(key): _mapped(item, change) for key, item in items}
+    return [_mapped(item, change) for item in cast(list[Any], value)] if isinstance(value, list) else value
 
 
 NONE: Final = Secrets(())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from penstock.gateway.http import redact
 from penstock.gateway.model.lifecycle import LIVE, after_attempt
@@ -39,7 +40,8 @@ class SpanOperations(Attempts):
         if earlier is not None:
             return int.from_bytes(earlier), reward, False
         entry = Entry(*live.name, kind="reward", name="reward", method="", status="ok", start_ns=now, end_ns=now)
-        entry.attributes = self._tape.secrets.json(reward.attributes())
+        secrets = self._tape.secrets.noting()
+        entry.attributes = {**secrets.json(reward.attributes()), **secrets.noted}
         self._tape.record(entry, seen_ns=0)
         if key is not None:
             self._tape.put("rewards", key, keys.u32(entry.sequence))
@@ -71,9 +73,13 @@ class SpanOperations(Attempts):
 
     def _without_secrets(self, entry: Entry) -> Entry:
         """A copy of a span as it may be kept; the original may still be read."""
-        secrets, said = self._tape.secrets, entry.attributes
-        kept = None if said is None else secrets.json(redact.attributes(said, by_name=entry.kind == "otel"))
+        secrets, said = self._tape.secrets.noting(), entry.attributes
+        kept: dict[str, Any] | None = (
+            None if said is None else secrets.json(redact.attributes(said, by_name=entry.kind == "otel"))
+        )
         name, error = secrets.texts((entry.name, entry.error))
+        if secrets.noted:
+            kept = (kept or {}) | secrets.noted
         return replace(entry, sequence=0, name=name, error=error, attributes=kept)
 
 

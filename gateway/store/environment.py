@@ -269,7 +269,7 @@ def _open(path: Path, readonly: bool, map_bytes: int) -> lmdb.Environment:
             max_readers=READERS,
             readonly=readonly,
             readahead=False,
-            # What was in memory before must not reach the file in the unused part of a page.
+            # Else what was in the memory of this process, keys and texts, would fill the unused parts of pages.
             meminit=True,
             mode=FILE_MODE,
         )

@@ -31,6 +31,7 @@ SECTIONS = {
     "policy": "[[policy]]",
     "webhook": "[[webhook]]",
     "retention": "[[retention]]",
+    "masking": "[[masking]]",
 }
 
 
@@ -179,6 +180,10 @@ WRONG = [
     ("policy", 'kernel = "module"'),
     ("policy", "wait = 0"),
     ("policy", "hard = 1"),
+    ("", "masking = 1"),
+    ("masking", "name = 1"),
+    ("masking", "pattern = 1"),
+    ("masking", 'paths = ["**"]'),
     ("mcp.servers.NAME", 'on_change = "refuse"'),
     ("mcp.servers.NAME", "max_concurrent = 0"),
     ("mcp.servers.NAME", "breaker_failures = 0"),

@@ -61,6 +61,7 @@ class Passing:
 
     def entry(self, protocol: str | None, secrets: Secrets) -> Entry:
         """The span. `protocol`: the version that the session has agreed on."""
+        secrets = secrets.noting()
         source, sent, about = self._source, self.sent, asked(self.sent)
         entry = Entry(source.rollout, source.attempt, source.origin)
         entry.dialect, entry.method, entry.path, entry.upstream = Mcp.name, "", PREFIX + source.server, source.server
@@ -80,6 +81,9 @@ class Passing:
         self._close(entry)
         response = b"" if self.answer is None else secrets.hide(self.answer.raw)
         entry.body = Body("", b"", secrets.hide(sent.raw), b"", response, b"", [])
+        if secrets:
+            entry.attributes = {**secrets.json(entry.attributes or {}), **secrets.noted}
+            entry.error = None if entry.error is None else secrets.text(entry.error)
         return entry
 
     def _close(self, entry: Entry) -> None:

@@ -9,6 +9,7 @@ from penstock.gateway.calls.answer_masking import keep, rescaled, unencoded
 from penstock.gateway.dialects.base import EVENT_STREAM
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.redact import url as redact_url
+from penstock.gateway.model.known_secrets import About
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.replay.questions import Question
 from penstock.gateway.store.codec import Body
@@ -63,9 +64,10 @@ class Reply:
 
 def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor) -> tuple[Turn | None, str | None]:
     """(the exchange read, why it failed): one of them. Completes the entry."""
-    secrets = redactor.secrets(question.request.headers, question.path)
+    secrets = redactor.secrets(question.request.headers, question.path).noting()
     encoding, stream = reply.header(b"content-encoding"), reply.stream
-    asked, kept = secrets.hide(question.body), keep(secrets, reply.body, encoding)
+    came = About(reply.header(b"content-type"), answer=True, cut=reply.error == "too_large")
+    asked, kept = secrets.hide(question.body), keep(secrets, reply.body, encoding, about=came)
     turn = question.dialect.read(asked, kept.plain, stream)
     facts = question.dialect.facts(asked, kept.plain, stream)
     failed, problem = _failure(reply, turn, kept.plain, facts.failed)
@@ -78,13 +80,15 @@ def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor)
     headers = unencoded(reply.headers) if kept.bare else reply.headers
     entry.body = Body(
         redact_url(question.pool.url(question.path)),
-        secrets.hide(redactor.block(reply.sent)),
+        secrets.block(redactor.block(reply.sent)),
         asked,
-        secrets.hide(redactor.block(headers)),
+        secrets.block(redactor.block(headers)),
         kept.body,
         b"",
         rescaled(reply.marks, len(kept.body)) if kept.bare else reply.marks,
     )
+    if secrets.noted:
+        entry.attributes = {**(entry.attributes or {}), **secrets.noted}
     return (None, problem or kept.problem) if failed else (turn, None)
 
 

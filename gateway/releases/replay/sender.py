@@ -129,7 +129,7 @@ class Sender:
         entry.model, entry.agent = question.model, question.agent
         entry.versions, entry.attributes = dict(question.versions) or None, dict(question.attributes)
         entry.request_bytes = len(question.body)
-        body = self._context.redactor.own.hide(question.body)
+        body = self._context.redactor.tape.hide(question.body)
         entry.body = Body(redact_url(question.pool.url(question.path)), b"", body, b"", b"", b"", [])
         return entry
 

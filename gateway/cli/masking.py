@@ -1,0 +1,68 @@
+"""`penstock masking`: tries masking rules on a body, without a gateway."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from penstock.gateway.client.console import Failure, note
+
+if TYPE_CHECKING:
+    from penstock.gateway.model.known_secrets import Secrets
+
+_Config = Annotated[Path, Parameter(help="TOML with `[[masking]]` rules: penstock.toml, or a file of its own.")]
+_Type = Annotated[str, Parameter(name="--type", help="Its content type, such as text/event-stream; may be left out.")]
+
+
+def try_rules(file: str, /, *, config: _Config = Path("penstock.toml"), content_type: _Type = "") -> None:
+    """Show a body as masking rules would keep it: on stdout the body, on stderr what each rule has found.
+
+    The exit code is 1 if a rule cannot be applied to it, so that it would not be kept.
+
+    Parameters
+    ----------
+    file
+        The body: a request, an answer or a recorded stream. `-` reads stdin.
+    """
+    from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
+    from penstock.gateway.model.known_secrets import About
+
+    masker, body = _masker(config).noting(), _read(file)
+    kept = masker.body(body, About(content_type, answer=True))
+    if masker.masked:
+        kept = masker.without_tokens(kept, About(content_type))
+    noted = masker.noted
+    _ = sys.stdout.buffer.write(kept)
+    sys.stdout.buffer.flush()
+    for rule, count in noted.get(MASKED, {}).items():
+        note(f"{rule}: {count}")
+    if (failed := noted.get(MASKING_FAILED)) is not None:
+        raise Failure(f"it would not be kept: {str(failed).removeprefix('failed: ')}")
+    if not noted:
+        note("No rule finds anything.")
+
+
+def _masker(config: Path) -> Secrets:
+    from penstock.gateway.config import ConfigError, load
+    from penstock.gateway.masking.masker import Tally, masker
+    from penstock.gateway.model.known_secrets import NONE
+
+    try:
+        rules = load(config).masking
+        if not rules:
+            raise Failure(f"{config} has no [[masking]]: add a rule with a name and a pattern or paths", 2)
+        return masker(rules, NONE, Tally(quiet=True))
+    except ConfigError as error:
+        raise Failure(str(error), 2) from None
+
+
+def _read(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise Failure(f"{file} cannot be read: {error.strerror}", 2) from None

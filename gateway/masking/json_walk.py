@@ -1,0 +1,137 @@
+"""Finds every value in JSON, with its path and its place in the bytes. Pure, iterative, linear.
+
+Several values may follow each other, as in JSON lines. What ends early, because it was cut off, is read as far as it
+goes; what is no JSON is refused, and so is what is nested deeper than any API writes. A key that stands twice is found
+twice. Numbers are taken as they are written.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from penstock.gateway.masking.paths import Path
+from penstock.gateway.masking.text import plain
+
+Kind: TypeAlias = Literal["key", "text", "integer", "other", "container"]
+DEEPEST: Final = 200
+"""Levels of lists and objects."""
+_TOKEN: Final = re.compile(
+    rb'[ \t\r\n]*+(?:("[^"\\]*+(?:\\.[^"\\]*+)*+")|("[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z)'
+    rb"|(-?\d++(?![\w.+-]))|(-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?(?![\w.+-])|-?\d++(?:\.\d*+)?(?:[eE][+-]?\d*+)?\Z"
+    rb"|true|false|null|-?Infinity|NaN)|([\[\]{},:]))",
+    re.DOTALL,
+)
+_REST: Final = re.compile(rb"[ \t\r\n]*+(?:\Z|(?:-|tr?u?|fa?l?s?|nu?l?)\Z)")
+"""White space, or the beginning of a word that was cut off."""
+_VALUE, _KEY, _COLON, _COMMA = range(4)
+
+
+class Malformed(Exception):
+    """It is no JSON; says why."""
+
+
+class Found(NamedTuple):
+    """A value, or a key, and where it stands."""
+
+    path: Path
+    """A key has the path of its value."""
+    kind: Kind
+    start: int
+    """For texts and keys that of what stands between the quotes."""
+    end: int
+
+
+class Walk:
+    """One walk through some JSON."""
+
+    def __init__(self, data: bytes, containers: bool = False) -> None:
+        """`containers`: whether lists and objects are told of too."""
+        self._data, self._containers = data, containers
+        self._documents: list[list[Found]] = []
+        self._found: list[Found] = []
+        self._path: list[str | int] = []
+        self._opened: list[int] = []
+        """Where the lists (positive) and objects (negative) begin that are open; offsets count from 1."""
+        self._expected, self._may_close = _VALUE, False
+
+    def documents(self) -> list[list[Found]]:
+        """What stands in each value, in turn; raises `Malformed`."""
+        data, at, match = self._data, 3 if self._data.startswith(b"\xef\xbb\xbf") else 0, _TOKEN.match
+        while (token := match(data, at)) is not None:
+            kind, at = token.lastindex or 0, token.end()
+            if kind == 5:
+                self._mark(data[at - 1], at)
+            elif self._expected == _KEY and kind <= 2:
+                self._key(token.start(kind) + 1, at - (kind == 1))
+            elif self._expected == _VALUE:
+                self._value(kind, token.start(kind), at)
+            else:
+                raise Malformed(f"it is no JSON at byte {at}")
+        if _REST.match(data, at) is None:
+            raise Malformed(f"it is no JSON at byte {at}")
+        while self._opened:
+            self._close(len(data))
+        if self._found:
+            self._documents.append(self._found)
+        return self._documents
+
+    def _key(self, start: int, end: int) -> None:
+        self._path[-1] = plain(self._data[start:end]).decode("utf-8", "replace").replace("\0", "\ufffd")
+        self._found.append(Found(tuple(self._path), "key", start, end))
+        self._expected, self._may_close = _COLON, False
+
+    def _value(self, kind: int, start: int, end: int) -> None:
+        path = tuple(self._path)
+        if kind <= 2:
+            self._found.append(Found(path, "text", start + 1, end - (kind == 1)))
+        else:
+            self._found.append(Found(path, "integer" if kind == 3 else "other", start, end))
+        self._ended()
+
+    def _mark(self, mark: int, end: int) -> None:
+        if mark in b"[{" and self._expected == _VALUE:
+            if len(self._opened) >= DEEPEST:
+                raise Malformed(f"it is nested deeper than {DEEPEST} levels")
+            self._opened.append(end if mark == 0x5B else -end)
+            self._path.append(0 if mark == 0x5B else "")
+            self._expected, self._may_close = (_VALUE if mark == 0x5B else _KEY), True
+        elif mark in b"]}" and self._opened and (self._expected == _COMMA or self._may_close):
+            if (self._opened[-1] > 0) != (mark == 0x5D):
+                raise Malformed(f"it is no JSON at byte {end}")
+            self._close(end)
+        elif mark == 0x3A and self._expected == _COLON:
+            self._expected = _VALUE
+        elif mark == 0x2C and self._expected == _COMMA:
+            inner = self._path[-1]
+            self._expected, self._may_close = _KEY, False
+            if isinstance(inner, int):
+                self._path[-1], self._expected = inner + 1, _VALUE
+        else:
+            raise Malformed(f"it is no JSON at byte {end}")
+
+    def _close(self, end: int) -> None:
+        start = abs(self._opened.pop()) - 1
+        _ = self._path.pop()
+        if self._containers:
+            self._found.append(Found(tuple(self._path), "container", start, end))
+        self._ended()
+
+    def _ended(self) -> None:
+        """A value is over."""
+        self._may_close = False
+        if self._opened:
+            self._expected = _COMMA
+        else:
+            self._documents.append(self._found)
+            self._found, self._expected = [], _VALUE
+
+
+def walk(data: bytes, containers: bool = False) -> list[list[Found]]:
+    """What stands in each JSON value of some bytes; raises `Malformed`."""
+    return Walk(data, containers).documents()
+
+
+def looks_like_json(data: bytes) -> bool:
+    """Whether it begins as a list, an object or a string does."""
+    return data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[", b'"')

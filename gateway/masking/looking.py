@@ -1,0 +1,144 @@
+"""Goes through the texts of one body and masks what rules find in them, also in JSON that is written inside a string.
+
+In JSON a pattern is looked for in strings, keys and integers. An integer becomes 0, or 1 and zeros; other numbers at a
+masked path too; `true` and `false` become null. So what was JSON still is, and numbers are of the type that they were.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.gateway.masking.json_walk import Found, Malformed, looks_like_json, walk
+from penstock.gateway.masking.paths import MemberPaths, Path
+from penstock.gateway.masking.patterns import Clock, Pattern, Slow
+from penstock.gateway.masking.streams import Channels
+from penstock.gateway.masking.text import Joined, Slice, Text, literal
+
+DEEPEST: Final = 6
+"""JSON in strings of JSON, so often."""
+_DIGITS: Final = re.compile(rb"\d")
+
+
+class Unsure(Exception):
+    """A rule cannot be applied for sure; says which, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Rules that may find something in a body."""
+
+    patterns: Sequence[tuple[str, Pattern]]
+    paths: Sequence[tuple[str, MemberPaths]]
+    any_pattern: Pattern | None
+    """One that finds something wherever a pattern does, if they can be joined."""
+
+    @property
+    def none(self) -> bool:
+        """Whether there is none."""
+        return not self.patterns and not self.paths
+
+    @property
+    def first(self) -> str:
+        """The name of one of them."""
+        return next(iter([*self.patterns, *self.paths]))[0]
+
+
+@dataclass(slots=True)
+class Notes:
+    """What became of a call's bodies."""
+
+    found: dict[str, int] = field(default_factory=dict[str, int])
+    """How much was masked, by rule."""
+    failed: str | None = None
+    """The rule that could not be applied, and why."""
+
+    def add(self, name: str) -> None:
+        """Notes one place."""
+        self.found[name] = self.found.get(name, 0) + 1
+
+
+class Looking:
+    """Looks through one body."""
+
+    def __init__(self, rules: Rules, clock: Clock, notes: Notes) -> None:
+        self.rules, self._clock, self.notes = rules, clock, notes
+
+    def narrowed(self, rules: Rules) -> Looking:
+        """The same for fewer rules."""
+        return Looking(rules, self._clock, self.notes)
+
+    def text(self, text: Text, path: Path = (), depth: int = 0) -> None:
+        """A text, and what it says if it is JSON."""
+        self.search(text)
+        if not looks_like_json(text.data):
+            return
+        try:
+            documents = walk(text.data)
+        except Malformed:
+            # It only begins like JSON.
+            return
+        if depth >= DEEPEST:
+            raise Unsure(f"{self.rules.first}: JSON in JSON is nested deeper than {DEEPEST} levels")
+        for found in documents:
+            self.values(text, found, path, depth + 1)
+
+    def values(self, outer: Text, found: Sequence[Found], path: Path = (), depth: int = 0) -> None:
+        """What stands in a JSON value."""
+        for one in found:
+            there = (*path, *one.path) if path else one.path
+            rule = next((name for name, paths in self.rules.paths if paths.lead_to(there)), None)
+            if rule is not None and not (one.kind == "key" and not self._inside(there)):
+                self._mask(outer, one, rule)
+            elif one.kind in ("text", "key"):
+                self.text(literal(outer, one.start, one.end), there, depth)
+            elif one.kind == "integer":
+                self._number(outer, one)
+
+    def joined(self, channels: Channels) -> None:
+        """Texts that a stream has cut apart."""
+        for path, parts in channels.cut_apart():
+            self.text(Joined(parts), path)
+
+    def _inside(self, path: Path) -> bool:
+        """Whether a key stands below what a path leads to; the key that the path names stays."""
+        return any(paths.lead_to(path[:-1]) for _, paths in self.rules.paths)
+
+    def _mask(self, outer: Text, one: Found, rule: str) -> None:
+        if one.start == one.end:
+            return
+        said = outer.data[one.start : one.end]
+        new = zeroed(said) if one.kind in ("integer", "other") else None
+        if new != said and outer.write(one.start, one.end, new):
+            self.notes.add(rule)
+
+    def _number(self, outer: Text, one: Found) -> None:
+        text = Slice(outer, one.start, one.end)
+        for name, pattern in self.rules.patterns:
+            if pattern.stands_in(text.data) and text.write(0, len(text.data), zeroed(text.data)):
+                self.notes.add(name)
+
+    def search(self, text: Text) -> None:
+        """What patterns find in a text as it stands."""
+        rules, data = self.rules, text.data
+        if not data or (rules.any_pattern is not None and not rules.any_pattern.stands_in(data)):
+            return
+        for name, pattern in rules.patterns:
+            try:
+                for start, end in pattern.find(data, self._clock):
+                    if text.write(start, end):
+                        self.notes.add(name)
+            except Slow as slow:
+                raise Unsure(f"{name}: {slow}") from None
+
+
+def zeroed(said: bytes) -> bytes:
+    """A number that says no more than its length and its type; null in place of a word."""
+    if said[:1] not in b"-0123456789" or not _DIGITS.search(said):
+        return (b"null" if len(said) >= 4 else b"0").ljust(len(said))
+    begin = 1 if said.startswith(b"-") else 0
+    whole = len(said) - begin - len(said[begin:].lstrip(b"0123456789"))
+    rest = _DIGITS.sub(b"0", said[begin + whole :])
+    return said[:begin] + (b"0" if whole == 1 else b"1" + b"0" * (whole - 1)) + rest

@@ -1,0 +1,231 @@
+"""Known secrets, and what masking rules find: the one thing that takes out of texts what the tape may not have.
+
+`Masker` is a `Secrets`, so rules hold wherever known values are taken out; these are hidden first. What a rule cannot
+be applied to for sure becomes asterisks altogether. Notes say what was done; `noting` begins new ones for a call.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+import orjson
+
+from penstock.gateway.masking.applying import look, without_tokens
+from penstock.gateway.masking.json_walk import Malformed
+from penstock.gateway.masking.looking import Looking, Notes, Rules, Unsure
+from penstock.gateway.masking.paths import MemberPaths
+from penstock.gateway.masking.patterns import Clock, Pattern, joined
+from penstock.gateway.masking.rules import MaskingRule
+from penstock.gateway.masking.text import STAR, Decoded, Root, Slice
+from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
+from penstock.gateway.model.known_secrets import About, Secrets
+from penstock.gateway.model.toml import ConfigError
+
+_log = logging.getLogger("penstock.masking")
+_VALUE: Final = re.compile(rb"(?m)(?<=: )[^\r\n]+")
+_AS_JSON: Final = About("application/json")
+
+
+def _pattern(rule: MaskingRule) -> Pattern:
+    try:
+        return Pattern(rule.pattern or "")
+    except ValueError as error:
+        raise ConfigError(f"masking rule {rule.name!r}: pattern {error}") from None
+
+
+Labels: TypeAlias = tuple[str, ...]
+
+
+class Tally:
+    """What rules have done since the gateway began; for metrics, and so that the log says each failure once."""
+
+    def __init__(
+        self, masked: Counter[Labels] | None = None, failed: Counter[Labels] | None = None, quiet: bool = False
+    ) -> None:
+        """`masked`, `failed`: where it is counted, by rule; `quiet`: whether the log is told of nothing."""
+        self.masked: Counter[Labels] = Counter() if masked is None else masked
+        self.failed: Counter[Labels] = Counter() if failed is None else failed
+        self._said: set[str] = set()
+        self._quiet = quiet
+        self._lock = threading.Lock()
+
+    def begin(self, rules: Iterable[MaskingRule]) -> None:
+        """Counts from zero: who reads the counts meanwhile finds the same rules all the time."""
+        for rule in rules:
+            self.masked[rule.name,] = self.failed[rule.name,] = 0
+
+    def add(self, notes: Notes) -> None:
+        """Takes what became of one body."""
+        with self._lock:
+            self.masked.update({(rule,): count for rule, count in notes.found.items()})
+
+    def failure(self, why: str) -> None:
+        """Notes that a body was not kept; `why` begins with the rule's name."""
+        name = why.partition(": ")[0]
+        with self._lock:
+            self.failed[name,] += 1
+            new = name not in self._said
+            self._said.add(name)
+        if new and not self._quiet:
+            _log.warning("masking failed, so a body was not kept: %s; more of this rule is counted, not logged", why)
+
+
+class Compiled:
+    """All rules, ready to be applied. Raises `ConfigError`, also without the engine."""
+
+    def __init__(self, rules: Sequence[MaskingRule]) -> None:
+        patterns = [(rule.name, _pattern(rule)) for rule in rules if rule.pattern is not None]
+        written = [rule.pattern for rule in rules if rule.pattern is not None]
+        paths = [(rule.name, MemberPaths(rule.paths)) for rule in rules if rule.paths]
+        self.all = Rules(patterns, paths, joined(written) if len(written) > 1 else None)
+
+
+def masker(rules: Sequence[MaskingRule], own: Secrets, tally: Tally) -> Secrets:
+    """What the tape may not have: these values, and what rules find. Without rules it is the values alone, and costs
+    nothing more. Raises `ConfigError`."""
+    tally.begin(rules)
+    return own if not rules else Masker(own.values, Compiled(rules), tally)
+
+
+class Masker(Secrets):
+    """Known values, and what rules find."""
+
+    __slots__ = ("_compiled", "_notes", "_tally")
+
+    def __init__(self, values: Iterable[bytes], compiled: Compiled, tally: Tally) -> None:
+        super().__init__(values)
+        self._compiled, self._tally, self._notes = compiled, tally, Notes()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def also(self, values: Iterable[bytes]) -> Masker:
+        """See `Secrets`."""
+        return Masker(self.values | frozenset(values), self._compiled, self._tally)
+
+    def noting(self) -> Masker:
+        """See `Secrets`."""
+        made = object.__new__(Masker)
+        for name in Secrets.__slots__:
+            setattr(made, name, getattr(self, name))
+        made._compiled, made._tally, made._notes = self._compiled, self._tally, Notes()
+        return made
+
+    @property
+    def masked(self) -> bool:
+        """See `Secrets`."""
+        return bool(self._notes.found or self._notes.failed)
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """See `Secrets`."""
+        notes = self._notes
+        made: dict[str, Any] = {MASKED: dict(notes.found)} if notes.found else {}
+        return made | ({MASKING_FAILED: f"failed: {notes.failed}"} if notes.failed else {})
+
+    def hide(self, body: bytes, ended: bool = True) -> bytes:
+        """See `Secrets`. What it is, only its beginning tells."""
+        return self.body(body, About(cut=False), ended)
+
+    def body(self, body: bytes, about: About, ended: bool = True) -> bytes:
+        """See `Secrets`."""
+        body = super().hide(body, ended)
+        if about.problem is not None and body:
+            return self._failed(body, f"{self._rules.first}: {about.problem}")
+        return self._applied(body, lambda root, looking: look(root, looking, about))
+
+    def block(self, block: bytes) -> bytes:
+        """See `Secrets`: each value by itself."""
+        block = super().hide(block, False)
+        made = self._applied(block, _look_at_values)
+        # Stars without names would be no header lines.
+        return made if not block or made.strip(STAR) else _VALUE.sub(lambda it: STAR * len(it[0]), block)
+
+    def text(self, text: str) -> str:
+        """See `Secrets`. Paths hold in it where it is JSON."""
+        text = super().text(text)
+        body = text.encode("utf-8", "surrogatepass")
+        masked = self._applied(body, _look_at_text)
+        return text if masked is body else masked.decode("utf-8", "replace")
+
+    def texts(self, texts: Sequence[str | None]) -> Sequence[str | None]:
+        """See `Secrets`."""
+        return [None if text is None else self.text(text) for text in texts]
+
+    def json(self, value: Any) -> Any:
+        """See `Secrets`."""
+        value = super().json(value)
+        try:
+            written = orjson.dumps(value)
+            masked = self._applied(written, lambda root, looking: look(root, looking, _AS_JSON))
+            return value if masked is written else _read(masked, value)
+        except (TypeError, ValueError, RecursionError):
+            self._fail(f"{self._rules.first}: what was said cannot be written as JSON")
+            return _read(STAR, value)
+
+    def without_tokens(self, body: bytes, about: About) -> bytes:
+        """See `Secrets`."""
+        return without_tokens(body, about)
+
+    @property
+    def _rules(self) -> Rules:
+        return self._compiled.all
+
+    def _applied(self, body: bytes, find: Callable[[Root, Looking], None]) -> bytes:
+        """The body with what rules find masked, the same object where that is nothing; all of it if one fails."""
+        if not body:
+            return body
+        notes, root = Notes(), Root(body)
+        try:
+            find(root, Looking(self._rules, Clock(len(body)), notes))
+        except (Unsure, Malformed) as unsure:
+            named = isinstance(unsure, Unsure)
+            return self._failed(body, str(unsure) if named else f"{self._rules.first}: {unsure}")
+        except Exception:
+            # Whatever went wrong: what was not searched is not kept.
+            _log.exception("masking rules could not be applied to a body: it is not kept")
+            return self._failed(body, f"{self._rules.first}: an internal error, which the log has")
+        for rule, count in notes.found.items():
+            self._notes.found[rule] = self._notes.found.get(rule, 0) + count
+        self._tally.add(notes)
+        if notes.failed is not None:
+            self._fail(notes.failed)
+        return root.masked
+
+    def _failed(self, body: bytes, why: str) -> bytes:
+        self._fail(why)
+        return STAR * len(body)
+
+    def _fail(self, why: str) -> None:
+        self._notes.failed = self._notes.failed or why
+        self._tally.failure(why)
+
+
+def _look_at_values(root: Root, looking: Looking) -> None:
+    for found in _VALUE.finditer(root.data):
+        _look_at(root, *found.span(), looking)
+
+
+def _look_at_text(root: Root, looking: Looking) -> None:
+    _look_at(root, 0, len(root.data), looking)
+
+
+def _look_at(root: Root, start: int, end: int, looking: Looking) -> None:
+    """A text, as it stands and as a URL means it."""
+    text = Slice(root, start, end)
+    looking.text(text)
+    if b"%" in text.data:
+        looking.search(Decoded(root, start, end, percent=True))
+
+
+def _read(masked: bytes, value: Any) -> Any:
+    """A masked value of the same kind; where all of it is asterisks, the least of that kind."""
+    try:
+        return orjson.loads(masked)
+    except ValueError:
+        return {} if isinstance(value, dict) else [] if isinstance(value, list) else "***"

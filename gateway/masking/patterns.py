@@ -1,0 +1,97 @@
+"""Regular expressions that people write, with a bound. The engine is RE2: its time grows with the text and no faster.
+
+Finding every match in a text can still take the square of its length, so finding them stops at a deadline, in seconds
+of CPU. RE2 has neither look-around nor back-references; its classes `\\d`, `\\w` and `\\b` are those of ASCII. It comes
+with the extra `masking`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any, Final
+
+from penstock.gateway.model.toml import ConfigError
+
+_BASE_S: Final = 0.25
+_PER_BYTE_S: Final = 0.25e-6
+"""Seconds of CPU that all rules together may take for a body: a hundred times what usual ones take."""
+_SAMPLES: Final = (b"", b"a", b"1", b" ", b"a b", b"-1 a.", b"\n")
+_EDGES: Final = re.compile(r"\^|\$|\\[AzZ]")
+EXTRA: Final = "masking rules with a pattern need google-re2: pip install 'penstock-gateway[masking]'"
+
+
+class Slow(Exception):
+    """The pattern takes too long for this body."""
+
+
+class Clock:
+    """The time that patterns may take for one body."""
+
+    def __init__(self, size: int) -> None:
+        self.seconds = _BASE_S + size * _PER_BYTE_S
+        self._spent = 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Raises `Slow` when it is over."""
+        self._spent += seconds
+        if self._spent > self.seconds:
+            raise Slow(f"took longer than {self.seconds * 1000:.0f} ms")
+
+
+class Pattern:
+    """A regular expression, ready to be asked."""
+
+    def __init__(self, written: str) -> None:
+        """Raises `ValueError` where it cannot be used, and `ConfigError` where the engine is not installed."""
+        self._compiled = _compiled(written)
+        self.at_edges = _EDGES.search(written.replace("[^", "[")) is not None
+        """Whether it may ask where its text begins or ends."""
+        for sample in _SAMPLES:
+            found = self._compiled.search(sample)
+            if found is not None and found.start() == found.end():
+                raise ValueError(f"{written!r} matches the empty string: say what must be there, as with + for *")
+
+    def stands_in(self, text: bytes) -> bool:
+        """Whether it is found at all."""
+        return self._compiled.search(text) is not None
+
+    def find(self, text: bytes, clock: Clock) -> Iterator[tuple[int, int]]:
+        """Where it is found; raises `Slow`."""
+        at, size, search, now = 0, len(text), self._compiled.search, time.thread_time
+        while at <= size:
+            began = now()
+            found = search(text, at)
+            clock.spend(now() - began)
+            if found is None:
+                return
+            start, end = found.span()
+            if end > start:
+                yield start, end
+            at = max(end, at + 1)
+
+
+def joined(written: Iterable[str]) -> Pattern | None:
+    """One that finds something wherever one of several does; None where they are too many for one."""
+    try:
+        return Pattern("|".join(f"(?:{one})" for one in written))
+    except ValueError:
+        return None
+
+
+def _compiled(written: str) -> Any:
+    try:
+        re2: Any = import_module("re2")
+    except ImportError:
+        raise ConfigError(EXTRA) from None
+    options = re2.Options()
+    options.never_capture, options.log_errors = True, False
+    try:
+        return re2.compile(written.encode(), options)
+    except re2.error as error:
+        said: Any = error.args[0]
+        why = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+        syntax = "see github.com/google/re2/wiki/Syntax"
+        raise ValueError(f"{written!r} is no regular expression of RE2 ({why}): {syntax}") from None

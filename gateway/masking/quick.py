@@ -1,0 +1,83 @@
+"""Says which rules can find something in JSON at all, without reading it value by value. Pure.
+
+The escapes of the whole body are undone at once, once for each level of JSON in JSON; what a rule would find in a
+string then stands there in one piece. A pattern that asks where its text begins or ends is always looked for.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from penstock.gateway.masking.looking import DEEPEST, Rules
+from penstock.gateway.masking.paths import MemberPaths
+from penstock.gateway.masking.patterns import Pattern
+
+_UNICODE: Final = re.compile(rb"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})")
+_SHORT: Final = [(b'\\"', b'"'), (b"\\/", b"/"), (b"\\n", b"\n"), (b"\\t", b"\t"), (b"\\r", b"\r"), (b"\\b", b"\b"),
+                 (b"\\f", b"\f")]  # fmt: skip
+_BACKSLASH: Final = b"\xff"
+"""Stands for one meanwhile: no text in UTF-8 has this byte."""
+
+
+def possible(rules: Rules, body: bytes) -> Rules:
+    """Those of the rules that may find something in a body of JSON."""
+    levels = _levels(body)
+    if levels is None:
+        return rules
+    patterns, paths = rules.patterns, [one for one in rules.paths if any(_named(one[1], level) for level in levels)]
+    together = rules.any_pattern
+    if together is None or together.at_edges or any(together.stands_in(level) for level in levels):
+        patterns = [one for one in patterns if one[1].at_edges or _stands(one[1], levels)]
+    else:
+        patterns = []
+    return Rules(patterns, paths, together if len(patterns) > 1 else None)
+
+
+def is_json(body: bytes) -> bool:
+    """Whether it is one JSON value for sure."""
+    try:
+        _ = msgspec.json.decode(body, type=msgspec.Raw)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _stands(pattern: Pattern, levels: list[bytes]) -> bool:
+    return any(pattern.stands_in(level) for level in levels)
+
+
+def _named(paths: MemberPaths, level: bytes) -> bool:
+    return any(name is None or name + b'"' in level for name in paths.names)
+
+
+def _levels(body: bytes) -> list[bytes] | None:
+    """The body, and what it says with its escapes undone, and again; None where that cannot be told."""
+    levels = [body]
+    while b"\\" in levels[-1]:
+        if _BACKSLASH in levels[-1] or len(levels) > DEEPEST:
+            return None
+        levels.append(_undone(levels[-1]))
+    return levels
+
+
+def _undone(text: bytes) -> bytes:
+    text = text.replace(b"\\\\", _BACKSLASH)
+    for escape, meant in _SHORT:
+        if escape in text:
+            text = text.replace(escape, meant)
+    if b"\\u" in text:
+        text = _UNICODE.sub(_character, text)
+    # What is no escape keeps its backslash, and would never end.
+    return text.replace(b"\\", b"").replace(_BACKSLASH, b"\\")
+
+
+def _character(found: re.Match[bytes]) -> bytes:
+    high, low, one = found.groups()
+    if one is not None and int(one, 16) == 0x5C:
+        return _BACKSLASH
+    if one is None:
+        return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00).encode()
+    return chr(int(one, 16)).encode("utf-8", "surrogatepass")

@@ -1,0 +1,44 @@
+"""What a person writes: `[[masking]]` in penstock.toml. Strict, as all of the configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from penstock.gateway.masking.paths import parsed
+from penstock.gateway.model.toml import Section
+
+
+def _path(value: str) -> str:
+    _ = parsed(value)
+    return value
+
+
+MemberPath = Annotated[str, AfterValidator(_path)]
+
+
+class MaskingRule(Section):
+    """`[[masking]]`: what is replaced by asterisks before a call is written to the tape."""
+
+    name: str = Field(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")
+    """What spans, metrics and messages call it."""
+    pattern: str | None = None
+    """A regular expression of RE2: what it finds in a text is masked."""
+    paths: list[MemberPath] = Field(default=[])
+    """Paths of JSON members, whose values are masked whole."""
+
+    @model_validator(mode="after")
+    def _looks_for_one_thing(self) -> MaskingRule:
+        if self.pattern is None and not self.paths:
+            raise ValueError(f'{self.name!r} masks nothing: add a pattern, or paths = ["**.email"]')
+        if self.pattern is not None and self.paths:
+            raise ValueError(f"{self.name!r} has a pattern and paths: make a rule of each")
+        return self
+
+
+def check_names(rules: list[MaskingRule]) -> None:
+    """Raises `ValueError` where two rules have one name."""
+    names = [rule.name for rule in rules]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{twice!r} is the name of two rules: choose one for each")

@@ -1,0 +1,150 @@
+"""A text and the way back to the bytes that it was written with, through all that it was written in.
+
+What is masked in a text is masked there: each escape becomes as many asterisks as it has characters. So lengths stay,
+and JSON stays JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+_ESCAPE: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[^u]", re.DOTALL
+)
+_PERCENT: Final = re.compile(rb"%[0-9a-fA-F]{2}|\+")
+_SHORT: Final = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+STAR: Final = b"*"
+
+
+class Text(Protocol):
+    """Bytes of UTF-8 that can be masked."""
+
+    data: bytes
+
+    def write(self, start: int, end: int, new: bytes | None = None) -> bool:
+        """Puts asterisks, or something else as long, in place of a part; whether that changed anything."""
+        ...
+
+
+class Root:
+    """The bytes of a body itself."""
+
+    def __init__(self, body: bytes) -> None:
+        self.data, self._buffer, self._changed = body, bytearray(body), False
+
+    def write(self, start: int, end: int, new: bytes | None = None) -> bool:
+        """See `Text`."""
+        new = STAR * (end - start) if new is None else new
+        changed = bytes(self._buffer[start:end]) != new
+        self._buffer[start:end] = new
+        self._changed = self._changed or changed
+        return changed
+
+    @property
+    def masked(self) -> bytes:
+        """The body as it is now; the same object where nothing was changed."""
+        return bytes(self._buffer) if self._changed else self.data
+
+
+class Slice:
+    """A part of a text that is written as it is."""
+
+    def __init__(self, outer: Text, start: int, end: int) -> None:
+        self.data, self._outer, self._start = outer.data[start:end], outer, start
+
+    def write(self, start: int, end: int, new: bytes | None = None) -> bool:
+        """See `Text`."""
+        return self._outer.write(self._start + start, self._start + end, new)
+
+
+class Decoded:
+    """A part of a text that was written with escapes."""
+
+    def __init__(self, outer: Text, start: int, end: int, percent: bool = False) -> None:
+        self._outer = outer
+        self.data, self._ours, self._theirs = _decoded(outer.data, start, end, percent)
+
+    def write(self, start: int, end: int, new: bytes | None = None) -> bool:
+        """See `Text`."""
+        first, last = self._at(start)[0], self._at(end - 1)[1]
+        return self._outer.write(first, last, new if new is not None and last - first == len(new) else None)
+
+    def _at(self, at: int) -> tuple[int, int]:
+        """Where the byte of the text at an offset stands outside."""
+        index = bisect_right(self._ours, at) - 1
+        begun, escaped = self._theirs[index]
+        if escaped:
+            return begun, self._theirs[index + 1][0]
+        return begun + at - self._ours[index], begun + at - self._ours[index] + 1
+
+
+class Joined:
+    """Texts one behind the other."""
+
+    def __init__(self, parts: Sequence[Text], between: bytes = b"") -> None:
+        self.data = between.join([part.data for part in parts])
+        self._parts, self._begins = parts, [0]
+        for part in parts[:-1]:
+            self._begins.append(self._begins[-1] + len(part.data) + len(between))
+
+    def write(self, start: int, end: int, new: bytes | None = None) -> bool:
+        """See `Text`."""
+        changed, index = False, max(bisect_right(self._begins, start) - 1, 0)
+        while index < len(self._parts) and self._begins[index] < end:
+            begin, part = self._begins[index], self._parts[index]
+            first, last = max(start - begin, 0), min(end - begin, len(part.data))
+            if first < last:
+                piece = None if new is None else new[begin + first - start : begin + last - start]
+                changed = part.write(first, last, piece) or changed
+            index += 1
+        return changed
+
+
+def literal(outer: Text, start: int, end: int) -> Text:
+    """What stands between the quotes of a JSON string."""
+    return Decoded(outer, start, end) if outer.data.find(b"\\", start, end) >= 0 else Slice(outer, start, end)
+
+
+def plain(raw: bytes) -> bytes:
+    """What is written between the quotes of a JSON string."""
+    return _ESCAPE.sub(lambda it: _meant(it[0]), raw) if b"\\" in raw else raw
+
+
+def _decoded(data: bytes, start: int, end: int, percent: bool) -> tuple[bytes, list[int], list[tuple[int, bool]]]:
+    """(the text, where its runs and escapes begin in it, where each begins outside and whether it is an escape)"""
+    pieces, ours, theirs = list[bytes](), list[int](), list[tuple[int, bool]]()
+    size, at = 0, start
+
+    def add(piece: bytes, begun: int, escaped: bool) -> None:
+        nonlocal size
+        pieces.append(piece)
+        ours.append(size)
+        theirs.append((begun, escaped))
+        size += len(piece)
+
+    for found in (_PERCENT if percent else _ESCAPE).finditer(data, start, end):
+        if found.start() > at:
+            add(data[at : found.start()], at, False)
+        at = found.end()
+        add(_sent(found[0]) if percent else _meant(found[0]), found.start(), True)
+    if at < end:
+        add(data[at:end], at, False)
+    theirs.append((end, False))
+    return b"".join(pieces), ours, theirs
+
+
+def _meant(escape: bytes) -> bytes:
+    kind = escape[1:2]
+    if kind != b"u":
+        return _SHORT.get(kind, kind)
+    units = [int(one, 16) for one in escape.split(b"\\u")[1:]]
+    if len(units) == 2:
+        return chr(0x10000 + ((units[0] - 0xD800) << 10) + units[1] - 0xDC00).encode()
+    return chr(units[0]).encode("utf-8", "surrogatepass")
+
+
+def _sent(escape: bytes) -> bytes:
+    return b" " if escape == b"+" else bytes([int(escape[1:], 16)])

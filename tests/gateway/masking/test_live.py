@@ -1,0 +1,134 @@
+"""Masking rules in a gateway: nothing of what they find is on the tape, whatever becomes of the gateway."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+from conftest import StartGateway
+from fakes.process import Gateway, upstreams
+from fakes.provider import Provider
+from fakes.tape import Tape
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.demo.model import Answer
+from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
+from penstock.gateway.model.rollout import Judgement
+
+NEEDLE = "7f3e-91c4-d05b-66a2"
+RULES = """
+[[masking]]
+name = "tickets"
+pattern = '\\b[0-9a-f]{4}(-[0-9a-f]{4}){3}\\b'
+
+[[masking]]
+name = "people"
+paths = ["**.email"]
+"""
+
+
+def asked(stream: bool) -> dict[str, Any]:
+    said = [{"role": "user", "content": f"my ticket is {NEEDLE}", "email": "ann@example.org"}]
+    return {"model": "m", "stream": stream, "messages": said}
+
+
+async def say(http: aiohttp.ClientSession, gateway: Gateway, rollout: str, stream: bool) -> bytes:
+    url = gateway.openai(rollout) + "/chat/completions"
+    async with http.post(url, json=asked(stream), headers={"Authorization": "Bearer x"}) as response:
+        assert response.status == 200
+        return await response.read()
+
+
+async def test_no_call_leaves_it_on_the_tape(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
+) -> None:
+    gateway = await start_gateway(upstreams(openai=provider.openai_url) + RULES)
+    provider.script = [Answer(f"it is {NEEDLE}, I see"), Answer(f"it is {NEEDLE}, I see")]
+    plain, stream = await say(http, gateway, "r1", False), await say(http, gateway, "r2", True)
+    assert NEEDLE in json.loads(plain)["choices"][0]["message"]["content"]
+    assert provider.log[1].response == stream
+    tape = Tape(gateway.url, http)
+    for rollout in ("r1", "r2"):
+        (span,) = await tape.spans(rollout, 1)
+        assert (span.attributes or {})[MASKED] == {"tickets": 2, "people": 1}
+        assert MASKING_FAILED not in (span.attributes or {})
+        sides: tuple[Literal["request", "response"], ...] = ("request", "response")
+        for kept in [await tape.raw(span, side) for side in sides]:
+            assert not any(one in kept for one in (NEEDLE.encode(), NEEDLE[:9].encode(), b"ann@example.org"))
+    async with Client(gateway.url) as client:
+        _ = await client.reward("r1", "a1", Judgement(value=1.0, reason=f"about {NEEDLE}"))
+        figures = (await (await http.get(gateway.url + "/metrics")).text()).splitlines()
+    assert 'penstock_masked_total{rule="tickets"} 5.0' in figures
+    assert 'penstock_masking_failures_total{rule="people"} 0.0' in figures
+    _ = await gateway.terminate()
+    assert_gone(gateway.data)
+
+
+async def test_a_call_whose_body_is_not_kept_is_still_ok_and_counted(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
+) -> None:
+    gateway = await start_gateway(upstreams(openai=provider.openai_url) + RULES)
+    deep = '{"email": "ann@example.org"}'
+    for _ in range(8):
+        deep = json.dumps({"in": deep})
+    provider.script = [Answer(deep)]
+    answer = await say(http, gateway, "r1", False)
+    assert json.loads(answer)["choices"][0]["message"]["content"] == deep
+    tape = Tape(gateway.url, http)
+    (span,) = await tape.spans("r1", 1)
+    assert (span.status, span.error, span.response_bytes) == ("ok", None, len(answer))
+    assert span.usage is not None
+    assert span.usage.output_tokens == json.loads(answer)["usage"]["completion_tokens"]
+    why = "failed: tickets: JSON in JSON is nested deeper than 6 levels"
+    assert (span.attributes or {})[MASKING_FAILED] == why
+    assert await tape.raw(span, "response") == b"*" * len(answer)
+    _ = await gateway.terminate()
+    assert_gone(gateway.data)
+
+
+async def test_the_announcement_of_a_call_is_masked_too(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
+) -> None:
+    strict = '[tape]\nrecord = "strict"\n'
+    gateway = await start_gateway(upstreams(openai=provider.openai_url) + RULES + strict)
+
+    def die(_: object) -> Answer:
+        # The call is on the tape by now: with `strict` it is written before it is sent.
+        assert gateway.process is not None
+        gateway.process.kill()
+        return Answer("too late")
+
+    provider.script = die
+    try:
+        _ = await say(http, gateway, "r1", False)
+    except aiohttp.ClientError:
+        pass
+    else:
+        raise AssertionError("the gateway should have been dead")
+    assert_gone(gateway.data)
+    await gateway.restart()
+    (span,) = await Tape(gateway.url, http).spans("r1", 1)
+    assert (span.status, (span.attributes or {})[MASKED]) == ("interrupted", {"tickets": 1, "people": 1})
+    assert_gone(gateway.data)
+
+
+def assert_gone(data: Path) -> None:
+    """It is in no file as it is, and no part of one can be unpacked to it."""
+    for path in [one for one in data.rglob("*") if one.is_file()]:
+        raw = path.read_bytes()
+        for secret in (NEEDLE.encode(), b"ann@example.org"):
+            assert secret not in raw, path
+        at = raw.find(b"\x78")
+        while at >= 0:
+            assert NEEDLE.encode() not in _inflated(raw[at : at + 65536])
+            at = raw.find(b"\x78", at + 1)
+
+
+def _inflated(raw: bytes) -> bytes:
+    try:
+        return zlib.decompressobj().decompress(raw)
+    except zlib.error:
+        return b""

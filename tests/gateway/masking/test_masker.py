@@ -1,0 +1,206 @@
+"""What is kept of bodies and texts, and what is not since a rule cannot be applied for sure."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from penstock.gateway.calls.answer_masking import keep
+from penstock.gateway.masking.masker import Compiled, Masker, Tally, masker
+from penstock.gateway.masking.rules import MaskingRule
+from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
+from penstock.gateway.model.known_secrets import NONE, About, own_secrets
+from penstock.gateway.model.toml import ConfigError
+
+CARD = "4111111111111111"
+CARDS = MaskingRule(name="cards", pattern=r"\b\d{16}\b")
+PEOPLE = MaskingRule(name="people", paths=["messages[*].metadata.email", "**.ssn", 'x["a b"][1]'])
+ANY = About("application/json")
+
+
+def made(*rules: MaskingRule, values: tuple[bytes, ...] = ()) -> Masker:
+    return Masker(values, Compiled(rules or (CARDS, PEOPLE)), Tally())
+
+
+def kept(value: Any, *rules: MaskingRule) -> Any:
+    body = json.dumps(value).encode()
+    masked = made(*rules).body(body, ANY)
+    assert len(masked) == len(body)
+    return json.loads(masked)
+
+
+def test_members_are_masked_whole_with_all_that_is_below_them() -> None:
+    asked = {
+        "messages": [{"metadata": {"email": "a@b.c", "id": "7"}}],
+        "ssn": {"k": [12, -1.5, True, False, None, "é"]},
+    }
+    assert kept(asked) == {
+        "messages": [{"metadata": {"email": "*****", "id": "7"}}],
+        "ssn": {"*": [10, -0.0, None, None, None, "******"]},
+    }
+    assert kept({"x": {"a b": ["p", "q", "r"]}}) == {"x": {"a b": ["p", "*", "r"]}}
+    assert kept({"email": "a@b.c", "messages": {"metadata": {"email": "a"}}}) == {
+        "email": "a@b.c", "messages": {"metadata": {"email": "a"}},
+    }  # fmt: skip
+
+
+def test_a_path_leads_into_json_in_a_string() -> None:
+    call = {"function": {"arguments": json.dumps({"ssn": "12-34", "n": 1})}}
+    assert json.loads(kept(call)["function"]["arguments"]) == {"ssn": "*****", "n": 1}
+
+
+def test_a_pattern_finds_integers_and_keys_and_keeps_their_type() -> None:
+    assert kept({"n": int(CARD), CARD: 1, "pi": 3.1415926535897932}) == {
+        "n": 10**15, "*" * 16: 1, "pi": 3.1415926535897932,
+    }  # fmt: skip
+
+
+def test_a_body_in_which_nothing_is_found_stays_the_same_object() -> None:
+    one, body = made(), b'{"messages":[{"content":"a \\n b"}]}'
+    assert one.body(body, ANY) is body
+    assert (one.masked, one.noted) == (False, {})
+
+
+def test_notes_say_how_much_each_rule_has_found() -> None:
+    one = made().noting()
+    _ = one.body(json.dumps({"a": CARD, "b": f"{CARD} {CARD}", "ssn": "1"}).encode(), ANY)
+    assert one.noted == {MASKED: {"cards": 3, "people": 1}}
+    assert made().noting().noted == {}
+
+
+SLOW = MaskingRule(name="slow", pattern=r".*[^A-Z]|[A-Z]{2}")
+FAILS: dict[str, tuple[bytes, str, tuple[MaskingRule, ...], str]] = {
+    "no JSON, and the member's name": (b"<p>ssn</p>", "text/html", (PEOPLE,), "people: it is not the JSON that a path"),
+    "broken JSON": (b'{"ssn": 1]', "application/json", (PEOPLE,), "people: it is no JSON at byte 10"),
+    "unquoted": (b'{"a": 4111-11, "ssn": 1}', "application/json", (PEOPLE,), "people: it is no JSON"),
+    "binary of no type": (b"\xff\xfe\x00", "", (CARDS,), "cards: it is no UTF-8"),
+    "JSON in UTF-16": (
+        json.dumps({"ssn": 1}).encode("utf-16"),
+        "application/json",
+        (PEOPLE,),
+        "people: it is no UTF-8",
+    ),
+    "nested too deep": (b'{"ssn":' + b"[" * 300, "application/json", (PEOPLE,), "people: it is nested deeper than 200"),
+    "takes too long": (b"A" * 40_000, "text/plain", (SLOW,), "slow: took longer than 260 ms"),
+    "no frame": (
+        b"\0" * 40,
+        "application/vnd.amazon.eventstream",
+        (CARDS,),
+        "cards: what stands at byte 0 is no frame",
+    ),
+    "an event that is no JSON": (b"data: {ssn\n\n", "text/event-stream", (PEOPLE,), "people: it is not the JSON"),
+}
+
+
+@pytest.mark.parametrize("case", FAILS)
+def test_what_a_rule_cannot_be_applied_to_is_not_kept(case: str) -> None:
+    body, kind, rules, why = FAILS[case]
+    one = made(*rules).noting()
+    assert one.body(body, About(kind)) == b"*" * len(body)
+    assert one.noted[MASKING_FAILED].startswith(f"failed: {why}")
+
+
+def test_an_internal_error_fails_closed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("penstock.gateway.masking.masker.look", broken)
+    one = made().noting()
+    assert one.body(b"hello", ANY) == b"*****"
+    assert one.noted == {MASKING_FAILED: "failed: cards: an internal error, which the log has"}
+    assert "a bug" in caplog.text
+
+
+def test_what_cannot_be_decoded_is_not_kept() -> None:
+    packed = gzip.compress(f"{CARD} ".encode() * 40)
+    whole, broken = keep(made(), packed, "gzip", about=ANY), keep(made(), packed[:-9] + b"x" * 9, "gzip", about=ANY)
+    assert CARD.encode() not in whole.body
+    assert set(broken.body) == set(keep(made(), packed, "rot13", about=ANY).body) == {ord("*")}
+
+
+def test_what_no_rule_can_read_is_kept_if_its_type_says_so() -> None:
+    body = b"\x89PNG\xff" + CARD.encode()
+    assert made().body(body, About("image/png")) is body
+
+
+def test_the_end_of_a_body_that_was_cut_off_is_masked() -> None:
+    body = b'{"a":"' + b"x" * 1000 + b" 4111 11"
+    masked = made().body(body, About("application/json", cut=True))
+    assert (masked[:-256], set(masked[-256:])) == (body[:-256], {ord("*")})
+
+
+def test_tokens_that_say_the_text_once_more_become_null() -> None:
+    answer = {"prompt_token_ids": [1, 22], "choices": [{"text": "x", "token_ids": [5], "logprobs": {"tokens": ["a"]}}]}
+    one = made()
+    masked = json.loads(one.without_tokens(json.dumps(answer).encode(), ANY))
+    assert masked == {"prompt_token_ids": None, "choices": [{"text": "x", "token_ids": [], "logprobs": None}]}
+
+
+def test_a_prompt_of_token_ids_is_not_kept_where_a_pattern_could_not_read_it() -> None:
+    one = made(CARDS).noting()
+    body = b'{"model":"m","prompt":[101,2023,102]}'
+    assert json.loads(one.body(body, ANY)) == {"model": "m", "prompt": None}
+    assert one.noted == {MASKING_FAILED: "failed: cards: the request gives its text as token ids"}
+
+
+def test_texts_attributes_and_headers() -> None:
+    one = made()
+    assert one.text(f"say {CARD}") == "say " + "*" * 16
+    assert one.text(f"q=%34{CARD[1:]}") == "q=" + "*" * 18
+    assert one.json({"a": CARD, "ssn": 12, "ok": [1, "b"]}) == {"a": "*" * 16, "ssn": 10, "ok": [1, "b"]}
+    assert one.block(f"X-Card: {CARD}\r\nB: c\r\n".encode()) == b"X-Card: " + b"*" * 16 + b"\r\nB: c\r\n"
+    assert one.texts([None, CARD]) == [None, "*" * 16]
+
+
+def test_known_values_are_hidden_as_well() -> None:
+    one = made(values=(b"sk-secret-123456789",)).also([b"another-key-00000001"])
+    assert one.hide(b"sk-secret-123456789 another-key-00000001 " + CARD.encode()) == \
+        b"*" * 19 + b" " + b"*" * 20 + b" " + b"*" * 16  # fmt: skip
+
+
+def test_without_rules_there_is_no_masker() -> None:
+    own = own_secrets(["sk-secret-123456789"])
+    assert masker([], own, Tally()) is own
+
+
+def test_each_rule_is_logged_once_and_counted_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    tally = Tally()
+    one = masker([CARDS], NONE, tally)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            _ = one.body(b"\xff", About())
+    assert len(caplog.records) == 1
+    assert (tally.failed["cards",], tally.masked["cards",]) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [("(", "missing )"), ("a*", "matches the empty string"), (r"\b", "matches the empty string"),
+     ("(?=a)b", "invalid perl operator"), (r"a{5000}", "invalid repetition size")],
+)  # fmt: skip
+def test_a_pattern_that_cannot_be_used_is_refused(pattern: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"masking rule 'r': pattern .*{why.replace('(', '.').replace(')', '.')}"):
+        _ = Compiled([MaskingRule(name="r", pattern=pattern)])
+
+
+@pytest.mark.parametrize("path", ["", "a..b", ".a", "a[", "a[x]", "**", "a.**", "a b", "a[*]b"])
+def test_a_path_that_cannot_be_read_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="path"):
+        _ = MaskingRule(name="r", paths=[path])
+
+
+@pytest.mark.parametrize("more", [{}, {"pattern": "a", "paths": ["b"]}])
+def test_a_rule_has_a_pattern_or_paths(more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"'r' (masks nothing|has a pattern and paths)"):
+        _ = MaskingRule(name="r", **more)
+
+
+def test_without_the_engine_patterns_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "re2", None)
+    with pytest.raises(ConfigError, match=r"pip install 'penstock-gateway\[masking\]'"):
+        _ = Compiled([CARDS])
+    assert Compiled([PEOPLE]).all.patterns == []
