@@ -167,9 +167,10 @@ class Reader:
         told = set[bytes]()
         since = max(0, since)
         with self.view() as view:
-            if (hole := view.hole("log", since + 1)) is not None:
+            last = view.last("log")
+            if since < last and (hole := view.hole("log", since + 1)) is not None:
                 since = hole[1]
-            newest = min(view.last("log"), since + max(_LOOKED, limit))
+            newest = min(last, since + max(_LOOKED, limit))
             while since < newest and len(found) < limit:
                 first, records = view.log_segment(since + 1)
                 for record in records[since + 1 - first : newest + 1 - first]:
