@@ -18,9 +18,10 @@ _Type = Annotated[str, Parameter(name="--type", help="Its content type, such as 
 
 
 def try_rules(file: str, /, *, config: _Config = Path("penstock.toml"), content_type: _Type = "") -> None:
-    """Show a body as masking rules would keep it: on stdout the body, on stderr what each rule has found.
+    """Show a body as masking rules would keep it.
 
-    The exit code is 1 if a rule cannot be applied to it, so that it would not be kept.
+    The body goes to stdout; what each rule has found to stderr. The exit code is 1 if a rule cannot be applied to the
+    body, so that it would not be kept.
 
     Parameters
     ----------

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import aiohttp
 from conftest import StartGateway
+from fakes import mcp_wire
+from fakes.mcp_wire import config, mcp_server
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
 from fakes.tape import Tape
@@ -87,6 +89,20 @@ async def test_a_call_whose_body_is_not_kept_is_still_ok_and_counted(
     assert await tape.raw(span, "response") == b"*" * len(answer)
     _ = await gateway.terminate()
     assert_gone(gateway.data)
+
+
+async def test_calls_of_tools_are_masked(start_gateway: StartGateway, http: aiohttp.ClientSession) -> None:
+    async with mcp_server(sessions=False) as server:
+        gateway = await start_gateway(config(server) + RULES)
+        client = mcp_wire.Client(f"{gateway.address('r1')}/mcp/tools", http, {})
+        said = {"path": f"/tickets/{NEEDLE}", "email": "ann@example.org"}
+        status, answer = (await client.say(mcp_wire.call("echo", said)))[:2]
+        assert status == 200
+        assert NEEDLE in str(answer)
+        (span,) = await Tape(gateway.url, http).spans("r1", 1)
+        assert set((span.attributes or {})[MASKED]) == {"tickets", "people"}
+        _ = await gateway.terminate()
+        assert_gone(gateway.data)
 
 
 async def test_the_announcement_of_a_call_is_masked_too(
