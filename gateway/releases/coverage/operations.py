@@ -50,7 +50,8 @@ class CoverageOperations:
         coverage = Coverage(since_ns=now) if stored is None else Coverage.model_validate_json(stored)
         coverage.matched += added.matched
         coverage.missed = dict(Counter(coverage.missed) + added.missed)
-        coverage.last = coverage.last if added.last is None else self._without_secrets(added.last)
+        if added.last is not None and not self._forgotten(added.last.rollout):
+            coverage.last = self._without_secrets(added.last)
         turned: Turn | None = None
         for matched in added.rollouts:
             saw(coverage, matched)
@@ -59,6 +60,11 @@ class CoverageOperations:
         if turned is not None:
             self._tape.append(b"v" + keys.rollout_key(name))
         return coverage, turned
+
+    def _forgotten(self, rollout: str) -> bool:
+        """Whether a rollout was forgotten since it called: what it said must not come back."""
+        key = keys.rollout_key(rollout)
+        return self._tape.get("forgotten", key) is not None and self._tape.rollout(rollout) is None
 
     def _without_secrets(self, last: LastMiss) -> LastMiss:
         if last.difference is not None:

@@ -171,9 +171,11 @@ class Rehearsal(Comparison):
     async def _look(self, leg: Leg) -> None:
         """Where a run stands, as the tape has it."""
         attempt, end = await background(lambda: self._read(leg))
-        if attempt is None:
+        if attempt is None and leg.state == "running":
+            end = End("failed", "it was forgotten")
+        elif attempt is None:
             return
-        if attempt.status in LIVE:
+        if attempt is not None and attempt.status in LIVE:
             leg.state, leg.attempt = "running", attempt.id
         elif end is not None:
             leg.state, self._ends[leg.rollout] = "over", end

@@ -17,18 +17,23 @@ from fakes.provider import Provider
 from fakes.releasing import bench, counting
 from fakes.shell import Shell
 
+from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.audit import Said
-from penstock.gateway.model.coverage import Coverage
+from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import ResourceView
+from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.catalog import Catalog
 from penstock.gateway.releases.coverage.adding import Adding
 from penstock.gateway.releases.coverage.noting import Call
-from penstock.gateway.releases.coverage.operations import Added
+from penstock.gateway.releases.coverage.operations import Added, CoverageOperations
 from penstock.gateway.releases.coverage.watch import Watch
 from penstock.gateway.releases.reader import ReleaseReader
+from penstock.gateway.retention.operations import RetentionOperations
+from penstock.gateway.store.operation import Task
 
 FROZEN = "You are a travel agent of Acme Air. Today is 2026-11-22. Never refund a basic fare."
 """As discovery took it on one day, when all messages agreed on the date."""
@@ -216,3 +221,20 @@ async def test_what_is_being_added_up_when_the_gateway_stops_is_counted(
 @pytest.fixture
 def shell(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return Shell(gateway.url, tmp_path_factory.mktemp("shell"))
+
+
+def test_a_miss_of_a_forgotten_rollout_does_not_come_back(tmp_path: Path) -> None:
+    misses = {name: Added(last=LastMiss(rollout=name, at_ns=1, why="miss")) for name in ("gone", "kept")}
+    with open_store(tmp_path) as store:
+        store.write([Task(lambda tape: [tape.put("stable", name.encode(), b"v1") for name in misses])])
+        specs = [(name, RolloutSpec()) for name in misses]
+        store.write([Task(lambda tape: QueueOperations(tape).enqueue(specs, 1))])
+        store.write([Task(lambda tape: [QueueOperations(tape).cancel(name, None, 2) for name in misses])])
+        store.write([Task(lambda tape: RetentionOperations(tape).forget("gone", Said(who="ann"), 3))])
+        # What calls had is added up a second after they were made.
+        adding = Task(lambda tape: CoverageOperations(tape).add(misses, 4))
+        store.write([adding])
+    assert adding.result is not None
+    assert {name: coverage.last and coverage.last.rollout for name, (coverage, _) in adding.result.items()} == {
+        "gone": None, "kept": "kept",
+    }  # fmt: skip

@@ -25,6 +25,7 @@ from fakes.runs import Run, _kill, gone, written
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.demo.model import Answer, Call, Json, as_messages, said, text_of
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, Release, ReleaseView
 from penstock.gateway.model.rollout import Outcome
@@ -404,6 +405,25 @@ async def test_agents_that_fail_are_counted_by_leg(stage: Stage, bare: Bare) -> 
     evidence = await stage.evidence(release.id)
     assert evidence["failed"] == {"candidate": 3, "incumbent": 0}
     assert (evidence["candidate"], evidence["incumbent"]) == (0.0, 1.0)
+
+
+async def test_runs_that_are_forgotten_at_once_have_failed(stage: Stage, bare: Bare) -> None:
+    await bare.record(3)
+    release = await stage.start(3)
+
+    async def forget(rollout: str) -> None:
+        while True:
+            with suppress(ClientError):
+                _ = await stage.client.forget(rollout, Said(who="ann"))
+                return
+
+    while (answer := await bare.claims(release.id, 4)).queue == "open":
+        for claim in answer.claims:
+            asked = FinishRequest(worker=bare.name, status="failed", outcome=Outcome(reason="it crashed"))
+            finishing = stage.client.finish(claim.rollout.id, claim.attempt.id, asked)
+            _ = await asyncio.gather(finishing, forget(claim.rollout.id))
+    evidence = await stage.evidence(release.id)
+    assert evidence["failed"] == {"candidate": 3, "incumbent": 3}
 
 
 async def test_without_rollouts_to_rehearse_it_does_not_pass(stage: Stage, bare: Bare) -> None:
