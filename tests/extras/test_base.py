@@ -128,6 +128,7 @@ async def run_tasks(folder: Path, gateway: Gateway, base: Clean) -> str:
 TRAIN = "torch, transformers, peft must be installed for this: pip install 'penstock-gateway[train]'"
 APO = "must be installed for this: pip install 'penstock-gateway[apo]'"
 BOARD = "TensorBoard's files needs tensorboardX: pip install 'penstock-gateway[plots]'"
+RULES = "masking rules with a pattern need google-re2: pip install 'penstock-gateway[masking]'"
 ASKS = {
     "sql SELECT": "SQL needs the index: pip install 'penstock-gateway[index]', then restart the gateway; until then "
     "filters scan the tape",
@@ -147,6 +148,8 @@ ASKS = {
     "train apo apo.toml": f"gepa, numpy {APO}",
     "train custom json:loads": f"gepa, numpy {APO}",
     **{f"train {kind} train.toml": TRAIN for kind in ("grpo", "sft", "dpo")},
+    "serve --config masking.toml --port 0": RULES,
+    "masking try body --config masking.toml": RULES,
     "serve --config translating.toml --port 0": "litellm is not installed: pip install 'penstock-gateway[providers]'",
 }
 
@@ -166,6 +169,9 @@ async def test_what_needs_an_extra_says_which(base: Clean, reported: Gateway, tm
     (tmp_path / "apo.toml").write_text('[texts]\nprompts = ["p"]\n[tasks]\nfile = "t"\n[reflection]\nmodel = "m"\n')
     route = '[[route]]\nmodel = "m"\nupstream = "vllm"\ntranslate = true\n'
     (tmp_path / "translating.toml").write_text(upstream("vllm", "http://127.0.0.1:9/v1", "openai") + route)
+    rule = '[[masking]]\nname = "tickets"\npattern = "T-[0-9]+"\n'
+    (tmp_path / "masking.toml").write_text(upstream("vllm", "http://127.0.0.1:9/v1", "openai") + rule)
+    (tmp_path / "body").write_text("T-1")
     shell = base.shell(reported.url, tmp_path)
     for words, message in ASKS.items():
         done = await shell.run(*words.split())

@@ -100,6 +100,20 @@ async def test_lake(install: Install, provider: Provider, tmp_path: Path) -> Non
     assert clean.run("-c", read, shell.folder / "lake" / "bodies") == "1\n"
 
 
+async def test_masking(install: Install, provider: Provider, tmp_path: Path) -> None:
+    clean = install("masking")
+    rules = '[[masking]]\nname = "greetings"\npattern = "H[aeiou]llo"\n'
+    async with clean.gateway(tmp_path / "home", upstreams(openai=provider.openai_url) + rules) as gateway:
+        shell = clean.shell(gateway.url, tmp_path)
+        await call(gateway, "r1")
+        exported = json.loads((await good(shell, "export", "--what", "messages")).text)
+    assert exported["messages"][0]["parts"][0]["text"] == "*****."
+    (tmp_path / "rules.toml").write_text(rules)
+    (tmp_path / "body.json").write_text('{"said": "Hello."}')
+    tried = await good(shell, "masking", "try", str(tmp_path / "body.json"), "--config", str(tmp_path / "rules.toml"))
+    assert (tried.text, tried.err) == ('{"said": "*****."}', "greetings: 1\n")
+
+
 @pytest.mark.parametrize("extra", ["samples", "samples,parquet"])
 async def test_samples(install: Install, provider: Provider, tmp_path: Path, extra: str) -> None:
     clean, provider.formats = install(extra), vllm_wire.FORMATS
