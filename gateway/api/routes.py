@@ -92,15 +92,16 @@ from penstock.gateway.otlp.ingest import post_traces
 class StatsQuery(Noun):
     """Parameters of the figures."""
 
-    spans: int = Field(default=10_000, ge=0, le=100_000)
-    """How many of the newest spans to sum over."""
+    spans: int | None = Field(default=None, ge=0, le=100_000)
+    """How many of the newest spans to sum over; if not given, all where there is an index, else 10,000."""
 
 
 async def get_stats(request: web.Request) -> web.Response:
-    """Sums over the newest spans, by model and by status, and the figures of the tape. `counted_spans` says how many
-    spans the sums are over and `complete` whether these are all."""
+    """Sums over spans, by model and by status, and the figures of the tape. They are over all spans where there is an
+    index, else over the newest: `counted_spans` says how many they are, `complete` whether these are all."""
     control, asked = request.app[CONTROL], query_of(request, StatsQuery)
-    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps, control.metrics))
+    total = {} if control.index is None else {"total": control.index.total}
+    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps, control.metrics, **total))
 
 
 async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> Token:

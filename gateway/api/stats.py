@@ -1,4 +1,5 @@
-"""Sums over the newest spans: what `/api/stats` answers. Counting runs in slices in a worker thread.
+"""Figures of a gateway: what `/api/stats` answers. Sums are over all spans where the index makes them, else over the
+newest ones: counting those runs in slices in a worker thread.
 
 Calls that were made to try a release are counted as spans, but are in no sum.
 """
@@ -7,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from penstock.gateway.api.pages import SLICE, Tape, summary_of
 from penstock.gateway.api.tool_stats import ToolTally, latencies, went
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
+from penstock.gateway.index.questions import Totalled
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState, Stats
 from penstock.gateway.model.base import CALLS, Kind
@@ -66,7 +69,7 @@ class Tally:
         self.by_status.update([span.status.value] if span.kind in CALLS else [])
         self.rewards += [Reward.of(span)] if span.kind == "reward" else []
         if span.kind == "llm" and span.duration_ns is not None:
-            model = span.model or "unknown"
+            model = "unknown" if span.model is None else span.model
             self.durations[model].append(span.duration_ns)
             settled = self.answered.settles(span)
             for totals in (self.totals, self.by_model[model]):
@@ -101,27 +104,25 @@ def count_call(totals: Totals, span: Span, settled: bool) -> None:
     totals.uncounted += uncounted(span, by_name(span.dialect))
 
 
+_SUMS: Final = ("calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted")
+_MODEL: Final = (*_SUMS, "median_ns", "p95_ns")
+"""What the index says of a model."""
 BREAKER: Final[tuple[Literal["closed", "probing", "open"], ...]] = ("closed", "probing", "open")
 """What the numbers of the metric `penstock_mcp_breaker` stand for."""
 
 
-async def gather(tape: Tape, most: int, gaps: int, metrics: Metrics) -> Stats:
-    """Figures over the `most` newest spans."""
-    tally, before, complete = Tally(), None, False
-    while not complete and tally.spans < most:
-        wanted = min(SLICE, most - tally.spans)
-        before, complete = await asyncio.to_thread(_count_slice, tape, tally, before, wanted)
-    failed = await asyncio.to_thread(went, tally.tools, partial(summary_of, tape))
+NEWEST: Final = 10_000
+"""The newest spans that are counted without an index."""
+
+
+async def gather(
+    tape: Tape, most: int | None, gaps: int, metrics: Metrics, total: Callable[[], Totalled | None] = lambda: None
+) -> Stats:
+    """Figures over the `most` newest spans; None for all, where `total` asks an index that has them."""
+    found = await asyncio.to_thread(total) if most is None else None
+    sums = await _counted(tape, NEWEST if most is None else most) if found is None else _summed(found)
     return Stats(
-        counted_spans=tally.spans,
-        complete=complete,
-        since_ns=tally.since_ns,
-        totals=Totals(**dict(tally.totals)),
-        by_model=tally.models(),
-        by_status=dict(tally.by_status),
-        by_kind=dict(tally.by_kind),
-        by_tool=list(tally.tools.figures(failed)),
-        rewards=_rewards(tally.rewards),
+        **sums,
         tape=tape.figures(),
         cursor=tape.cursor(),
         gaps=gaps,
@@ -130,6 +131,43 @@ async def gather(tape: Tape, most: int, gaps: int, metrics: Metrics) -> Stats:
             for (name,), waiting in metrics.mcp_waiting.items()
         },
     )
+
+
+def _summed(found: Totalled) -> dict[str, Any]:
+    """The sums of an index."""
+    rows = [{name: row[name] for name in _MODEL} for row in found.models]
+    totals = {name: sum(row[name] for row in rows) for name in _SUMS}
+    return {
+        "counted_spans": found.counted_spans,
+        "complete": True,
+        "since_ns": found.since_ns,
+        "totals": Totals(**totals),
+        "by_model": {row["value"]: ModelStats(**of_model) for row, of_model in zip(found.models, rows, strict=True)},
+        "by_status": found.by_status,
+        "by_kind": found.by_kind,
+        "by_tool": found.by_tool,
+        "rewards": found.rewards,
+    }
+
+
+async def _counted(tape: Tape, most: int) -> dict[str, Any]:
+    """The sums of the newest spans."""
+    tally, before, complete = Tally(), None, False
+    while not complete and tally.spans < most:
+        wanted = min(SLICE, most - tally.spans)
+        before, complete = await asyncio.to_thread(_count_slice, tape, tally, before, wanted)
+    failed = await asyncio.to_thread(went, tally.tools, partial(summary_of, tape))
+    return {
+        "counted_spans": tally.spans,
+        "complete": complete,
+        "since_ns": tally.since_ns,
+        "totals": Totals(**dict(tally.totals)),
+        "by_model": tally.models(),
+        "by_status": dict(tally.by_status),
+        "by_kind": dict(tally.by_kind),
+        "by_tool": list(tally.tools.figures(failed)),
+        "rewards": _rewards(tally.rewards),
+    }
 
 
 def _count_slice(tape: Tape, tally: Tally, before: int | None, wanted: int) -> tuple[int | None, bool]:

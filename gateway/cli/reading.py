@@ -181,7 +181,7 @@ def token(rollout: str, /, *, expires: str | None = None, gateway: Url = LOCAL) 
 
 
 def stats(
-    *filter: Terms, by: By | None = None, since: str | None = None, spans: int = 10_000, json: Json = False,
+    *filter: Terms, by: By | None = None, since: str | None = None, spans: int | None = None, json: Json = False,
     gateway: Url = LOCAL,
 ) -> None:  # fmt: skip
     """Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.
@@ -195,7 +195,7 @@ def stats(
     since
         With --by: only calls that began then or later, such as 7d or 2026-11-01.
     spans
-        Without --by: how many of the newest spans to sum over.
+        Without --by: how many of the newest spans to sum over. All if not given, where there is an index, else 10,000.
     """
     import asyncio
     import time

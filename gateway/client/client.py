@@ -206,7 +206,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
             yield whole
 
     async def stats(self, spans: int | None = None) -> Stats:
-        """Figures, with sums over the newest `spans`."""
+        """Figures, with sums over the newest `spans`; over all if not given, where the gateway has an index."""
         return await self.get("/api/stats", Stats, {"spans": spans})
 
     async def breakdown(self, by: By, filter: str = "") -> Breakdown:

@@ -18,13 +18,14 @@ from typing import Final
 
 from penstock.gateway.index.finder import Unfinished, find, sum_up
 from penstock.gateway.index.passages import PassageReader
-from penstock.gateway.index.questions import Find, Found, State, Sum, Summed
+from penstock.gateway.index.questions import Find, Found, State, Sum, Summed, Totalled
 from penstock.gateway.index.removal import Removal
 from penstock.gateway.index.rows import Head, Rollouts, Row, attempt_row, input_row, rollout_row, span_row
 from penstock.gateway.index.segments import SEALED, File, Manifest, Segments
 from penstock.gateway.index.snapshots import Files, Snapshots
 from penstock.gateway.index.tables import DAMAGED, Tables
 from penstock.gateway.index.texts import Texts
+from penstock.gateway.index.totals import totalled
 from penstock.gateway.model.forgotten import Forgotten
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices
@@ -330,6 +331,11 @@ class Index:
         """What the calls of a filter come to. It must have caught up. Raises `Unfinished`."""
         self._refresh()
         return sum_up(self._tables, self._texts, asked)
+
+    def total(self) -> Totalled:
+        """What all spans come to. It must have caught up."""
+        self._refresh()
+        return totalled(self._tables.ask)
 
     def files(self) -> Files:
         """Files that have all that is in it, by table. It must have caught up. Raises `Unfinished`."""

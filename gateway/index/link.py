@@ -35,6 +35,8 @@ from penstock.gateway.index.questions import (
     Status,
     Sum,
     Summed,
+    Total,
+    Totalled,
 )
 from penstock.gateway.index.segments import NEAR, SEALED
 from penstock.gateway.model.index import IndexStatus, IndexView
@@ -147,6 +149,11 @@ class Link:
         answer = self._ask_if_near(asked)
         return answer if isinstance(answer, Summed) else None
 
+    def total(self) -> Totalled | None:
+        """What all spans come to; None: scan."""
+        answer = self._ask_if_near(Total())
+        return answer if isinstance(answer, Totalled) else None
+
     def files(self) -> dict[str, list[str]] | str:
         """Files that have all that is in the index, by table; or why there are none. Whoever asks wants an index, also
         of a tape that is small."""
@@ -156,7 +163,7 @@ class Link:
             return answer.files
         return answer.reason if isinstance(answer, Failed) else self.view().reason
 
-    def _ask_if_near(self, asked: Find | Sum) -> Answer | None:
+    def _ask_if_near(self, asked: Find | Sum | Total) -> Answer | None:
         if time.monotonic() < self._not_before:
             return None
         answer = self._ask(asked, TURN_S)

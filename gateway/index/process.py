@@ -20,7 +20,19 @@ import msgspec
 from penstock.gateway.filters.query import QueryError
 from penstock.gateway.index.finder import Unfinished
 from penstock.gateway.index.follower import Index
-from penstock.gateway.index.questions import Answer, Behind, Failed, Find, List, Listed, Question, Rebuild, Status, Sum
+from penstock.gateway.index.questions import (
+    Answer,
+    Behind,
+    Failed,
+    Find,
+    List,
+    Listed,
+    Question,
+    Rebuild,
+    Status,
+    Sum,
+    Total,
+)
 from penstock.gateway.index.segments import NEAR, Held
 from penstock.gateway.index.tables import DAMAGED, UNREADABLE
 from penstock.gateway.model.prices import Prices
@@ -128,9 +140,11 @@ class Answering:
                 self._give_up(error)
             return Failed(f"{type(error).__name__}: {error}")
 
-    def _found(self, question: Find | Sum | List) -> Answer:
+    def _found(self, question: Find | Sum | Total | List) -> Answer:
         if isinstance(question, List):
             return Listed(self._index.files())
+        if isinstance(question, Total):
+            return self._index.total()
         return self._index.find(question) if isinstance(question, Find) else self._index.sum(question)
 
 

@@ -55,6 +55,23 @@ class Summed(msgspec.Struct, tag=True, frozen=True):
     """How many there are."""
 
 
+class Total(msgspec.Struct, tag=True, frozen=True):
+    """What do all spans come to?"""
+
+
+class Totalled(msgspec.Struct, tag=True, frozen=True):
+    """The sums of `Stats`, with the names that they have there."""
+
+    counted_spans: int
+    since_ns: int | None
+    by_kind: dict[str, int]
+    by_status: dict[str, int]
+    models: list[dict[str, Any]]
+    """A row for each model, as `Summed` has them."""
+    by_tool: list[dict[str, Any]]
+    rewards: dict[str, Any]
+
+
 class List(msgspec.Struct, tag=True, frozen=True):
     """Which files have all of it?"""
 
@@ -103,5 +120,5 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-Question: TypeAlias = Find | Sum | List | Status | Rebuild
-Answer: TypeAlias = Found | Summed | Listed | State | Behind | Failed
+Question: TypeAlias = Find | Sum | Total | List | Status | Rebuild
+Answer: TypeAlias = Found | Summed | Totalled | Listed | State | Behind | Failed

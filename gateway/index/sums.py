@@ -39,6 +39,22 @@ _EARNED: Final = ("rollouts", "rewarded", "reward", "reward_quartiles")
 
 def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, Any]], int]:
     """(a row for each of so many values, the busiest first; how many values there are)."""
+    rows = summed_calls(ask, by, where)
+    rollouts = ask(
+        f"with c as (select distinct coalesce({_VALUES[by]}, '') as value, s.number from spans s "
+        f"where {_CALLS} and ({where.text})) "
+        "select value, count(*), count(r.reward), avg(r.reward), quantile_disc(r.reward, [0.0, 0.25, 0.5, 0.75, 1.0]) "
+        "from c left join rollouts r on r.number = c.number group by value",
+        where.values,
+    )
+    earned: dict[str, dict[str, Any]] = {
+        value: dict(zip(_EARNED, of_value, strict=True)) for value, *of_value in rollouts
+    }
+    return [row | earned[row["value"]] for row in rows[:limit]], len(rows)
+
+
+def summed_calls(ask: Ask, by: By, where: Sql) -> list[dict[str, Any]]:
+    """The rows without what is about rollouts."""
     condition = f"{_CALLS} and ({where.text})"
     [(refused,)] = ask(f"select count(*) from spans s where {_REFUSED} and {condition}", where.values)
     settled = f"coalesce({_REFUSED} and d.cursor > s.cursor, false)" if refused else "false"
@@ -57,14 +73,4 @@ def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, Any
         "quantile_disc(duration_ns, [0.5, 0.95]) from c group by 1 order by calls desc, 1",
         where.values,
     )
-    rollouts = ask(
-        f"with c as (select distinct coalesce({_VALUES[by]}, '') as value, s.number from spans s where {condition}) "
-        "select value, count(*), count(r.reward), avg(r.reward), quantile_disc(r.reward, [0.0, 0.25, 0.5, 0.75, 1.0]) "
-        "from c left join rollouts r on r.number = c.number group by value",
-        where.values,
-    )
-    earned: dict[str, dict[str, Any]] = {
-        value: dict(zip(_EARNED, of_value, strict=True)) for value, *of_value in rollouts
-    }
-    shown: list[dict[str, Any]] = [dict(zip(_COLUMNS, (*row[:-1], *row[-1]), strict=True)) for row in rows[:limit]]
-    return [row | earned[row["value"]] for row in shown], len(rows)
+    return [dict(zip(_COLUMNS, (*row[:-1], *row[-1]), strict=True)) for row in rows]

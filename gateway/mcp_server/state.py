@@ -29,12 +29,12 @@ WHY = 500
 class ShowStats(Arguments):
     """Arguments of `show_stats`."""
 
-    spans: Annotated[int, Field(ge=0, le=100_000)] = 10_000
-    """How many of the newest spans to sum over."""
+    spans: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    """How many of the newest spans to sum over. All if not given, where the gateway has an index, else 10,000."""
 
 
 class StatsTold(Answer):
-    """Sums over the newest spans."""
+    """Sums over all spans, or over the newest."""
 
     counted_spans: int
     complete: bool

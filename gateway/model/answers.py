@@ -206,10 +206,10 @@ class ServerState(Noun):
 
 
 class Stats(Noun):
-    """Figures of the gateway. The sums are over the newest spans only, as many as `counted_spans` says."""
+    """Figures of the gateway. The sums are over all spans, or over the newest, as many as `counted_spans` says."""
 
     counted_spans: int
-    """How many of the newest spans the sums are over."""
+    """How many spans the sums are over: all, or the newest."""
     complete: bool
     """True when these are all spans of the tape."""
     since_ns: int | None

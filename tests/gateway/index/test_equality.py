@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import tempfile
@@ -21,12 +22,15 @@ from hypothesis import strategies as st
 from penstock.gateway.api.breakdown import scanned
 from penstock.gateway.api.pages import Find as Finder
 from penstock.gateway.api.pages import recent_walk, rollouts_walk, scan
+from penstock.gateway.api.stats import gather
 from penstock.gateway.app import open_store
 from penstock.gateway.filters.fields import FIELDS, Target
 from penstock.gateway.filters.query import Term, parse
 from penstock.gateway.index.finder import Unfinished
 from penstock.gateway.index.follower import Index
 from penstock.gateway.index.questions import Find, Sum
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.answers import Stats
 from penstock.gateway.model.attributes import AMBIGUOUS, SHADOW_OF, TOOL
 from penstock.gateway.model.breakdown import BreakdownRow
 from penstock.gateway.model.grouping import By
@@ -210,6 +214,11 @@ class History:
             said = [] if reward is None else [(Judgement(value=reward, source="rule"), True)]
             self._operate(lambda tape: tape.finish((name, "a1"), None, status, Outcome(), said, self._at))
 
+    def _tool(self, rollout: int, tool: str) -> None:
+        """A run of a tool in a rollout that has ended."""
+        name = [one.id for _, one in self.store.rollouts() if one.id.startswith("h")][rollout]
+        self.store.write([_entry(name, "a1", usual(kind="tool", attributes={TOOL: tool}))])
+
     def _operate(self, do: Callable[[QueueOperations], object]) -> None:
         task: Task[Any] = Task(lambda transaction: do(QueueOperations(transaction)))
         self.store.write([task])
@@ -354,6 +363,22 @@ def usual(**fields: Any) -> dict[str, Any]:
     ["agent", "status", "version"],
     ["", "-error:timeout"],
 )
+@example(
+    [
+        *(("hand", "cpu", {}) for _ in range(3)),
+        ("finish", 0, FAILED, None),
+        ("finish", 0, DONE, 0.3),
+        ("finish", 0, DONE, -1.5),
+        *(("call", at, "a1", usual(kind="tool", attributes={TOOL: f"t{at % 2}"}, took=at)) for at in (0, 0, 1, 1, 2)),
+        ("call", 1, "a1", usual(kind="tool", attributes={TOOL: "t1"}, status="error", upstream=None)),
+        ("begin", 2, usual(kind="tool", attributes={TOOL: "t1"})),
+        ("call", 2, "a1", usual(attributes={SHADOW_OF: "r1/a1/1"})),
+        ("tool", 0, "t0"),
+        ("tool", 1, "t0"),
+    ],
+    ["tool"],
+    [""],
+)
 @given(
     st.lists(actions, min_size=5, max_size=60),
     st.lists(st.sampled_from(get_args(By)), min_size=1, max_size=3),
@@ -372,6 +397,16 @@ def test_figures_are_those_of_a_scan(happens: list[tuple[Any, ...]], bys: list[B
             rows = summed(found.index, Sum(by, filter, NOW, 1000))
             assert [rounded(BreakdownRow.model_validate(row)) for row in rows] == list(map(rounded, wanted.rows))
             assert wanted.complete
+        scanned_all, summed_all = (
+            asyncio.run(gather(found.store, most, 0, Metrics(), found.index.total)) for most in (10**6, None)
+        )
+        assert without_mean(summed_all) == without_mean(scanned_all)
+        assert summed_all.rewards.mean == pytest.approx(scanned_all.rewards.mean)
+        event(f"tools were run: {bool(summed_all.by_tool)}, rewards given: {summed_all.rewards.count > 0}")
+
+
+def without_mean(stats: Stats) -> Stats:
+    return stats.model_copy(update={"rewards": stats.rewards.model_copy(update={"mean": None})})
 
 
 def summed(index: Index, asked: Sum) -> list[dict[str, Any]]:

@@ -56,7 +56,10 @@ async def test_filters_answer_by_it_and_without_it(start_gateway: StartGateway, 
     await until(lambda: is_ready(gateway))
     by_index = await listed(gateway)
     assert all(by_index)
+    async with Client(gateway.url) as client:
+        assert await client.stats() == await client.stats(spans=100_000)
     shell = Shell(gateway.url, tmp_path)
+    assert "Sums over all spans: " in (await shell.run("stats")).text
     shown = await shell.run("index")
     assert shown.code == 0, shown.err
     assert shown.text.startswith("ready: filters answer from it\nchanges   ")
