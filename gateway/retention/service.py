@@ -31,7 +31,7 @@ from penstock.gateway.model.summaries import summarised
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.retention.operations import FORGOTTEN, HELD, RetentionOperations, overwriting_due, unwiped
 from penstock.gateway.store import Store, keys
-from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.forgetting import Place
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.transaction import Transaction
@@ -79,6 +79,9 @@ class Retention:
         self._keep_bytes = keep_bytes
         self._store, self._recorder, self._metrics, self._now_ns = store, recorder, metrics, now_ns
         self._to_wipe = deque[str]()
+        self._given_up = dict[str, str]()
+        """Rollouts of which not all can be wiped, because the tape is damaged there: why. They wait for the next start.
+        """
         self._hiding = set[asyncio.Future[Forgotten]]()
         self._recalled = self._urgent = False
         self.hidden_at = store.cursor()
@@ -135,10 +138,16 @@ class Retention:
         return RetentionStatus(
             rules=[rule for rule, _ in self._rules], keep_bytes=self._keep_bytes, used_bytes=self._store.live_bytes(),
             file_bytes=self._store.figures()["used_bytes"], forgotten=forgotten, retired=self._retired,
-            wiping=len(self._to_wipe), overwriting=overwriting or bool(self._to_wipe) or not self._recalled,
-            in_index=in_index,
-            looked_ns=self._looked_ns, stuck=self._failing or left_behind, full=self._full,
+            wiping=len(self._to_wipe) + len(self._given_up), overwriting=overwriting or bool(self._to_wipe) or not self._recalled,
+            in_index=in_index, looked_ns=self._looked_ns, full=self._full,
+            stuck=self._failing or self._unwipeable or left_behind,
         )  # fmt: skip
+
+    @property
+    def _unwipeable(self) -> str:
+        """Why calls of some rollouts stay where they are."""
+        said = "; ".join(f"{rollout}: {why}" for rollout, why in list(self._given_up.items())[:3])
+        return f"{len(self._given_up):,} rollouts cannot be deleted ({said})" if said else ""
 
     def holds(self) -> HoldingList:
         """Who is kept."""
@@ -199,18 +208,29 @@ class Retention:
 
     async def _wipe(self) -> None:
         """Wipes what was forgotten."""
-        wiped, place = False, Place()
+        wiped, place, most = False, Place(), AT_ONCE
         while self._to_wipe and not self._stopping.is_set():
-            some = list(islice(self._to_wipe, AT_ONCE))
+            some = list(islice(self._to_wipe, most))
             going = [(some[0], place), *((rollout, Place()) for rollout in some[1:])]
-            following = await self._step(partial(_wipe, going))
+            try:
+                following = await self._step(partial(_wipe, going))
+            except Damaged as error:
+                if len(some) == 1:
+                    self._given_up[self._to_wipe.popleft()] = str(error)
+                    _log.error("%s", self._unwipeable)
+                    place = Place()
+                # Which of them it is shows one by one.
+                most = AT_ONCE if len(some) == 1 else 1
+                continue
             for after in following[:-1]:
                 assert after is None  # only the last of them can be cut short
             for _ in range(sum(after is None for after in following)):
                 self._to_wipe.popleft()
             place, wiped = following[-1] or Place(), True
         # What is about to be hidden is not in the way: it is still listed when this begins, or is found here.
-        while wiped and not self._stopping.is_set() and not self._to_wipe and not self._hiding:
+        # The log of what cannot be wiped is kept: it says where the rest of it is.
+        in_the_way = (self._to_wipe, self._hiding, self._given_up)
+        while wiped and not self._stopping.is_set() and not any(in_the_way):
             wiped = await self._step(lambda tape: RetentionOperations(tape).sweep())
         self._failing = ""
 

@@ -16,7 +16,8 @@ from penstock.gateway.store import codec, keys, records
 from penstock.gateway.store.batch import Batch
 from penstock.gateway.store.cache import CachedAttempt, CachedRollout, Memory, Shared
 from penstock.gateway.store.codec import Base, Body
-from penstock.gateway.store.environment import ORDER, TapeError
+from penstock.gateway.store.directory import Damaged
+from penstock.gateway.store.environment import ORDER
 from penstock.gateway.store.records import Entry, Style
 from penstock.gateway.store.view import BLOCK, View, last_block
 
@@ -279,7 +280,7 @@ class Tables:
         live = CachedAttempt(name, [], keys.attempt_key(*name), known.origins)
         stored = batch.view.get("attempts", live.place)
         if stored is None:
-            raise TapeError(f"the record of attempt {'/'.join(name)} is missing; run `penstock check`")
+            raise Damaged(f"the record of attempt {'/'.join(name)} is missing; run `penstock check`")
         live.values, live.cursors = records.attempt_values(stored, known.origins)
         live.block = last_block(live.values[_SPANS])
         # Reading the base back costs a fraction of a millisecond: only where there is time for it.
@@ -290,7 +291,7 @@ class Tables:
     def _recall_base(self, batch: Batch, live: CachedAttempt) -> None:
         try:
             found = batch.view.newest_body(*live.name, live.values[_SPANS])
-        except (TapeError, *codec.UNREADABLE):
+        except (Damaged, *codec.UNREADABLE):
             # A damaged old body must not stop the recording of new ones; `check` reports it.
             return
         if found is not None:
