@@ -85,7 +85,7 @@ class RetentionOperations:
                 "conflict", f"rollout {rollout} is {status}: `penstock cancel` it, or wait until it has ended"
             )
         if next(self._tape.scan("open", key), None) is not None:
-            return Refused("conflict", f"a call of rollout {rollout} still runs; forget it when that has ended")
+            return call_runs(rollout)
         release = self._counting(key)
         if release is not None:
             return Refused(
@@ -165,6 +165,11 @@ class RetentionOperations:
 
     def _put(self, database: str, one: Forgotten | Holding) -> None:
         self._tape.put(database, keys.rollout_key(one.rollout), one.model_dump_json(exclude_defaults=True).encode())
+
+
+def call_runs(rollout: str) -> Refused:
+    """Why a rollout must stay that a call of has not ended."""
+    return Refused("conflict", f"a call of rollout {rollout} still runs; forget it when that has ended")
 
 
 def due(stored: bytes | None) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from time import monotonic
@@ -29,7 +29,14 @@ from penstock.gateway.model.retention import ForgottenPage, HoldingList, Retenti
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.summaries import summarised
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.retention.operations import FORGOTTEN, HELD, RetentionOperations, overwriting_due, unwiped
+from penstock.gateway.retention.operations import (
+    FORGOTTEN,
+    HELD,
+    RetentionOperations,
+    call_runs,
+    overwriting_due,
+    unwiped,
+)
 from penstock.gateway.store import Store, keys
 from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.forgetting import Place
@@ -73,11 +80,16 @@ class Retention:
         recorder: Recorder,
         metrics: Metrics,
         now_ns: Callable[[], int],
+        busy: Callable[[], Collection[str]],
     ) -> None:
-        """Raises `ConfigError` when a filter cannot be understood, or is about calls."""
+        """`busy`: rollouts of which a call is being served; most calls are not on the tape before they end.
+
+        Raises `ConfigError` when a filter cannot be understood, or is about calls.
+        """
         self._rules = [(rule, _parsed(place, rule)) for place, rule in enumerate(rules)]
         self._keep_bytes = keep_bytes
         self._store, self._recorder, self._metrics, self._now_ns = store, recorder, metrics, now_ns
+        self._busy = busy
         self._to_wipe = deque[str]()
         self._given_up = dict[str, str]()
         """Rollouts of which not all can be wiped, because the tape is damaged there: why. They wait for the next start.
@@ -115,6 +127,8 @@ class Retention:
         return await asyncio.shield(hiding)
 
     async def _hide(self, rollout: str, said: Said) -> Forgotten:
+        if rollout in self._busy():
+            raise call_runs(rollout)
         made = await self._recorder.submit(lambda tape: RetentionOperations(tape).forget(rollout, said, self._now_ns()))
         self._to_wipe.append(rollout)
         self._metrics.forgotten_rollouts += 1
@@ -138,7 +152,8 @@ class Retention:
         return RetentionStatus(
             rules=[rule for rule, _ in self._rules], keep_bytes=self._keep_bytes, used_bytes=self._store.live_bytes(),
             file_bytes=self._store.figures()["used_bytes"], forgotten=forgotten, retired=self._retired,
-            wiping=len(self._to_wipe) + len(self._given_up), overwriting=overwriting or bool(self._to_wipe) or not self._recalled,
+            wiping=len(self._to_wipe) + len(self._given_up),
+            overwriting=overwriting or bool(self._to_wipe) or not self._recalled,
             in_index=in_index, looked_ns=self._looked_ns, full=self._full,
             stuck=self._failing or self._unwipeable or left_behind,
         )  # fmt: skip
@@ -287,7 +302,8 @@ class Retention:
         while more and not self._stopping.is_set() and (most := wanted()):
             some, more = await asyncio.to_thread(_some, found, most)
             for why in dict.fromkeys(one.why for one in some):
-                names = [one.rollout for one in some if one.why == why]
+                busy = self._busy()
+                names = [one.rollout for one in some if one.why == why and one.rollout not in busy]
                 made = await self._step(partial(_retire, names, why, self._now_ns()))
                 self._to_wipe.extend(one.rollout for one in made)
                 self.hidden_at = self._store.cursor()

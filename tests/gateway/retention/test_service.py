@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -47,12 +47,14 @@ class Call:
 
 
 @asynccontextmanager
-async def retaining(store: Store, rules: Sequence[RetentionRule] = ()) -> AsyncGenerator[tuple[Retention, Recorder]]:
-    """What a gateway does with a tape."""
+async def retaining(
+    store: Store, rules: Sequence[RetentionRule] = (), busy: Collection[str] = ()
+) -> AsyncGenerator[tuple[Retention, Recorder]]:
+    """What a gateway does with a tape, while calls of these rollouts are being served."""
     metrics = Metrics()
     recorder = Recorder(store, Tape(), metrics, lambda cursor, records: None)
     recorder.start()
-    retention = Retention(rules, None, store, recorder, metrics, time.time_ns)
+    retention = Retention(rules, None, store, recorder, metrics, time.time_ns, lambda: busy)
     retention.start()
     try:
         yield retention, recorder
@@ -98,3 +100,15 @@ async def test_a_rollout_whose_bodies_are_damaged_stays_alone(store: Store) -> N
     with store.view() as view:
         left = {key for key, record in view.scan("forgotten") if b'"wiped":true' not in record}
     assert left == {b"r2\0"}
+
+
+async def test_a_rule_leaves_a_rollout_alone_while_a_call_of_it_is_served(store: Store) -> None:
+    for at in range(4):
+        ended(store, call(f"r{at}"))
+    async with retaining(store, [RetentionRule(filter="", after="1d")], busy={"r1", "r3"}) as (retention, _):
+
+        async def gone() -> bool:
+            return retention.status(0).retired == 2
+
+        await until(gone)
+    assert [rollout.id for _, rollout in store.rollouts()] == ["r3", "r1"]
