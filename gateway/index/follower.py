@@ -25,7 +25,6 @@ from penstock.gateway.index.segments import SEALED, File, Manifest, Segments
 from penstock.gateway.index.snapshots import Files, Snapshots
 from penstock.gateway.index.tables import DAMAGED, Tables
 from penstock.gateway.index.texts import Texts
-from penstock.gateway.model.forgotten import Forgotten
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store, codec, keys
@@ -153,8 +152,9 @@ class Index:
             if (hole := view.hole("log", self.cursor + 1)) is not None:
                 piece.cursor = hole[1]
             if hole is not None and hole[0] == 1:
-                # The beginning of the log was swept: what told that these were forgotten may be gone with it.
-                piece.forgotten += (Forgotten.model_validate_json(one).number for _, one in view.scan("forgotten"))
+                # The beginning of the log was swept, and with it what told that these were forgotten.
+                piece.forgotten += self._tables.numbers_to(hole[1])
+                self._rollouts, self._passages = Rollouts(), PassageReader()
             newest = min(view.last("log"), self.cursor + PIECE) if hole is None else 0
             for piece.cursor, record in _records(view, self.cursor + 1, newest):
                 self._take(view, piece.cursor, record, piece)

@@ -168,13 +168,18 @@ class Tables:
 
     def hide(self, numbers: Iterable[int]) -> list[int]:
         """Takes rollouts out of what is in memory, and out of answers; the cursors of their calls that were there."""
-        self._duck.executemany("insert into gone values (?)", [(number,) for number in numbers])
+        self._duck.execute("insert into gone select unnest(?::bigint[])", [list(numbers)])
         going = "where number in (select number from gone)"
         cursors = [cursor for (cursor,) in self.ask(f"select cursor from fresh {going}")]
         for table in ("fresh", "running", "fresh_inputs", *_KEYS, *(f"changed_{table}" for table in _KEYS)):
             self._duck.execute(f"delete from {table} {going}")
         self._views()
         return cursors
+
+    def numbers_to(self, last: int) -> list[int]:
+        """The numbers up to this one of rollouts that are in answers."""
+        named = " union ".join(f"select number from {table}" for table in ("spans", "inputs", *_KEYS))
+        return [number for (number,) in self.ask(f"from ({named}) where number between 1 and ?", [last])]
 
     def files_naming(self, numbers: Iterable[int], files: Sequence[File] | None = None) -> set[str]:
         """The names of files, but those of passages, that have rows of these rollouts."""
