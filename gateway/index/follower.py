@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from penstock.gateway.index.passages import PassageReader
 from penstock.gateway.index.questions import Find, Found, State, Sum, Summed
 from penstock.gateway.index.removal import Removal
 from penstock.gateway.index.rows import Head, Rollouts, Row, attempt_row, input_row, rollout_row, span_row
-from penstock.gateway.index.segments import SEALED, File, Manifest, Segments
+from penstock.gateway.index.segments import SEALED, File, Manifest, Segments, clear
 from penstock.gateway.index.snapshots import Files, Snapshots
 from penstock.gateway.index.tables import DAMAGED, Tables
 from penstock.gateway.index.texts import Texts
@@ -100,7 +99,7 @@ class Index:
 
     def _open(self, manifest: Manifest) -> None:
         self._segments.clean(manifest.files)
-        shutil.rmtree(self._segments.spill, ignore_errors=True)
+        clear(self._segments.path)
         self.cursor, self._sealed_cursor = manifest.cursor, manifest.cursor
         self._tables = Tables(self._segments, manifest.files)
         self._texts, self._snapshots = Texts(self._segments, manifest.files), Snapshots(self._segments)

@@ -16,7 +16,7 @@ import duckdb
 
 from penstock.gateway.filters.sql import HITS
 from penstock.gateway.index.rows import COLUMNS, Row
-from penstock.gateway.index.segments import File, Segments, seal_of
+from penstock.gateway.index.segments import SPILL, File, Segments, seal_of
 
 pa: Final[Any] = import_module("pyarrow")
 """It has no types."""
@@ -52,7 +52,9 @@ class Tables:
         self.files = list(files)
         self._duck = duckdb.connect()
         self._duck.execute(f"set memory_limit = '{_MEMORY}'; set threads = {_THREADS}; set enable_progress_bar = false")
-        self._duck.execute(f"set temp_directory = '{_quoted(segments.spill)}'; set preserve_insertion_order = false")
+        self._duck.execute(
+            f"set temp_directory = '{_quoted(segments.path / SPILL)}'; set preserve_insertion_order = false"
+        )
         self._duck.execute("create table gone (number bigint)")
         self._words = dict[tuple[str, str], set[str]]()
         """The different values of expressions over sealed spans that were asked for."""
