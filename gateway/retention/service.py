@@ -316,7 +316,8 @@ class Retention:
         """For each rollout that may be old enough, by which rule its time is over; None where by none."""
         youngest = now - min(rule.after_ns for rule, _ in self._rules)
         for _, rollout in self._store.oldest_first():
-            if rollout.created_ns > youngest:
+            # One of a clock that was wrong says nothing of those that follow.
+            if youngest < rollout.created_ns <= now:
                 return
             yield self._rule_of(rollout, now) if self._may_go(rollout) else None
 

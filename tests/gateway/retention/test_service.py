@@ -112,3 +112,17 @@ async def test_a_rule_leaves_a_rollout_alone_while_a_call_of_it_is_served(store:
 
         await until(gone)
     assert [rollout.id for _, rollout in store.rollouts()] == ["r3", "r1"]
+
+
+async def test_a_rule_goes_on_behind_a_rollout_of_a_clock_that_was_wrong(store: Store) -> None:
+    odd = call("odd")
+    odd.start_ns, odd.end_ns = 2**62, 2**62 + 1
+    for entry in (call("r1"), odd, call("r2")):
+        ended(store, entry)
+    async with retaining(store, [RetentionRule(filter="", after="1d")]) as (retention, _):
+
+        async def gone() -> bool:
+            return retention.status(0).retired == 2
+
+        await until(gone)
+    assert [rollout.id for _, rollout in store.rollouts()] == ["odd"]

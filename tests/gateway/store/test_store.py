@@ -27,6 +27,7 @@ from penstock.gateway.store import Store, codec, environment, keys, records
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.environment import FORMAT, ORDER, REMAP_BYTES
 from penstock.gateway.store.exchanges import header_lines
+from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
 
 SMALL = 1 << 20
@@ -614,3 +615,13 @@ def test_a_tape_that_could_not_be_opened_anew_is_opened_by_who_comes_next(
         with store.overwriting() as overwriting:
             overwriting.step()
         assert [rollout.id for _, rollout in store.rollouts()] == ["r1", "r0"]
+
+
+def test_a_rollout_did_not_begin_later_than_it_is_recorded(store: Store) -> None:
+    entry = call("r1")
+    entry.start_ns, entry.end_ns = 2**62, 2**62 + 1  # by the clock of another machine
+    store.write([Task(lambda tape: tape.record(entry, seen_ns=1_800_000_000_000_000_000))])
+    rollout, (attempt,) = store.rollout("r1"), store.attempts("r1")
+    assert rollout is not None
+    assert rollout.created_ns == attempt.created_ns == attempt.last_seen_ns == 1_800_000_000_000_000_000
+    assert [span.start_ns for span in store.spans("r1")] == [2**62]
