@@ -81,15 +81,17 @@ class Retention:
         metrics: Metrics,
         now_ns: Callable[[], int],
         busy: Callable[[], Collection[str]],
+        gone: Callable[[str], None],
     ) -> None:
         """`busy`: rollouts of which a call is being served; most calls are not on the tape before they end.
+        `gone`: is told of each that is out of sight.
 
         Raises `ConfigError` when a filter cannot be understood, or is about calls.
         """
         self._rules = [(rule, _parsed(place, rule)) for place, rule in enumerate(rules)]
         self._keep_bytes = keep_bytes
         self._store, self._recorder, self._metrics, self._now_ns = store, recorder, metrics, now_ns
-        self._busy = busy
+        self._busy, self._gone = busy, gone
         self._to_wipe = deque[str]()
         self._given_up = dict[str, str]()
         """Rollouts of which not all can be wiped, because the tape is damaged there: why. They wait for the next start.
@@ -130,6 +132,7 @@ class Retention:
         if rollout in self._busy():
             raise call_runs(rollout)
         made = await self._recorder.submit(lambda tape: RetentionOperations(tape).forget(rollout, said, self._now_ns()))
+        self._gone(rollout)
         self._to_wipe.append(rollout)
         self._metrics.forgotten_rollouts += 1
         self._urgent = True
@@ -305,7 +308,9 @@ class Retention:
                 busy = self._busy()
                 names = [one.rollout for one in some if one.why == why and one.rollout not in busy]
                 made = await self._step(partial(_retire, names, why, self._now_ns()))
-                self._to_wipe.extend(one.rollout for one in made)
+                for one in made:
+                    self._gone(one.rollout)
+                    self._to_wipe.append(one.rollout)
                 self.hidden_at = self._store.cursor()
                 self._retired += len(made)
                 self._metrics.forgotten_rollouts += len(made)

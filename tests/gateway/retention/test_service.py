@@ -54,7 +54,7 @@ async def retaining(
     metrics = Metrics()
     recorder = Recorder(store, Tape(), metrics, lambda cursor, records: None)
     recorder.start()
-    retention = Retention(rules, None, store, recorder, metrics, time.time_ns, lambda: busy)
+    retention = Retention(rules, None, store, recorder, metrics, time.time_ns, lambda: busy, list[str]().append)
     retention.start()
     try:
         yield retention, recorder
