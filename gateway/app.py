@@ -155,8 +155,9 @@ class Gateway:
         self.index = Link(config.data, config.index.when, lambda: self.feed.cursor, prices=config.prices or BUILTIN)
         self.webhooks = Webhooks(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
         self.retention = Retention(
-            config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns
-        )
+            config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns,
+            lambda: self.proxy.busy, self.pins.forget,
+        )  # fmt: skip
         self._make_control()
         self._exporter = self._make_exporter()
         self._session: aiohttp.ClientSession | None = None

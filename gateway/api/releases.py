@@ -189,7 +189,7 @@ async def get_assignments(request: web.Request) -> web.Response:
 
 async def get_pins(request: web.Request) -> web.Response:
     """The versions that a rollout was given."""
-    return answer(PinList(pins=request.app[CONTROL].releases.reader.pins(id_of(request, "rid"))))
+    return answer(PinList(pins=request.app[CONTROL].releases.reader.pins_under(id_of(request, "rid"))))
 
 
 def _release(request: web.Request) -> Release:

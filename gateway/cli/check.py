@@ -250,8 +250,8 @@ def _change(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
 
 def _assigned(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     assignment = Assignment.model_validate_json(value)
-    pins = [pin for pin in ReleaseReader(tape).pins(assignment.rollout) if pin.release == key[:-5].decode("ascii")]
-    if [(pin.number, pin.arm) for pin in pins[:1]] != [(assignment.number, assignment.arm)]:
+    release, pins = key[:-5].decode("ascii"), ReleaseReader(tape).pins_under(assignment.rollout)
+    if (release, assignment.number, assignment.arm) not in {(pin.release, pin.number, pin.arm) for pin in pins}:
         yield f"rollout {assignment.rollout} is not pinned to it"
 
 
@@ -276,8 +276,10 @@ def _unit(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     if parts != members[: len(parts)]:
         yield "other rollouts of it were counted"
     for member in members:
-        pins = [pin for pin in ReleaseReader(tape).pins(member) if pin.release == release]
-        if not pins or any((pin.number, pin.unit) != (unit.number, name) for pin in pins):
+        pins = [pin for pin in ReleaseReader(tape).pins_under(member) if pin.release == release]
+        if (unit.number, name) not in {(pin.number, pin.unit) for pin in pins} or any(
+            (pin.number, pin.unit) != (unit.number, name) for pin in pins if not pin.forgotten
+        ):
             yield f"rollout {member} is not pinned to it"
 
 

@@ -21,7 +21,7 @@ from penstock.gateway.client.connection import ClientError
 from penstock.gateway.client.parallel import each
 from penstock.gateway.client.release_history import read_history
 from penstock.gateway.display.release_series import History
-from penstock.gateway.model.release import Assignment, Entry, Observed, Release
+from penstock.gateway.model.release import Assignment, Entry, Observed, Pin, Release
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.wording import counted
@@ -104,6 +104,9 @@ async def _served(
 ) -> tuple[list[str], int]:
     """(what is wrong with the versions of a rollout's calls, how many calls of the release it has)."""
     pins = await client.pins(assignment.rollout)
+    if _forgotten(pins, release, assignment.number):
+        return [], 0  # there may be another of its name
+    pins = [pin for pin in pins if not pin.forgotten]
     try:
         spans = [one async for one in client.spans(assignment.rollout) if one.versions]
     except ClientError as error:
@@ -115,8 +118,21 @@ async def _served(
     return list(served(release, assignment, pins, spans, audit)), mine
 
 
+def _forgotten(pins: Sequence[Pin], release: Release, number: int) -> bool:
+    """Whether a rollout of this assignment was forgotten."""
+    mine = [pin for pin in pins if (pin.release, pin.number) == (release.id, number)]
+    return bool(mine) and all(pin.forgotten for pin in mine)
+
+
 async def _reward(client: Client, release: Release, number: int, seen: Observed) -> str | None:
     """What is wrong with the reward of a rollout of an observation."""
+    wrong = await _compared_reward(client, release, number, seen)
+    if wrong is not None and _forgotten(await client.pins(seen.rollout), release, number):
+        return None
+    return wrong
+
+
+async def _compared_reward(client: Client, release: Release, number: int, seen: Observed) -> str | None:
     who = f"observation {number} of rollout {seen.rollout}"
     if seen.span is None:
         failed = seen.reward is None or seen.reward == 0

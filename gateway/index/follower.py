@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +20,11 @@ from penstock.gateway.index.passages import PassageReader
 from penstock.gateway.index.questions import Find, Found, State, Sum, Summed, Totalled
 from penstock.gateway.index.removal import Removal
 from penstock.gateway.index.rows import Head, Rollouts, Row, attempt_row, input_row, rollout_row, span_row
-from penstock.gateway.index.segments import SEALED, File, Manifest, Segments
+from penstock.gateway.index.segments import SEALED, File, Manifest, Segments, clear
 from penstock.gateway.index.snapshots import Files, Snapshots
 from penstock.gateway.index.tables import DAMAGED, Tables
 from penstock.gateway.index.texts import Texts
 from penstock.gateway.index.totals import totalled
-from penstock.gateway.model.forgotten import Forgotten
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store, codec, keys
@@ -102,7 +100,7 @@ class Index:
 
     def _open(self, manifest: Manifest) -> None:
         self._segments.clean(manifest.files)
-        shutil.rmtree(self._segments.spill, ignore_errors=True)
+        clear(self._segments.path)
         self.cursor, self._sealed_cursor = manifest.cursor, manifest.cursor
         self._tables = Tables(self._segments, manifest.files)
         self._texts, self._snapshots = Texts(self._segments, manifest.files), Snapshots(self._segments)
@@ -154,8 +152,9 @@ class Index:
             if (hole := view.hole("log", self.cursor + 1)) is not None:
                 piece.cursor = hole[1]
             if hole is not None and hole[0] == 1:
-                # The beginning of the log was swept: what told that these were forgotten may be gone with it.
-                piece.forgotten += (Forgotten.model_validate_json(one).number for _, one in view.scan("forgotten"))
+                # The beginning of the log was swept, and with it what told that these were forgotten.
+                piece.forgotten += self._tables.numbers_to(hole[1])
+                self._rollouts, self._passages = Rollouts(), PassageReader()
             newest = min(view.last("log"), self.cursor + PIECE) if hole is None else 0
             for piece.cursor, record in _records(view, self.cursor + 1, newest):
                 self._take(view, piece.cursor, record, piece)

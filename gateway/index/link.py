@@ -38,7 +38,7 @@ from penstock.gateway.index.questions import (
     Total,
     Totalled,
 )
-from penstock.gateway.index.segments import NEAR, SEALED
+from penstock.gateway.index.segments import NEAR, SEALED, clear
 from penstock.gateway.model.index import IndexStatus, IndexView
 from penstock.gateway.model.prices import BUILTIN
 
@@ -76,7 +76,10 @@ class Link:
     def __init__(
         self, path: Path, when: When, newest: Callable[[], int], sealed: int = SEALED, prices: Path = BUILTIN
     ) -> None:
-        """`newest`: the last change of the tape; called from any thread. `prices`: the file of prices."""
+        """Deletes what the processes of an earlier gateway have left beside the files.
+
+        `newest`: the last change of the tape; called from any thread. `prices`: the file of prices."""
+        clear(path / "index")
         self._path, self._when, self._newest, self._sealed, self._prices = path, when, newest, sealed, prices
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,7 +94,7 @@ class Link:
     @property
     def has_files(self) -> bool:
         """Whether there are files of an index, also where no process keeps one."""
-        return any(self._path.joinpath("index").glob("*.parquet"))
+        return any(self._path.joinpath("index").rglob("*.parquet*"))
 
     @property
     def wanted(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,8 +23,9 @@ SEALED: Final = 50_000
 """Rows of spans, or of rollouts that changed, that are sealed together."""
 NEAR: Final = 5_000
 """Changes that are read between a question and its answer; who is further behind does not answer."""
-NOW, LINKED = "now", "linked"
-"""Where snapshots of what is in memory are, and where links to them are made for those who need them for longer."""
+NOW, LINKED, SPILL = "now", "linked", "spill"
+"""Where snapshots of what is in memory are, where links to them are made for those who need them for longer, and where
+a question that needs more memory than it may have puts what it has."""
 FORMAT: Final = 4
 """Of the columns and of the manifest. An index of another one is made anew."""
 _MANIFEST: Final = "manifest.json"
@@ -79,11 +81,6 @@ class Segments:
             os.close(self._lock)
             raise Held(f"another process has the index in {path} open") from None
 
-    @property
-    def spill(self) -> Path:
-        """Where a question that needs more memory than it may have puts what it has."""
-        return self.path / "spill"
-
     def close(self) -> None:
         """Lets go of the directory."""
         os.close(self._lock)
@@ -136,6 +133,12 @@ class Segments:
         for path in self.path.glob("*.parquet*"):
             if path.name not in kept:
                 path.unlink()
+
+
+def clear(path: Path) -> None:
+    """Deletes what a process that was killed has left beside the files of an index."""
+    for name in (NOW, LINKED, SPILL):
+        shutil.rmtree(path / name, ignore_errors=True)
 
 
 def seal_of(name: str) -> str:

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.gateway.index.segments import LINKED, NOW, Segments
+from penstock.gateway.index.segments import NOW, Segments
 from penstock.gateway.index.tables import Tables
 from penstock.gateway.index.texts import SHAPE, Texts
 
@@ -41,8 +41,6 @@ class Snapshots:
         self._path, self._segments = segments.path / NOW, segments
         self._taken: list[_Snapshot] = []
         self._number = 0
-        for left in (self._path, segments.path / LINKED):
-            shutil.rmtree(left, ignore_errors=True)
 
     def take(self, tables: Tables, texts: Texts, cursor: int) -> Files:
         """The files of each table, as of now or of a moment ago."""

@@ -16,7 +16,7 @@ import duckdb
 
 from penstock.gateway.filters.sql import HITS
 from penstock.gateway.index.rows import COLUMNS, Row
-from penstock.gateway.index.segments import File, Segments, seal_of
+from penstock.gateway.index.segments import SPILL, File, Segments, seal_of
 
 pa: Final[Any] = import_module("pyarrow")
 """It has no types."""
@@ -52,7 +52,9 @@ class Tables:
         self.files = list(files)
         self._duck = duckdb.connect()
         self._duck.execute(f"set memory_limit = '{_MEMORY}'; set threads = {_THREADS}; set enable_progress_bar = false")
-        self._duck.execute(f"set temp_directory = '{_quoted(segments.spill)}'; set preserve_insertion_order = false")
+        self._duck.execute(
+            f"set temp_directory = '{_quoted(segments.path / SPILL)}'; set preserve_insertion_order = false"
+        )
         self._duck.execute("create table gone (number bigint)")
         self._words = dict[tuple[str, str], set[str]]()
         """The different values of expressions over sealed spans that were asked for."""
@@ -168,13 +170,18 @@ class Tables:
 
     def hide(self, numbers: Iterable[int]) -> list[int]:
         """Takes rollouts out of what is in memory, and out of answers; the cursors of their calls that were there."""
-        self._duck.executemany("insert into gone values (?)", [(number,) for number in numbers])
+        self._duck.execute("insert into gone select unnest(?::bigint[])", [list(numbers)])
         going = "where number in (select number from gone)"
         cursors = [cursor for (cursor,) in self.ask(f"select cursor from fresh {going}")]
         for table in ("fresh", "running", "fresh_inputs", *_KEYS, *(f"changed_{table}" for table in _KEYS)):
             self._duck.execute(f"delete from {table} {going}")
         self._views()
         return cursors
+
+    def numbers_to(self, last: int) -> list[int]:
+        """The numbers up to this one of rollouts that are in answers."""
+        named = " union ".join(f"select number from {table}" for table in ("spans", "inputs", *_KEYS))
+        return [number for (number,) in self.ask(f"from ({named}) where number between 1 and ?", [last])]
 
     def files_naming(self, numbers: Iterable[int], files: Sequence[File] | None = None) -> set[str]:
         """The names of files, but those of passages, that have rows of these rollouts."""

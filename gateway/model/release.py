@@ -51,6 +51,9 @@ class Pin(Noun):
     mixed: bool = False
     """True once it fell back to the stable version in the middle, because its release was rolled back. Its rollout has
     seen both versions and is left out of every statistic and of training."""
+    forgotten: bool = False
+    """True once its rollout was forgotten: it says what a release has counted, and nothing of another rollout of that
+    name."""
 
 
 class PinList(Noun):

@@ -57,6 +57,11 @@ class Recording(ABC):
         self._overhead = 0.0
         """Seconds that the gateway itself has taken."""
 
+    @property
+    def rollout(self) -> str:
+        """Whose it is."""
+        return self._admitted.address.rollout
+
     def _do(self, what: str, step: Callable[[], None]) -> None:
         """A step on its way; what keeps it from being done ends the call."""
         try:

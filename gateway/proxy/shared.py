@@ -31,6 +31,11 @@ _ANNOUNCE_SECONDS = 0.25
 class Running(Protocol):
     """A call that has not ended yet."""
 
+    @property
+    def rollout(self) -> str:
+        """Whose it is."""
+        ...
+
     def check(self, now: float, announce: float) -> None:
         """Announces the call if it began before `announce`; seconds of the monotonic clock."""
         ...
@@ -64,6 +69,11 @@ class Shared:
     def strict(self) -> bool:
         """Whether the tape must have a call before it is sent and answered."""
         return self.config.tape.record == "strict"
+
+    @property
+    def busy(self) -> set[str]:
+        """Rollouts of which a call is being served."""
+        return {call.rollout for call in self.running}
 
     def refuses_gaps(self, mode: Mode) -> bool:
         """Whether a call of a rollout of this mode is refused when it cannot be recorded."""

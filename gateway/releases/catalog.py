@@ -241,6 +241,10 @@ class Pins:
         pinning.add_done_callback(lambda done: self._remember(wanted, done))
         return pinning
 
+    def forget(self, rollout: str) -> None:
+        """It was forgotten; another of its name is given its own."""
+        self._pins.pop(rollout, None)
+
     def _remember(self, wanted: Wanted, done: asyncio.Future[list[Pin]]) -> None:
         if done.cancelled() or done.exception() is not None:
             return

@@ -267,8 +267,10 @@ class ReleaseOperations:
                 asker=wanted.asker._replace(mode=known.rollout.mode, metadata=known.rollout.metadata)
             )
         stored = self._tape.get("pins", keys.rollout_key(wanted.rollout))
-        pins = [] if stored is None else pins_of(stored)
+        found = [] if stored is None else pins_of(stored)
+        pins = [pin for pin in found if not pin.forgotten]
         before = [pin.model_copy() for pin in pins]
+        earlier = [pin for pin in found if pin.forgotten]
         known_to = {(pin.resource, pin.agent) for pin in pins}
         pins += [pin.model_copy() for pin in wanted.given if (pin.resource, pin.agent) not in known_to]
         for resource in wanted.resources:
@@ -282,7 +284,7 @@ class ReleaseOperations:
             else:
                 self._fall_back(mine)
         if pins != before:
-            self._tape.put("pins", keys.rollout_key(wanted.rollout), pins_record(pins))
+            self._tape.put("pins", keys.rollout_key(wanted.rollout), pins_record([*earlier, *pins]))
         return pins
 
     def _fall_back(self, pin: Pin) -> Pin:

@@ -86,10 +86,14 @@ class ReleaseReader:
     def all_pins(self) -> Iterator[tuple[str, list[Pin]]]:
         """Every rollout that was given something, with its pins."""
         for key, record in self._tape.slices("pins"):
-            yield key[:-1].decode("ascii"), pins_of(record)
+            yield key[:-1].decode("ascii"), [pin for pin in pins_of(record) if not pin.forgotten]
 
     def pins(self, rollout: str) -> list[Pin]:
         """What a rollout was given."""
+        return [pin for pin in self.pins_under(rollout) if not pin.forgotten]
+
+    def pins_under(self, name: str) -> list[Pin]:
+        """What rollouts of a name were given, with those that were forgotten."""
         with self._tape.view() as view:
-            stored = view.get("pins", keys.rollout_key(rollout))
+            stored = view.get("pins", keys.rollout_key(name))
         return [] if stored is None else pins_of(stored)

@@ -57,6 +57,7 @@ class RetentionOperations:
         if reason is not None:
             raise reason
         number = self._tape.forgetting.hide(rollout)
+        self._forget_pins(rollout)
         self._forget_misses(rollout)
         made = Forgotten(rollout=rollout, at_ns=now, why=self._tape.secrets.text(why), number=number)
         self._put(FORGOTTEN, made)
@@ -85,7 +86,7 @@ class RetentionOperations:
                 "conflict", f"rollout {rollout} is {status}: `penstock cancel` it, or wait until it has ended"
             )
         if next(self._tape.scan("open", key), None) is not None:
-            return Refused("conflict", f"a call of rollout {rollout} still runs; forget it when that has ended")
+            return call_runs(rollout)
         release = self._counting(key)
         if release is not None:
             return Refused(
@@ -99,12 +100,25 @@ class RetentionOperations:
         stored = self._tape.get("pins", key)
         for pin in [] if stored is None else PinList.model_validate_json(stored).pins:
             release = None if pin.release is None else self._tape.get("releases", pin.release.encode())
-            if release is None or pin.release is None or pin.number is None:
+            if release is None or pin.release is None or pin.number is None or pin.forgotten:
                 continue
             counted = self._tape.get("seen", keys.numbered_key(pin.release, pin.number)) is not None
             if not counted and Release.model_validate_json(release).live:
                 return pin.release
         return None
+
+    def _forget_pins(self, rollout: str) -> None:
+        """Of what it was given that stays which a release has counted; another of its name is not given it."""
+        key = keys.rollout_key(rollout)
+        stored = self._tape.get("pins", key)
+        if stored is None:
+            return
+        found = PinList.model_validate_json(stored).pins
+        kept = [pin.model_copy(update={"forgotten": True}) for pin in found if pin.release is not None]
+        if kept:
+            self._tape.put("pins", key, PinList(pins=kept).model_dump_json(exclude_defaults=True).encode())
+        else:
+            self._tape.delete("pins", key)
 
     def _forget_misses(self, rollout: str) -> None:
         """What a prompt was said to have missed in it."""
@@ -165,6 +179,11 @@ class RetentionOperations:
 
     def _put(self, database: str, one: Forgotten | Holding) -> None:
         self._tape.put(database, keys.rollout_key(one.rollout), one.model_dump_json(exclude_defaults=True).encode())
+
+
+def call_runs(rollout: str) -> Refused:
+    """Why a rollout must stay that a call of has not ended."""
+    return Refused("conflict", f"a call of rollout {rollout} still runs; forget it when that has ended")
 
 
 def due(stored: bytes | None) -> int:

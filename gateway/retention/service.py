@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from time import monotonic
@@ -29,9 +29,16 @@ from penstock.gateway.model.retention import ForgottenPage, HoldingList, Retenti
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.summaries import summarised
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.retention.operations import FORGOTTEN, HELD, RetentionOperations, overwriting_due, unwiped
+from penstock.gateway.retention.operations import (
+    FORGOTTEN,
+    HELD,
+    RetentionOperations,
+    call_runs,
+    overwriting_due,
+    unwiped,
+)
 from penstock.gateway.store import Store, keys
-from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.forgetting import Place
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.transaction import Transaction
@@ -73,12 +80,22 @@ class Retention:
         recorder: Recorder,
         metrics: Metrics,
         now_ns: Callable[[], int],
+        busy: Callable[[], Collection[str]],
+        gone: Callable[[str], None],
     ) -> None:
-        """Raises `ConfigError` when a filter cannot be understood, or is about calls."""
+        """`busy`: rollouts of which a call is being served; most calls are not on the tape before they end.
+        `gone`: is told of each that is out of sight.
+
+        Raises `ConfigError` when a filter cannot be understood, or is about calls.
+        """
         self._rules = [(rule, _parsed(place, rule)) for place, rule in enumerate(rules)]
         self._keep_bytes = keep_bytes
         self._store, self._recorder, self._metrics, self._now_ns = store, recorder, metrics, now_ns
+        self._busy, self._gone = busy, gone
         self._to_wipe = deque[str]()
+        self._given_up = dict[str, str]()
+        """Rollouts of which not all can be wiped, because the tape is damaged there: why. They wait for the next start.
+        """
         self._hiding = set[asyncio.Future[Forgotten]]()
         self._recalled = self._urgent = False
         self.hidden_at = store.cursor()
@@ -112,7 +129,10 @@ class Retention:
         return await asyncio.shield(hiding)
 
     async def _hide(self, rollout: str, said: Said) -> Forgotten:
+        if rollout in self._busy():
+            raise call_runs(rollout)
         made = await self._recorder.submit(lambda tape: RetentionOperations(tape).forget(rollout, said, self._now_ns()))
+        self._gone(rollout)
         self._to_wipe.append(rollout)
         self._metrics.forgotten_rollouts += 1
         self._urgent = True
@@ -135,10 +155,17 @@ class Retention:
         return RetentionStatus(
             rules=[rule for rule, _ in self._rules], keep_bytes=self._keep_bytes, used_bytes=self._store.live_bytes(),
             file_bytes=self._store.figures()["used_bytes"], forgotten=forgotten, retired=self._retired,
-            wiping=len(self._to_wipe), overwriting=overwriting or bool(self._to_wipe) or not self._recalled,
-            in_index=in_index,
-            looked_ns=self._looked_ns, stuck=self._failing or left_behind, full=self._full,
+            wiping=len(self._to_wipe) + len(self._given_up),
+            overwriting=overwriting or bool(self._to_wipe) or not self._recalled,
+            in_index=in_index, looked_ns=self._looked_ns, full=self._full,
+            stuck=self._failing or self._unwipeable or left_behind,
         )  # fmt: skip
+
+    @property
+    def _unwipeable(self) -> str:
+        """Why calls of some rollouts stay where they are."""
+        said = "; ".join(f"{rollout}: {why}" for rollout, why in list(self._given_up.items())[:3])
+        return f"{len(self._given_up):,} rollouts cannot be deleted ({said})" if said else ""
 
     def holds(self) -> HoldingList:
         """Who is kept."""
@@ -199,18 +226,29 @@ class Retention:
 
     async def _wipe(self) -> None:
         """Wipes what was forgotten."""
-        wiped, place = False, Place()
+        wiped, place, most = False, Place(), AT_ONCE
         while self._to_wipe and not self._stopping.is_set():
-            some = list(islice(self._to_wipe, AT_ONCE))
+            some = list(islice(self._to_wipe, most))
             going = [(some[0], place), *((rollout, Place()) for rollout in some[1:])]
-            following = await self._step(partial(_wipe, going))
+            try:
+                following = await self._step(partial(_wipe, going))
+            except Damaged as error:
+                if len(some) == 1:
+                    self._given_up[self._to_wipe.popleft()] = str(error)
+                    _log.error("%s", self._unwipeable)
+                    place = Place()
+                # Which of them it is shows one by one.
+                most = AT_ONCE if len(some) == 1 else 1
+                continue
             for after in following[:-1]:
                 assert after is None  # only the last of them can be cut short
             for _ in range(sum(after is None for after in following)):
                 self._to_wipe.popleft()
             place, wiped = following[-1] or Place(), True
         # What is about to be hidden is not in the way: it is still listed when this begins, or is found here.
-        while wiped and not self._stopping.is_set() and not self._to_wipe and not self._hiding:
+        # The log of what cannot be wiped is kept: it says where the rest of it is.
+        in_the_way = (self._to_wipe, self._hiding, self._given_up)
+        while wiped and not self._stopping.is_set() and not any(in_the_way):
             wiped = await self._step(lambda tape: RetentionOperations(tape).sweep())
         self._failing = ""
 
@@ -267,9 +305,12 @@ class Retention:
         while more and not self._stopping.is_set() and (most := wanted()):
             some, more = await asyncio.to_thread(_some, found, most)
             for why in dict.fromkeys(one.why for one in some):
-                names = [one.rollout for one in some if one.why == why]
+                busy = self._busy()
+                names = [one.rollout for one in some if one.why == why and one.rollout not in busy]
                 made = await self._step(partial(_retire, names, why, self._now_ns()))
-                self._to_wipe.extend(one.rollout for one in made)
+                for one in made:
+                    self._gone(one.rollout)
+                    self._to_wipe.append(one.rollout)
                 self.hidden_at = self._store.cursor()
                 self._retired += len(made)
                 self._metrics.forgotten_rollouts += len(made)
@@ -280,7 +321,8 @@ class Retention:
         """For each rollout that may be old enough, by which rule its time is over; None where by none."""
         youngest = now - min(rule.after_ns for rule, _ in self._rules)
         for _, rollout in self._store.oldest_first():
-            if rollout.created_ns > youngest:
+            # One of a clock that was wrong says nothing of those that follow.
+            if youngest < rollout.created_ns <= now:
                 return
             yield self._rule_of(rollout, now) if self._may_go(rollout) else None
 

@@ -22,6 +22,10 @@ class TapeError(Exception):
     """The tape cannot be opened, read or written; the message names the directory and the way out."""
 
 
+class Damaged(TapeError):
+    """What was read makes no sense, or is not there. It stops what needs it; all else can be written."""
+
+
 def hold(path: Path) -> int:
     """Makes the directories of a tape if need be, and locks it for one writer: the descriptor to close in the end."""
     try:

@@ -87,6 +87,9 @@ class Environment:
         self._gate = Gate()
         self._writing = threading.Lock()
         """Held by who has a write transaction, or must keep others from having one."""
+        self._map_bytes = map_bytes
+        self._shut = False
+        """Whether it was closed to be opened anew, and is not open again."""
         self._lock = None if readonly else hold(path)
         try:
             self._env = _open(path / "tape", readonly, map_bytes)
@@ -164,7 +167,7 @@ class Environment:
 
     def _begin(self) -> Txn:
         while True:
-            self._gate.enter()
+            self._enter()
             try:
                 return self._env.begin()
             except lmdb.MapResizedError:
@@ -173,6 +176,14 @@ class Environment:
             except lmdb.Error as error:
                 self._gate.leave()
                 raise TapeError(f"cannot read the tape in {self.path}: {error}") from error
+
+    def _enter(self) -> None:
+        """Lets a reader in, where it is open."""
+        self._gate.enter()
+        while self._shut:
+            self._gate.leave()
+            self._open_again()
+            self._gate.enter()
 
     def write(self, apply: Callable[[Txn], T]) -> T:
         """One durable transaction. `apply` is called again, in a new transaction, when the map was too small.
@@ -183,6 +194,7 @@ class Environment:
             while True:
                 with self._writing:
                     try:
+                        self._open_again()
                         self._grow_ahead()
                         with self._env.begin(write=True) as txn:
                             return apply(txn)
@@ -216,7 +228,7 @@ class Environment:
         """Keeps everybody from writing; yields the oldest transaction that a reader of any process may see, or the last
         possible one."""
         with self._writing:
-            self._gate.enter()
+            self._enter()
             try:
                 self._env.reader_check()
                 txn = self._env.begin(write=True)
@@ -230,20 +242,34 @@ class Environment:
                 self._gate.leave()
 
     def reopen(self) -> None:
-        """Opens it anew, with no buffer of what was written before."""
-        with self._writing, self._gate.alone():
-            map_bytes = self._env.info()["map_size"]
-            self._env.close()
-            for left in reversed(range(_OPENINGS)):
-                try:
-                    self._env = _open(self.path / "tape", False, map_bytes)
-                    self.dbs.update(self._databases(False))
-                    return
-                except TapeError:
-                    # Somebody has taken its descriptors, or its memory, for a moment.
-                    if not left:
-                        raise
-                    time.sleep(_OPENING_S)
+        """Opens it anew, with no buffer of what was written before. Where that fails, whoever reads or writes next
+        tries it again."""
+        with self._writing:
+            self._open_again()
+            with self._gate.alone():
+                self._map_bytes = self._env.info()["map_size"]
+                self._shut = True
+                self._env.close()
+                for left in reversed(range(_OPENINGS)):
+                    try:
+                        return self._open_shut()
+                    except TapeError:
+                        # Somebody has taken its descriptors, or its memory, for a moment.
+                        if not left:
+                            raise
+                        time.sleep(_OPENING_S)
+
+    def _open_again(self) -> None:
+        """Opens it, where it is shut."""
+        if self._shut:
+            with self._gate.alone():
+                if self._shut:
+                    self._open_shut()
+
+    def _open_shut(self) -> None:
+        self._env = _open(self.path / "tape", False, self._map_bytes)
+        self.dbs.update(self._databases(False))
+        self._shut = False
 
     def _resize(self, size: int) -> None:
         """Changes the map to this size; 0 adopts the size that another process has given it."""

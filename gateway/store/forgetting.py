@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from penstock.gateway.store import codec, keys, records
 from penstock.gateway.store.batch import Batch
-from penstock.gateway.store.environment import ORDER, TapeError, floor
+from penstock.gateway.store.directory import Damaged
+from penstock.gateway.store.environment import ORDER, floor
 from penstock.gateway.store.records import Origins
 from penstock.gateway.store.tables import Tables
 from penstock.gateway.store.view import BLOCK, FORGOTTEN
@@ -203,7 +204,7 @@ class Forgetting:
         with self._txn.cursor(db=self._dbs["bodies"]) as cursor:
             for number in numbers:
                 if not floor(cursor, keys.number(number)):
-                    raise TapeError(f"body {number} is missing; run `penstock check`")
+                    raise Damaged(f"body {number} is missing; run `penstock check`")
                 found[keys.to_number(cursor.key())].append(number)
         for first, held in found.items():
             segment = self._view.get("bodies", keys.number(first))

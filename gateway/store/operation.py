@@ -31,6 +31,8 @@ class Task(Generic[T]):
         self._do = do
         self.result: T | None = None
         self.refusal: Refused | None = None
+        self.failure = ""
+        """Why it was given up: what it read makes no sense, or it has a bug."""
 
     def run(self, transaction: Transaction) -> None:
         """Does it, or notes why it cannot be done."""

@@ -3,7 +3,8 @@
 LMDB never writes over anything: a page that is not used any more keeps its bytes until it is used again, and so does
 the gap between the two ends of a page of the tree, from which records were deleted. A *pass* goes through the file from
 its first page to its last. It writes zeros over free pages that no reader can still see, into gaps, and behind values
-that have pages of their own.
+that have pages of their own. First it does so behind the last page, where a commit that failed has left something; it
+does not cut that off, because the map of a reader may reach there.
 
 Each step holds LMDB's lock for writing, so that no page changes its use meanwhile; it is short. What it writes is read
 by nobody: LMDB neither reads a free page nor a gap. Before a pass the environment is opened anew, because LMDB keeps
@@ -74,6 +75,8 @@ class Overwriting:
         self._page_bytes, self._end = meta.page_bytes, meta.last_page + 1
         self._zeros = bytes(self._page_bytes)
         self._at = 2  # the first two are metas
+        self._behind: int | None = 0
+        """Where to go on behind the last page; None when nothing is left there."""
         self._seen = set[int]()
         """Free pages that a reader may still see, or that the next process would go back to."""
         self.overwritten = 0
@@ -90,7 +93,7 @@ class Overwriting:
     @property
     def waits(self) -> bool:
         """Whether it can only go on when a reader has ended, or when something has been committed."""
-        return self._at >= self._end
+        return self._behind is None and self._at >= self._end
 
     def step(self) -> bool:
         """Does some of it; whether there is more."""
@@ -99,6 +102,9 @@ class Overwriting:
             os.pread(self._fd, _AT_ONCE * self._page_bytes, self._at * self._page_bytes)
         with self._env.exclusive() as oldest:
             meta = self._meta()
+            if self._behind is not None:
+                self._rest(self._behind, meta)
+                return True
             oldest, free = min(oldest, meta.transaction), list(self._free(meta.free_root))
             if self.waits:
                 self._again(free, oldest)
@@ -108,6 +114,18 @@ class Overwriting:
             os.fdatasync(self._fd)
             return False
         return True
+
+    def _rest(self, at: int, meta: _Meta) -> None:
+        """Clears some of what is behind the last page. Who writes meanwhile may use some of it, so that the pass ends
+        where the last page is then."""
+        until, size = time.monotonic() + STEP_S, os.fstat(self._fd).st_size
+        self._end = meta.last_page + 1
+        at = max(at, self._end * self._page_bytes)
+        while at < size and time.monotonic() < until:
+            held = os.pread(self._fd, _AT_ONCE * self._page_bytes, at)
+            self._clear(at, memoryview(held))
+            at += len(held)
+        self._behind = at if at < size else None
 
     def _some(self, free: list[_Free], oldest: int) -> None:
         first, until = self._at, time.monotonic() + STEP_S
@@ -186,7 +204,10 @@ class Overwriting:
         """Writes zeros there, if there is anything else."""
         zeros = self._zeros if len(held) <= self._page_bytes else bytes(len(held))
         if bytes(held) != zeros[: len(held)]:
-            os.pwrite(self._fd, zeros[: len(held)], at)
+            if os.pwrite(self._fd, zeros[: len(held)], at) < len(held):
+                raise TapeError(
+                    f"the disk takes only some of what is written over {self._env.file}; free or remount it"
+                )
             self.overwritten += 1
 
     # -- what LMDB keeps ---------------------------------------------------------------------------------------------

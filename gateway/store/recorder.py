@@ -7,8 +7,8 @@ sent upstream.
 
 The queue is bounded in bytes: when it is full, the end of the *call* waits (`full`), because training data is never
 dropped to save latency. When the tape itself fails, the mode's `on_record_failure` decides; the summaries of unrecorded
-calls are kept, without bodies, until the tape takes them, and count as gaps. A call that cannot be written because of a
-bug is lost alone: it is logged, counted as a gap, and the others go on.
+calls are kept, without bodies, until the tape takes them, and count as gaps. What cannot be written because of a bug,
+or because something on the tape is damaged, is lost alone: it is logged, a call counts as a gap, and others go on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.store import Store
-from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
@@ -37,6 +37,7 @@ _BATCH_BYTES = 16 << 20
 _KEPT_GAPS = 10_000
 _RETRY_SECONDS = 0.5
 _SWITCH_SECONDS = 0.0002
+_BUG = "it could not be written; the gateway's log says why"
 _GATHER_SECONDS = 0.005
 """How long calls are gathered for one commit: about what an fsync takes, so that the disk is never idle for long."""
 
@@ -125,8 +126,8 @@ class Recorder:
     def submit(self, do: Callable[[Transaction], T]) -> asyncio.Future[T]:
         """Does something in the next transaction, after all that was queued before; done when it is durable.
 
-        Fails with `Refused` when it cannot be done and with `TapeError` when the tape does not take it; nothing is
-        written then.
+        Fails with `Refused` when it cannot be done, with `TapeError` when the tape does not take it, and with `Damaged`
+        when only this cannot be written; nothing is written then.
         """
         task = Task(do)
         done: asyncio.Future[T] = self._loop.create_future()
@@ -134,8 +135,10 @@ class Recorder:
         def release(kept: bool) -> None:
             if done.done():
                 return
-            if not kept:
-                done.set_exception(TapeError(self.failing or "it could not be written; the gateway's log says why"))
+            if task.failure:
+                done.set_exception(Damaged(task.failure))
+            elif not kept:
+                done.set_exception(TapeError(self.failing or _BUG))
             elif task.refusal is not None:
                 done.set_exception(task.refusal)
             else:
@@ -262,9 +265,9 @@ class Recorder:
             return 0, set()
         try:
             cursor, lost = self._store(everything), set[int]()
-        except TapeError:
-            raise
-        except Exception:
+        except Exception as error:
+            if _refused_by_disk(error):
+                raise
             _log.exception("%d calls cannot be written together: trying each alone", len(everything))
             cursor, lost = self._commit_singly(everything)
         self._held.clear()
@@ -284,10 +287,12 @@ class Recorder:
         for entry in entries:
             try:
                 cursor = self._store([entry])
-            except TapeError:
-                raise
-            except Exception:
+            except Exception as error:
+                if _refused_by_disk(error):
+                    raise
                 what = "a task" if isinstance(entry, Task) else f"a call of {entry.rollout}"
+                if isinstance(entry, Task):
+                    entry.failure = str(error) if isinstance(error, Damaged) else _BUG
                 _log.exception("%s cannot be written: it is lost", what)
                 self._metrics.recording_gaps += not isinstance(entry, Task)
                 lost.add(id(entry))
@@ -349,3 +354,8 @@ class Recorder:
         self._queue.clear()
         self._metrics.recording_gaps += sum(item.final and not isinstance(item.call, Task | None) for item in lost)
         self._after(lost, None, 0, 0.0)
+
+
+def _refused_by_disk(error: Exception) -> bool:
+    """Whether nothing can be written now, and not only this."""
+    return isinstance(error, TapeError) and not isinstance(error, Damaged)

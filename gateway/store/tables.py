@@ -16,7 +16,8 @@ from penstock.gateway.store import codec, keys, records
 from penstock.gateway.store.batch import Batch
 from penstock.gateway.store.cache import CachedAttempt, CachedRollout, Memory, Shared
 from penstock.gateway.store.codec import Base, Body
-from penstock.gateway.store.environment import ORDER, TapeError
+from penstock.gateway.store.directory import Damaged
+from penstock.gateway.store.environment import ORDER
 from penstock.gateway.store.records import Entry, Style
 from penstock.gateway.store.view import BLOCK, View, last_block
 
@@ -80,7 +81,7 @@ class Tables:
         """Writes a span, as it is now. `seen_ns`: when the agent was heard of by it, if that is not when it began or
         ended, because times in spans of others may be wrong; 0 is no sign of life.
         """
-        live = self.live(batch, entry)
+        live = self.live(batch, entry, seen_ns or None)
         announced = bool(entry.sequence)
         if not announced:
             live.values[_SPANS] += 1
@@ -214,13 +215,15 @@ class Tables:
 
     # -- attempts and rollouts ---------------------------------------------------------------------------------------
 
-    def live(self, batch: Batch, entry: Entry) -> CachedAttempt:
-        """The attempt that an entry belongs to; it and its rollout are made if need be."""
+    def live(self, batch: Batch, entry: Entry, now_ns: int | None = None) -> CachedAttempt:
+        """The attempt that an entry belongs to; it and its rollout are made if need be. `now_ns`: given where the
+        clock that the entry began by may be wrong."""
         live = self._memory.find((entry.rollout, entry.attempt))
         if live is None:
-            known = self.rollout(batch, entry.rollout) or self._new_rollout(batch, entry)
+            began = entry.start_ns if now_ns is None else min(entry.start_ns, now_ns)
+            known = self.rollout(batch, entry.rollout) or self._new_rollout(batch, entry, began)
             made = entry.attempt not in known.attempts
-            live = (self._new_attempt if made else self._recall_attempt)(batch, entry, known)
+            live = self._new_attempt(batch, entry, known, began) if made else self._recall_attempt(batch, entry, known)
             live.values[_SUMS] = list(live.values[_SUMS])
             self._memory.add(live)
         return live
@@ -260,18 +263,18 @@ class Tables:
         record = records.rollout_record(known.number, rollout)
         batch.txn.put(keys.rollout_key(rollout.id), record, db=self.dbs["rollouts"])
 
-    def _new_rollout(self, batch: Batch, entry: Entry) -> CachedRollout:
-        made = Rollout(id=entry.rollout, origin=entry.origin, mode=entry.mode, created_ns=entry.start_ns)
+    def _new_rollout(self, batch: Batch, entry: Entry, began: int) -> CachedRollout:
+        made = Rollout(id=entry.rollout, origin=entry.origin, mode=entry.mode, created_ns=began)
         known = CachedRollout(made, [])
         self.add_rollout(batch, known)
         self.put_rollout(batch, made)
         return known
 
-    def _new_attempt(self, batch: Batch, entry: Entry, known: CachedRollout) -> CachedAttempt:
+    def _new_attempt(self, batch: Batch, entry: Entry, known: CachedRollout, began: int) -> CachedAttempt:
         key = keys.attempt_key(entry.rollout, entry.attempt)
         known.attempts.append(entry.attempt)
         batch.append(b"a" + key)
-        values = records.new_attempt(len(known.attempts), entry.start_ns)
+        values = records.new_attempt(len(known.attempts), began)
         return CachedAttempt((entry.rollout, entry.attempt), values, key, known.origins)
 
     def _recall_attempt(self, batch: Batch, entry: Entry, known: CachedRollout) -> CachedAttempt:
@@ -279,7 +282,7 @@ class Tables:
         live = CachedAttempt(name, [], keys.attempt_key(*name), known.origins)
         stored = batch.view.get("attempts", live.place)
         if stored is None:
-            raise TapeError(f"the record of attempt {'/'.join(name)} is missing; run `penstock check`")
+            raise Damaged(f"the record of attempt {'/'.join(name)} is missing; run `penstock check`")
         live.values, live.cursors = records.attempt_values(stored, known.origins)
         live.block = last_block(live.values[_SPANS])
         # Reading the base back costs a fraction of a millisecond: only where there is time for it.
@@ -290,7 +293,7 @@ class Tables:
     def _recall_base(self, batch: Batch, live: CachedAttempt) -> None:
         try:
             found = batch.view.newest_body(*live.name, live.values[_SPANS])
-        except (TapeError, *codec.UNREADABLE):
+        except (Damaged, *codec.UNREADABLE):
             # A damaged old body must not stop the recording of new ones; `check` reports it.
             return
         if found is not None:

@@ -14,7 +14,8 @@ from penstock.gateway.model.rollout import Attempt, Rollout, RolloutStatus
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.codec import Base, Body
-from penstock.gateway.store.environment import Cursor, TapeError, Txn, floor, last_number, scan
+from penstock.gateway.store.directory import Damaged
+from penstock.gateway.store.environment import Cursor, Txn, floor, last_number, scan
 from penstock.gateway.store.records import (
     ATTEMPT,
     STYLE_DEFAULTS,
@@ -48,7 +49,7 @@ def last_block(spans: int) -> int:
     return max(0, spans - 1) // BLOCK
 
 
-class Forgot(TapeError):
+class Forgot(Damaged):
     """Something was forgotten since its place was read."""
 
 
@@ -116,7 +117,7 @@ class View:
         """The name of the rollout with this number."""
         record = self.log_record(number)
         if record[:1] != b"r":
-            raise TapeError(f"change {number} makes no rollout; run `penstock check`")
+            raise Damaged(f"change {number} makes no rollout; run `penstock check`")
         return record[1:-1].decode("ascii")
 
     def attempt_values(self, rollout: str, attempt: str) -> tuple[Origins, list[Any], list[int]] | None:
@@ -149,7 +150,7 @@ class View:
         if found is None:
             stored = self.get("styles", keys.number(number))
             if stored is None:
-                raise TapeError(f"style {number} is missing; run `penstock check`")
+                raise Damaged(f"style {number} is missing; run `penstock check`")
             found = self._styles[number] = padded(stored, STYLE_DEFAULTS)
         return found
 
@@ -187,15 +188,13 @@ class View:
             return span_from(key, self._open(key)[0], self.style)
         record = self.log_record(cursor)
         if not record.startswith(b"s" + key):
-            raise TapeError(
-                f"change {cursor} is not the summary of {rollout}/{attempt}#{sequence}; run `penstock check`"
-            )
+            raise Damaged(f"change {cursor} is not the summary of {rollout}/{attempt}#{sequence}; run `penstock check`")
         return span_from(key, record[1 + len(key) :], self.style)
 
     def _open(self, key: bytes) -> tuple[bytes, bytes | None]:
         stored = self.get("open", key)
         if stored is None:
-            raise TapeError(f"span {keys.split_head_key(key)} is neither open nor in the log; run `penstock check`")
+            raise Damaged(f"span {keys.split_head_key(key)} is neither open nor in the log; run `penstock check`")
         return codec.unpack_open(stored)
 
     def log_record(self, at: int) -> bytes:
@@ -209,7 +208,7 @@ class View:
         if not first <= at < first + len(records):
             with self.txn.cursor(db=self._dbs["log"]) as cursor:
                 if not cursor.set_range(keys.number(at)):
-                    raise TapeError(f"change {at} is missing; run `penstock check`")
+                    raise Damaged(f"change {at} is missing; run `penstock check`")
                 last, segment = keys.to_number(cursor.key()), cursor.value()
             records = codec.unpack_log(segment)
             first = last - len(records) + 1
@@ -222,7 +221,7 @@ class View:
         """(cursor of the first, records) of some changes around this one, all forgotten."""
         hole = self.hole("log", at)
         if hole is None:
-            raise TapeError(f"change {at} is missing; run `penstock check`")
+            raise Damaged(f"change {at} is missing; run `penstock check`")
         first = max(hole[0], at - at % _HOLE)
         return first, [FORGOTTEN] * (min(hole[1], at - at % _HOLE + _HOLE - 1) + 1 - first)
 
@@ -346,7 +345,7 @@ class View:
                     return self._bodies
         if self.hole("bodies", number) is not None:
             raise Forgot(f"body {number} was forgotten")
-        raise TapeError(f"body {number} is missing; run `penstock check`")
+        raise Damaged(f"body {number} is missing; run `penstock check`")
 
     def newest_body(self, rollout: str, attempt: str, spans: int) -> tuple[int, Base] | None:
         """(sequence, base) of the attempt's newest finished call with a body; None when the last have none."""

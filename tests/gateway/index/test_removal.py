@@ -15,6 +15,7 @@ from penstock.gateway.app import open_store
 from penstock.gateway.index.follower import Index
 from penstock.gateway.index.questions import Find, Sum
 from penstock.gateway.store import Store
+from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
 
 T0 = 1_790_000_000_000_000_000
@@ -145,4 +146,30 @@ def test_another_of_the_same_name_is_there(store: Store) -> None:
     assert len(index.find(Find("spans", "rollout:r3", T0, None, 10)).positions) == 1
     assert len(index.find(Find("rollouts", "rollout:r3", T0, None, 10)).positions) == 1
     assert files_with(store.path / "index", "needle-003") == []
+    index.close()
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+def test_what_the_swept_beginning_of_the_log_told_of_is_gone(store: Store, lives: int) -> None:
+    index = Index(store, store.path / "index", SEALED)
+    fill(store, 5)
+    caught_up(index)
+    index.close()
+    for life in range(lives):
+        forget(store, "r0")
+        if life < lives - 1:
+            store.write([said("r0", f"life-{life}")])
+    forget(store, "r1")
+    for at in range(2, 5):
+        forget(store, f"r{at}")
+    store.write([said("later", "needle-100")])
+    with store.view() as view:
+        later = view.origins("later")
+    assert later is not None
+    store.write([Task(lambda tape: tape.forgetting.sweep(later.number))])
+    index = Index(store, store.path / "index", SEALED)
+    assert index.cursor > 0
+    tidied(index)
+    assert count(index) == 1
+    assert [path.name for path in (store.path / "index").glob("*.parquet")] == []
     index.close()

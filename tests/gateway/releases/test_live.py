@@ -300,6 +300,52 @@ async def test_what_was_changed_afterwards_is_found(traffic: Traffic, client: Cl
     assert problems == []
 
 
+async def test_another_of_the_name_of_a_forgotten_rollout_is_given_its_own(
+    traffic: Traffic, client: Client, gateway: Gateway
+) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5))
+    arms = await traffic.run(names("r", 60), lambda arm: 0.0 if arm == "candidate" else 1.0)
+    _ = await traffic.when(release.id, lambda view: not view.release.live)
+    counted = {one.rollout for one in [seen async for _, seen in client.assignments(release.id)] if one is not None}
+    going = [name for name, arm in zip(names("r", 60), arms, strict=True) if arm == "candidate" and name in counted][:3]
+    for name in going:
+        await client.cancel(name)
+        await client.forget(name)
+    assert await checked(client, release.id) == []
+    for name in going[1:]:
+        await traffic.call(name)
+        gone, mine = await client.pins(name)
+        assert (gone.release, gone.arm, gone.forgotten) == (release.id, "candidate", True)
+        assert (mine.release, mine.version, mine.mixed, mine.forgotten) == (None, "v1", False, False)
+    again = await traffic.start("travel", "v2", policy(0.5))
+    await traffic.call(going[0])
+    _, mine = await client.pins(going[0])
+    assert (mine.release, mine.forgotten) == (again.id, False)
+    for one in (release, again):
+        assert await checked(client, one.id) == []
+    _ = await gateway.terminate()
+    _, problems = examine(gateway.data)
+    assert problems == []
+
+
+async def test_the_name_of_a_forgotten_rollout_may_take_part_once_more(
+    traffic: Traffic, client: Client, gateway: Gateway
+) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5, rollouts=1000))
+    _ = await traffic.run(names("r", 6), lambda arm: 1.0)
+    _ = await traffic.when(release.id, lambda view: view.release.counted == 6)
+    await client.cancel("r-0")
+    await client.forget("r-0")
+    _ = await traffic.run(["r-0"], lambda arm: 1.0)
+    _ = await traffic.when(release.id, lambda view: view.release.counted == 7)
+    gone, mine = await client.pins("r-0")
+    assert (gone.forgotten, mine.forgotten, mine.release, mine.number) == (True, False, release.id, 7)
+    assert await checked(client, release.id) == []
+    _ = await gateway.terminate()
+    _, problems = examine(gateway.data)
+    assert problems == []
+
+
 async def test_wrong_input_is_refused_by_name(traffic: Traffic, client: Client) -> None:
     for name, new, message in (
         ("travel", prompt("No slots here, but long enough."), r"missing \{date\}"),

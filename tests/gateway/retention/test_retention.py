@@ -9,6 +9,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from conftest import StartGateway
 from fakes.process import Gateway, upstreams
 from fakes.provider import serving
@@ -154,6 +156,34 @@ async def test_what_may_not_go_says_why(start_gateway: StartGateway, tmp_path: P
         shown = (await shell.run("retention")).text
         assert shown.startswith("forget    nothing by itself: penstock.toml has neither [[retention]] nor tape.keep_")
         assert "forgotten 1 rollouts\nleft      nothing of them\n" in shown
+
+
+async def test_a_rollout_stays_while_a_call_of_it_is_served(start_gateway: StartGateway) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        if "last" in await request.text():
+            reached.set()
+            await go_on.wait()
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "ok"}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as provider:
+        gateway = await start_gateway(upstreams(str(provider.make_url("/v1"))))
+        async with Client(gateway.url) as client:
+            await client.enqueue([RolloutSpec(id="r1", input=1)])
+            await client.claim(ClaimRequest(worker="w1", limit=1))
+            await call(gateway, "r1", "first")
+            last = asyncio.ensure_future(call(gateway, "r1", "last"))
+            await reached.wait()
+            await client.finish("r1", "a1", FinishRequest(worker="w1", status="succeeded"))
+            with pytest.raises(ClientError, match="a call of rollout r1 still runs; forget it when that has ended"):
+                await client.forget("r1")
+            go_on.set()
+            await last
+            await client.forget("r1")
+        assert await names(gateway) == []
 
 
 async def test_a_rule_takes_what_it_names_when_its_time_is_over(start_gateway: StartGateway) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -357,6 +358,46 @@ def test_a_file_that_is_laid_out_otherwise_is_left_alone(store: Store) -> None:
         os.pwrite(fd, b"\x01", 4096 + 20)
         os.close(fd)
     assert file.read_bytes() == before
+
+
+def test_what_a_commit_that_failed_has_left_behind_the_last_page_is_overwritten(store: Store) -> None:
+    rng = random.Random(10)
+    secret = needle(rng)
+    store.write([call("r0")])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (store.figures()["used_bytes"] + 400_000, hard))
+    try:
+        with pytest.raises(TapeError, match="cannot write"):
+            store.write([call("r0", "a1", b"".join(secret + rng.randbytes(4080) for _ in range(200)))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert searched(store.path, secret) == ["data.mdb"]
+    later = call("r1", "a1", rng.randbytes(2000))
+    with store.overwriting() as overwriting:
+        more = overwriting.step()
+        store.write([later])
+        while more:
+            more = overwriting.step()
+            store.write([Task(lambda tape: tape.put("meta", b"note commit", b"1"))])
+    assert searched(store.path, secret) == []
+    assert_kept(store, [later])
+
+
+def test_what_the_disk_takes_only_some_of_is_not_overwritten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = needle(random.Random(11))
+    store.write([call("r0", "a1", secret)])
+    forget(store, "r0")
+    write = os.pwrite
+
+    def one_byte(fd: int, data: bytes, at: int) -> int:
+        return write(fd, data[:1], at)
+
+    with monkeypatch.context() as some:
+        some.setattr(os, "pwrite", one_byte)
+        with pytest.raises(TapeError, match="the disk takes only some"):
+            overwrite(store)
+    overwrite(store)
+    assert searched(store.path, secret) == []
 
 
 def test_a_shared_body_is_read_back_cut() -> None:

@@ -25,7 +25,8 @@ from penstock.gateway.cli.check import examine, problems
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.rollout import Totals
-from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.directory import Damaged, TapeError
+from penstock.gateway.store.operation import Task
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
 
@@ -183,6 +184,25 @@ async def test_a_call_that_cannot_be_written_is_lost_alone(name: str, caplog: py
     assert rack.recorder.alive
     await rack.recorder.close()
     assert rack.metrics.recorder_queue_bytes == 0
+
+
+async def test_a_task_that_reads_what_is_damaged_is_lost_alone() -> None:
+    rack = Rack()
+
+    def fails(entries: Sequence[object]) -> Damaged | None:
+        return Damaged("body 3 is missing") if any(isinstance(one, Task) for one in entries) else None
+
+    rack.store.error = fails
+    before = rack.put("before")
+    task = rack.recorder.submit(lambda tape: None)
+    after = rack.put("after")
+    with pytest.raises(Damaged, match="body 3 is missing"):
+        await task
+    await rack.recorder.flush()
+    assert (before.told, after.told) == ([True], [True])
+    assert rack.recorder.failing is None
+    assert rack.metrics.recording_gaps == 0
+    await rack.recorder.close()
 
 
 async def test_a_caller_that_fails_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 import lmdb
 import msgspec
@@ -22,10 +23,11 @@ from penstock.gateway.cli.check import examine, problems
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import AttemptStatus
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.store import Store, codec, keys, records
+from penstock.gateway.store import Store, codec, environment, keys, records
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.environment import FORMAT, ORDER, REMAP_BYTES
 from penstock.gateway.store.exchanges import header_lines
+from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
 
 SMALL = 1 << 20
@@ -371,6 +373,7 @@ def test_one_process_writes(tmp_path: Path) -> None:
 READER = """
 import sys
 from pathlib import Path
+from typing import NoReturn
 from penstock.gateway.cli.check import problems
 from penstock.gateway.store import Store
 with Store(Path(sys.argv[1]), readonly=True, map_bytes=1 << 20) as tape:
@@ -587,3 +590,38 @@ def mapped_bytes(file: Path) -> int:
         elif here and line.startswith("Rss:"):
             resident += int(line.split()[1]) * 1024
     return resident
+
+
+def test_a_tape_that_could_not_be_opened_anew_is_opened_by_who_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, readonly: bool, map_bytes: int) -> NoReturn:
+        raise TapeError("too many open files")
+
+    with Store(tmp_path) as store:
+        store.write([call("r0")])
+        with monkeypatch.context() as nobody_may:
+            nobody_may.setattr(environment, "_open", refused)
+            nobody_may.setattr(environment, "_OPENINGS", 1)
+            for _ in range(2):
+                with pytest.raises(TapeError, match="too many open files"):
+                    store.overwriting()
+            with pytest.raises(TapeError, match="too many open files"):
+                store.write([call("r1")])
+            with pytest.raises(TapeError, match="too many open files"):
+                store.cursor()
+        assert [rollout.id for _, rollout in store.rollouts()] == ["r0"]
+        store.write([call("r1")])
+        with store.overwriting() as overwriting:
+            overwriting.step()
+        assert [rollout.id for _, rollout in store.rollouts()] == ["r1", "r0"]
+
+
+def test_a_rollout_did_not_begin_later_than_it_is_recorded(store: Store) -> None:
+    entry = call("r1")
+    entry.start_ns, entry.end_ns = 2**62, 2**62 + 1  # by the clock of another machine
+    store.write([Task(lambda tape: tape.record(entry, seen_ns=1_800_000_000_000_000_000))])
+    rollout, (attempt,) = store.rollout("r1"), store.attempts("r1")
+    assert rollout is not None
+    assert rollout.created_ns == attempt.created_ns == attempt.last_seen_ns == 1_800_000_000_000_000_000
+    assert [span.start_ns for span in store.spans("r1")] == [2**62]

@@ -1,0 +1,128 @@
+"""What a gateway does in the background about rollouts that must go, on a tape of its own."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fakes.entries import call
+from fakes.waiting import until
+
+from penstock.gateway.app import open_store
+from penstock.gateway.config import Tape
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.retention import RetentionRule
+from penstock.gateway.model.rollout import RolloutStatus
+from penstock.gateway.retention.service import Retention
+from penstock.gateway.store import Store, keys
+from penstock.gateway.store.operation import Task
+from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
+
+ANN = Said(who="ann")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path) as made:
+        yield made
+
+
+class Call:
+    """A call that has ended."""
+
+    weight = 100
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def entry(self, final: bool) -> Entry:
+        return self._entry
+
+
+@asynccontextmanager
+async def retaining(
+    store: Store, rules: Sequence[RetentionRule] = (), busy: Collection[str] = ()
+) -> AsyncGenerator[tuple[Retention, Recorder]]:
+    """What a gateway does with a tape, while calls of these rollouts are being served."""
+    metrics = Metrics()
+    recorder = Recorder(store, Tape(), metrics, lambda cursor, records: None)
+    recorder.start()
+    retention = Retention(rules, None, store, recorder, metrics, time.time_ns, lambda: busy, list[str]().append)
+    retention.start()
+    try:
+        yield retention, recorder
+    finally:
+        await retention.stop()
+        await recorder.close()
+
+
+def ended(store: Store, entry: Entry) -> None:
+    """A rollout of one call, which has ended."""
+
+    def end(tape: Transaction) -> None:
+        known = tape.rollout(entry.rollout)
+        assert known is not None
+        known.rollout.status = RolloutStatus.SUCCEEDED
+        tape.put_rollout(known.rollout)
+
+    store.write([entry, Task(end)])
+
+
+async def test_a_rollout_whose_bodies_are_damaged_stays_alone(store: Store) -> None:
+    rng = random.Random(1)
+    for at in range(6):
+        ended(store, call(f"r{at}", "a1", rng.randbytes(3000)))
+    store.write([Task(lambda tape: tape.delete("bodies", keys.number(3)))])
+    said = list[bool]()
+    async with retaining(store) as (retention, recorder):
+        for at in (1, 2, 4):
+            await retention.forget(f"r{at}", ANN)
+            recorder.put(Call(call(f"later{at}")), said.append)
+
+        async def only_it_is_left() -> bool:
+            return retention.status(0).wiping == 1 and not retention.status(0).overwriting
+
+        await until(only_it_is_left)
+        assert "r2: body 3 is missing" in retention.status(0).stuck
+        assert recorder.failing is None
+    assert said == [True] * 3
+    for at in (1, 2, 4):
+        span = store.span(f"later{at}", "a1", 1)
+        assert span is not None
+        assert store.exchange(span) is not None
+    with store.view() as view:
+        left = {key for key, record in view.scan("forgotten") if b'"wiped":true' not in record}
+    assert left == {b"r2\0"}
+
+
+async def test_a_rule_leaves_a_rollout_alone_while_a_call_of_it_is_served(store: Store) -> None:
+    for at in range(4):
+        ended(store, call(f"r{at}"))
+    async with retaining(store, [RetentionRule(filter="", after="1d")], busy={"r1", "r3"}) as (retention, _):
+
+        async def gone() -> bool:
+            return retention.status(0).retired == 2
+
+        await until(gone)
+    assert [rollout.id for _, rollout in store.rollouts()] == ["r3", "r1"]
+
+
+async def test_a_rule_goes_on_behind_a_rollout_of_a_clock_that_was_wrong(store: Store) -> None:
+    odd = call("odd")
+    odd.start_ns, odd.end_ns = 2**62, 2**62 + 1
+    for entry in (call("r1"), odd, call("r2")):
+        ended(store, entry)
+    async with retaining(store, [RetentionRule(filter="", after="1d")]) as (retention, _):
+
+        async def gone() -> bool:
+            return retention.status(0).retired == 2
+
+        await until(gone)
+    assert [rollout.id for _, rollout in store.rollouts()] == ["odd"]
