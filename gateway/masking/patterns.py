@@ -54,9 +54,9 @@ class Pattern:
             if found is not None and found.start() == found.end():
                 raise ValueError(f"{written!r} matches the empty string: say what must be there, as with + for *")
 
-    def stands_in(self, text: bytes) -> bool:
-        """Whether it is found at all."""
-        return self._compiled.search(text) is not None
+    def stands_in(self, text: bytes, clock: Clock) -> bool:
+        """Whether it is found at all; raises `Slow`."""
+        return next(self.find(text, clock), None) is not None
 
     def find(self, text: bytes, clock: Clock) -> Iterator[tuple[int, int]]:
         """Where it is found; raises `Slow`."""
