@@ -118,6 +118,11 @@ class Masker(Secrets):
         return made
 
     @property
+    def by_place(self) -> bool:
+        """See `Secrets`."""
+        return bool(self._rules.paths)
+
+    @property
     def masked(self) -> bool:
         """See `Secrets`."""
         return bool(self._notes.found or self._notes.failed)

@@ -132,6 +132,11 @@ class Secrets:
         return self
 
     @property
+    def by_place(self) -> bool:
+        """Whether more is hidden by where it stands, which a text alone does not tell."""
+        return False
+
+    @property
     def masked(self) -> bool:
         """Whether a rule has masked something, or failed, since the notes began."""
         return False
