@@ -120,7 +120,7 @@ def _json(root: Root, looking: Looking, about: About, kind: str) -> None:
         channels, paths = Channels(), looking.narrowed(Rules((), looking.rules.paths, None))
         for event in _elements(documents):
             channels.add(root, event)
-            if in_list:
+            if in_list and looking.rules.paths:
                 paths.values(root, event, pieces=True)
         looking.joined(channels)
 

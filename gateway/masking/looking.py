@@ -80,7 +80,7 @@ class Looking:
         except Malformed as malformed:
             # It only begins like JSON, or is a piece of it, which is looked at when it is joined.
             if not piece:
-                self._none_quoted(text.data, malformed)
+                self._none_quoted(text.data, path, malformed)
             return False
         if depth >= DEEPEST:
             raise Unsure(f"{self.rules.first}: JSON in JSON is nested deeper than {DEEPEST} levels")
@@ -131,11 +131,11 @@ class Looking:
             if pattern.stands_in(said, self.clock) and outer.write(one.start, one.end, zeroed(said)):
                 self.notes.add(name)
 
-    def _none_quoted(self, text: bytes, malformed: Malformed) -> None:
-        """Whether no path can lead into what begins like JSON and is none."""
+    def _none_quoted(self, text: bytes, path: Path, malformed: Malformed) -> None:
+        """Raises `Unsure` where a path may lead into what begins like JSON and is none."""
         for _ in range(DEEPEST + 1):
             for name, paths in self.rules.paths:
-                if paths.quoted_in(text):
+                if paths.quoted_below(path, text):
                     raise Unsure(f"{name}: JSON in a string cannot be read: {malformed}")
             if b"\\" not in text:
                 return

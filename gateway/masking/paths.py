@@ -49,17 +49,22 @@ class MemberPaths:
 
     def lead_to(self, path: Path) -> bool:
         """Whether one of them leads to a value, or to something that it is in."""
+        return bool(self._at(path) & self._ends)
+
+    def quoted_below(self, path: Path, text: bytes) -> bool:
+        """Whether one of them may lead into a text there that should be JSON and is none: its last name stands in it in
+        quotes."""
+        return self._at(path) != 0 and (self._quoted is None or self._quoted.search(text) is not None)
+
+    def _at(self, path: Path) -> int:
+        """The steps that come next where a path has led to."""
         outer, bits = self._last
         if outer != path[:-1]:
             outer, bits = path[:-1], self._begins
             for step in outer:
                 bits = self._into(bits, step)
             self._last = outer, bits
-        return bool((self._into(bits, path[-1]) if path else bits) & self._ends)
-
-    def quoted_in(self, text: bytes) -> bool:
-        """Whether the last name of one of them stands in quotes in what should be JSON and is none."""
-        return self._quoted is None or self._quoted.search(text) is not None
+        return self._into(bits, path[-1]) if path else bits
 
     def _into(self, bits: int, step: str | int) -> int:
         kinds = self._kinds

@@ -86,7 +86,7 @@ class Response(Recording):
             self.started = True
             self._move(State.STREAMING)
         self.touched = now
-        self.record.arrived([_event(message)], now)
+        self.record.arrived([as_event(message)], now)
 
     def complete(self, status: int) -> None:
         """Its last message was heard."""
@@ -133,16 +133,16 @@ class Response(Recording):
         """Ends it, and its connection, with a message of the gateway's own."""
         said, record = self._on.refusal(refusal), self.record
         if self.state in (State.SENT, State.STREAMING):
-            record.arrived([_event(said)], monotonic())
+            record.arrived([as_event(said)], monotonic())
         else:
             record.pool = None
-            record.answered(refusal.status, _event(said))
+            record.answered(refusal.status, as_event(said))
         self._end("error", refusal.kind)
         self._on.refuse(refusal, said)
         self._shared.recorder.put(record, self._recorded)
 
 
-def _event(message: bytes) -> bytes:
+def as_event(message: bytes) -> bytes:
     """A message as an event of a stream: each of its lines is data."""
     return b"data: %b\n\n" % _LINE_END.sub(rb"\g<0>data: ", message)
 

@@ -56,6 +56,13 @@ def test_broken_json_in_a_string_is_not_kept_where_a_path_may_lead_into_it(case:
         assert made(MAIL).body(other, about) is other
 
 
+def test_prose_that_begins_like_json_is_kept_where_no_path_leads() -> None:
+    rule = MaskingRule(name="mail", paths=["user.email"])
+    body = b'{"messages":[{"content":"[INST] answer with \\"email\\""}]}'
+    assert made(rule).body(body, JSON) is body
+    assert set(made(MAIL).body(body, JSON)) == {ord("*")}
+
+
 def test_white_space_before_json_does_not_hide_it() -> None:
     kept = made(MAIL).body(json.dumps(called("\n" * 70 + '{"email":"bob@x"}')).encode(), ANSWER)
     assert b"bob" not in kept
