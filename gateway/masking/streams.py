@@ -97,7 +97,7 @@ def _keys(place: Key, kind: Key) -> Iterator[Key]:
 
 def joined_texts(events: Iterable[bytes]) -> list[bytes] | None:
     """What `Channels` would join of these events, as texts alone; None where one is read better with care."""
-    parts: dict[Key, list[str]] = {}
+    strings = _Strings()
     for event in events:
         if event[:1] not in (b"{", b"["):
             return None
@@ -108,11 +108,10 @@ def joined_texts(events: Iterable[bytes]) -> list[bytes] | None:
         except (ValueError, RecursionError):
             if event != _DONE:
                 return None
-            parts.setdefault((), []).append("")
+            strings.add((), (), "")
             continue
-        _gather(value, (_beside(value),), parts)
-    texts = {"".join(one) for one in parts.values() if len(one) > 1}
-    return [one.encode("utf-8", "surrogatepass") for one in texts]
+        strings.gather(value, (_beside(value),))
+    return strings.joined()
 
 
 class _Twice(Exception):
@@ -132,27 +131,47 @@ def _beside(value: Any) -> object:
     return tuple([(key, str(said)) for key, said in cast(dict[str, Any], value).items() if key in _PLACES])
 
 
-def _gather(value: Any, place: Key, parts: dict[Key, list[str]]) -> None:
-    if isinstance(value, dict):
-        found = cast(dict[str, Any], value)
-        kind = tuple([(name, str(found[name])) for name in _telling(len(place) > 1) if name in found])
-        for name, inner in found.items():
-            if isinstance(inner, str):
-                if name not in _AGAIN:
-                    for key in _keys((*place, name), kind):
-                        parts.setdefault(key, []).append(inner)
-            elif isinstance(inner, dict | list):
-                _gather(inner, (*place, name), parts)
-    elif isinstance(value, list):
-        for at, inner in enumerate(cast(list[Any], value)):
-            # An element counts by the index that it says, if it says one.
-            said = cast(dict[str, Any], inner).get("index") if isinstance(inner, dict) else None
-            there = (*place, at if said is None else str(said))
-            if isinstance(inner, str):
-                for key in _keys(there, ()):
-                    parts.setdefault(key, []).append(inner)
-            else:
-                _gather(inner, there, parts)
+class _Strings:
+    """The texts of `Channels` without their places."""
+
+    def __init__(self) -> None:
+        self._all: dict[Key, list[str]] = {}
+        self._known: dict[Key, list[list[str]]] = {}
+
+    def add(self, place: Key, kind: Key, text: str) -> None:
+        """Takes a text."""
+        channels = self._known.get((place, kind))
+        if channels is None:
+            channels = [self._all.setdefault(key, []) for key in _keys(place, kind)]
+            self._known[place, kind] = channels
+        for one in channels:
+            one.append(text)
+
+    def joined(self) -> list[bytes]:
+        """What is cut apart, in one piece."""
+        texts = {"".join(one) for one in self._all.values() if len(one) > 1}
+        return [one.encode("utf-8", "surrogatepass") for one in texts]
+
+    def gather(self, value: Any, place: Key) -> None:
+        """Takes what stands in an event."""
+        if isinstance(value, dict):
+            found = cast(dict[str, Any], value)
+            kind = tuple([(name, str(found[name])) for name in _telling(len(place) > 1) if name in found])
+            for name, inner in found.items():
+                if isinstance(inner, str):
+                    if name not in _AGAIN:
+                        self.add((*place, name), kind, inner)
+                elif isinstance(inner, dict | list):
+                    self.gather(inner, (*place, name))
+        elif isinstance(value, list):
+            for at, inner in enumerate(cast(list[Any], value)):
+                # An element counts by the index that it says, if it says one.
+                said = cast(dict[str, Any], inner).get("index") if isinstance(inner, dict) else None
+                there = (*place, at if said is None else str(said))
+                if isinstance(inner, str):
+                    self.add(there, (), inner)
+                else:
+                    self.gather(inner, there)
 
 
 def _telling(inside: bool) -> tuple[str, ...]:
