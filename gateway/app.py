@@ -189,7 +189,8 @@ class Gateway:
         self.rehearsals = Rehearsals(context)
         jobs = Jobs(checking, Replays(context, self.rehearsals, self.feed), self.shadow)
         self.releases = Driver(context, self.feed, jobs, self.rehearsals, upstreams, self.adapter_keeper.changed)
-        self.coverage = Watch(self.pins, self.recorder, self.metrics, self._now_ns, self.releases.uncovered)
+        fell, hidden = self.releases.uncovered, self._redactor.tape
+        self.coverage = Watch(self.pins, self.recorder, self.metrics, self._now_ns, fell, hidden)
 
     def _make_control(self) -> None:
         """The control API."""

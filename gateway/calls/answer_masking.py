@@ -9,10 +9,12 @@ encoding if a key was found in it; one that cannot be decoded, or is too large, 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from penstock.gateway.calls.capture.framing import LENGTH, Framing, framed
 from penstock.gateway.calls.turns import CUT, decode_body
+from penstock.gateway.dialects.base import Dialect, Facts
 from penstock.gateway.http.headers import client_head
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.known_secrets import About, Secrets
@@ -201,6 +203,20 @@ def keep(
         hidden = secrets.body(body, about._replace(problem=problem))
     unchanged = hidden is plain or hidden is body
     return Kept(body, plain, False, problem) if unchanged else Kept(hidden, hidden, True, problem)
+
+
+def without_tokens(secrets: Secrets, kept: Kept, about: About) -> Kept:
+    """A body of a call in which something was masked, without the tokens that say it too."""
+    plain = secrets.without_tokens(kept.plain, about)
+    return kept if plain is kept.plain else Kept(plain, plain, kept.bare or kept.body is not kept.plain, kept.problem)
+
+
+def masked_facts(dialect: Dialect, request: bytes, response: bytes, stream: bool, seen: Facts) -> Facts:
+    """The facts of a call in which something was masked: its texts as they are kept, and what is no text as it was
+    `seen` before. So it stays true that the call went well, and what it has cost."""
+    gone = not response.strip(b"*")
+    said = Facts(seen.model, finish=seen.finish) if gone else dialect.facts(request, response, stream)
+    return replace(said, usage=seen.usage, tool_calls=seen.tool_calls, choices=seen.choices, failed=seen.failed)
 
 
 def unencoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock.gateway.calls.admission import Admitted
-from penstock.gateway.calls.answer_masking import Kept, keep, rescaled, unencoded
+from penstock.gateway.calls.answer_masking import Kept, keep, masked_facts, rescaled, unencoded, without_tokens
 from penstock.gateway.calls.turns import CUT, decode_body
 from penstock.gateway.dialects.base import Facts
 from penstock.gateway.dialects.token_estimate import counted, estimated, uncounted
@@ -24,7 +24,7 @@ from penstock.gateway.model import trace
 from penstock.gateway.model.attributes import AMBIGUOUS, CAPTURED
 from penstock.gateway.model.base import Kind
 from penstock.gateway.model.exchange import Side
-from penstock.gateway.model.known_secrets import NONE, About, Secrets
+from penstock.gateway.model.known_secrets import NONE, About
 from penstock.gateway.store.codec import Body
 from penstock.gateway.store.records import Entry
 from penstock.gateway.upstreams.pool import Pool
@@ -216,16 +216,15 @@ class Record:
         answer, sides = keep(self._secrets, response, told, about=came), [self._side(side) for side in self.sides]
         if self._secrets.masked:
             # Tokens would say once more what was masked, maybe in another body.
-            kept, answer = _without_tokens(self._secrets, kept, sent), _without_tokens(self._secrets, answer, came)
+            kept, answer = without_tokens(self._secrets, kept, sent), without_tokens(self._secrets, answer, came)
             sides = [self._side_without_tokens(side) for side in sides]
         return kept, answer, sides
 
     def _hide(self, entry: Entry) -> None:
         """Hides secrets in those texts of the summary that come from the bodies or the request."""
-        path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish = self._secrets.texts(
-            (entry.path, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish)
-        )
-        entry.path = path or ""
+        names = ("path", "name", "error", "model", "model_served", "response_id", "finish")
+        for name, said in zip(names, self._secrets.texts([getattr(entry, name) for name in names]), strict=True):
+            setattr(entry, name, said)
         if self._secrets and entry.attributes:
             entry.attributes = self._secrets.json(entry.attributes)
 
@@ -248,7 +247,7 @@ class Record:
 
     def _close(self, entry: Entry, request: bytes, response: Kept) -> None:
         facts, call = self._facts(request, response), self.call
-        kept = not _is_gone(response.plain)
+        kept = not self._secrets.masked
         # An alias has replaced the name that was asked for.
         named = None if self.changed else facts.model
         entry.model = named or call.model
@@ -281,14 +280,12 @@ class Record:
 
     def _facts(self, request: bytes, response: Kept) -> Facts:
         try:
-            asked = None if self.changed else self.call.asked
-            if _is_gone(response.plain):
-                # Masking has failed. What is no text stays true: that it went well, and what it has cost.
-                seen = self.call.dialect.facts(self.plain, self.response(), self.stream, asked)
-                return Facts(
-                    seen.model, None, None, seen.finish, seen.usage, seen.tool_calls, seen.choices, seen.failed
-                )
-            facts = self.call.dialect.facts(request, response.plain, self.stream, asked)
+            asked, dialect = None if self.changed else self.call.asked, self.call.dialect
+            if self._secrets.masked:
+                seen = dialect.facts(self.plain, self.response(), self.stream, asked)
+                facts = masked_facts(dialect, request, response.plain, self.stream, seen)
+            else:
+                facts = dialect.facts(request, response.plain, self.stream, asked)
             if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
                 # Its end is not among the kept bytes.
                 facts.failed = None
@@ -326,16 +323,5 @@ class Record:
         return side.model_copy(update=bodies | {"response_body": take_out(side.response_body, about)})
 
 
-def _is_gone(body: bytes) -> bool:
-    """Whether nothing of a body was kept."""
-    return bool(body) and not body.strip(b"*")
-
-
 def _content_type(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return next((value.decode("latin-1") for name, value in headers if name.lower() == b"content-type"), "")
-
-
-def _without_tokens(secrets: Secrets, kept: Kept, about: About) -> Kept:
-    """A body of a call in which something was masked, without the tokens that say it too."""
-    plain = secrets.without_tokens(kept.plain, about)
-    return kept if plain is kept.plain else Kept(plain, plain, kept.bare or kept.body is not kept.plain, kept.problem)

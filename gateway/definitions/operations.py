@@ -134,7 +134,7 @@ class DefinitionOperations:
             "penstock.mcp.server": sighting.server,
             "penstock.mcp.list": sighting.kind,
             "penstock.mcp.version": version.version,
-            "penstock.mcp.changes": described(different),
+            "penstock.mcp.changes": self._tape.secrets.text(described(different)),
         }
         self._tape.record(entry, 0)
 

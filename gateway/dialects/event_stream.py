@@ -22,7 +22,7 @@ LEAST: Final = PRELUDE + 4
 """Bytes of a frame without headers and payload."""
 _prelude = struct.Struct(">III").unpack_from
 _checksum = struct.Struct(">I").unpack_from
-_FIXED: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
+FIXED: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
 """Bytes of a header's value by its type: booleans, numbers, a time, a UUID."""
 _BYTES, _TEXT = b"\6", b"\7"
 """Types of values that come with their length, two bytes."""
@@ -87,8 +87,8 @@ def _headers(block: bytes) -> Mapping[str, str]:
             if kind == _TEXT:
                 found[name] = block[at : at + size].decode("utf-8", "replace")
             at += size
-        elif kind and kind[0] in _FIXED:
-            at += _FIXED[kind[0]]
+        elif kind and kind[0] in FIXED:
+            at += FIXED[kind[0]]
         else:
             break
     return found

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.gateway.dialects.base import EVENT_STREAM
-from penstock.gateway.masking.framing import aws_frames, looks_like_events, server_sent
+from penstock.gateway.masking.framing import Events, aws_frames, looks_like_events, server_sent
 from penstock.gateway.masking.json_walk import Found, Malformed, looks_like_json, walk
 from penstock.gateway.masking.looking import Looking, Rules, Unsure
 from penstock.gateway.masking.quick import is_json, possible
 from penstock.gateway.masking.streams import Channels, joined_texts
-from penstock.gateway.masking.text import Decoded, Root, Text
+from penstock.gateway.masking.text import Decoded, Root, Slice, Text
 from penstock.gateway.masking.tokens import asks_by_tokens, take_out
 from penstock.gateway.model.known_secrets import About
 
@@ -33,21 +33,28 @@ _JSON: Final = re.compile(r"(?:application|text)/(?:[\w.-]*\+)?(?:json|x-ndjson|
 _OPAQUE: Final = re.compile(
     r"(?:image|audio|video|font)/|application/(?:octet-stream|pdf|zip|gzip|x-tar|zstd|x-protobuf|grpc|wasm)"
 )
-_LINES: Final = re.compile(rb"\}\s*\n\s*\{")
+_SEVERAL: Final = re.compile(rb"\}[ \t\r\n\x1e]*+\{")
+"""One JSON object behind another one, unless it stands in a string."""
+_CHARSET: Final = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]+)")
+_READ: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
+"""Character sets that are UTF-8 wherever they are valid UTF-8."""
 
 
 def look(root: Root, looking: Looking, about: About) -> None:
     """Masks what rules find in a body; raises `Unsure` and `Malformed`."""
     kind, body = _kind(about), root.data
     if kind == _AWS:
-        _events(looking, aws_frames(root), ())
-    elif not _is_text(body):
+        _events(looking, aws_frames(root))
+    elif not _is_text(body, about):
         if _OPAQUE.match(kind) is None:
             raise Unsure(f"{looking.rules.first}: it is no UTF-8, and its content type is none that no rule can read")
         return
     elif kind == _EVENTS or looks_like_events(body):
         events = server_sent(root)
-        _events(looking, events.datas, events.rest)
+        _events(looking, events)
+        if kind != _EVENTS and events.other:
+            # It only begins like a stream.
+            looking.search(root)
     elif _JSON.match(kind) or looks_like_json(body):
         _json(root, looking, about, kind)
     else:
@@ -57,16 +64,16 @@ def look(root: Root, looking: Looking, about: About) -> None:
 
 
 def without_tokens(body: bytes, about: About) -> bytes:
-    """A body without what says its text by tokens."""
+    """A body, of which the end was masked if it was cut off, without what says its text by tokens."""
     root = Root(body)
+    text, kind = Slice(root, 0, max(len(body) - CUT_END, 0)) if about.cut else root, _kind(about)
     try:
-        kind = _kind(about)
         if kind == _AWS:
-            take_out(aws_frames(root))
+            take_out(aws_frames(text).datas)
         else:
-            take_out(server_sent(root).datas if kind == _EVENTS or looks_like_events(body) else [root])
+            take_out(server_sent(text).datas if kind == _EVENTS or looks_like_events(body) else [text])
     except Malformed:
-        return body
+        _ = root.write(0, len(body))
     return root.masked
 
 
@@ -74,7 +81,10 @@ def _kind(about: About) -> str:
     return about.content_type.partition(";")[0].strip().lower()
 
 
-def _is_text(body: bytes) -> bool:
+def _is_text(body: bytes, about: About) -> bool:
+    charset = _CHARSET.search(about.content_type.lower())
+    if b"\0" in body or (charset is not None and charset[1] not in _READ):
+        return False
     try:
         _ = body.decode()
     except UnicodeDecodeError as error:
@@ -85,12 +95,13 @@ def _is_text(body: bytes) -> bool:
 
 def _json(root: Root, looking: Looking, about: About, kind: str) -> None:
     body = root.data
-    stream = about.answer and (body.lstrip()[:1] == b"[" or _LINES.search(body) is not None)
+    in_list = about.answer and body.lstrip()[:1] == b"["
+    stream = in_list or (about.answer and _SEVERAL.search(body) is not None and not is_json(body))
     if not about.answer and looking.rules.patterns and asks_by_tokens(body):
         take_out([root])
         looking.notes.failed = f"{looking.rules.patterns[0][0]}: the request gives its text as token ids"
     if not stream:
-        few = possible(looking.rules, body)
+        few = possible(looking.rules, body, looking.clock)
         # Where a name stands only as a word, that is sure only in what is JSON.
         sure = few.paths or not _names(looking.rules, body) or is_json(body)
         looking = looking.narrowed(few if sure else looking.rules)
@@ -104,11 +115,13 @@ def _json(root: Root, looking: Looking, about: About, kind: str) -> None:
         _plain(root, looking, kind)
         return
     for found in documents:
-        looking.values(root, found)
+        looking.values(root, found, pieces=stream)
     if stream:
-        channels = Channels()
+        channels, paths = Channels(), looking.narrowed(Rules((), looking.rules.paths, None))
         for event in _elements(documents):
             channels.add(root, event)
+            if in_list and looking.rules.paths:
+                paths.values(root, event, pieces=True)
         looking.joined(channels)
 
 
@@ -123,9 +136,11 @@ def _elements(documents: list[list[Found]]) -> Iterable[list[Found]]:
         yield from by_place.values()
 
 
-def _events(looking: Looking, datas: Sequence[Text], rest: Sequence[Text]) -> None:
-    few = _alone(looking.rules, datas, rest)
-    if few.none and _nothing_joined(looking.rules, datas):
+def _events(looking: Looking, events: Events) -> None:
+    datas, few = events.datas, _alone(looking, events)
+    for line in events.other:
+        _none_named(looking, line.data)
+    if few.none and _nothing_joined(looking, datas):
         return
     single = looking.narrowed(few)
     channels = Channels()
@@ -135,26 +150,27 @@ def _events(looking: Looking, datas: Sequence[Text], rest: Sequence[Text]) -> No
         except Malformed:
             _none_named(looking, data.data)
             channels.add_text(data)
-            looking.text(data)
+            looking.search(data)
             continue
         for found in documents:
             channels.add(data, found)
             if not few.none:
-                single.values(data, found)
-    for line in rest:
-        looking.text(line)
+                single.values(data, found, pieces=True)
+    for line in (*events.fields, *events.other):
+        _ = looking.text(line)
     looking.joined(channels)
 
 
-def _alone(rules: Rules, datas: Sequence[Text], rest: Sequence[Text]) -> Rules:
+def _alone(looking: Looking, events: Events) -> Rules:
     """The rules that may find something in an event alone, and not only in texts that were cut apart."""
-    return possible(rules, b"\n".join([one.data for one in (*datas, *rest)]))
+    every = [*events.datas, *events.fields, *events.other]
+    return possible(looking.rules, b"\n".join([one.data for one in every]), looking.clock)
 
 
-def _nothing_joined(rules: Rules, datas: Sequence[Text]) -> bool:
+def _nothing_joined(looking: Looking, datas: Sequence[Text]) -> bool:
     """Whether no rule finds anything in what is joined: looked at without places, which takes a tenth of the time."""
     joined = joined_texts(one.data for one in datas)
-    return joined is not None and all(possible(rules, text).none for text in joined)
+    return joined is not None and all(possible(looking.rules, text, looking.clock).none for text in joined)
 
 
 def _plain(root: Root, looking: Looking, kind: str) -> None:

@@ -7,15 +7,17 @@ import binascii
 import re
 import struct
 from binascii import crc32
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from penstock.gateway.dialects.event_stream import LEAST, PRELUDE
+from penstock.gateway.dialects.event_stream import FIXED, LEAST, PRELUDE
 from penstock.gateway.masking.json_walk import Malformed, walk
-from penstock.gateway.masking.text import Joined, Root, Slice, Text, literal
+from penstock.gateway.masking.text import Joined, Slice, Text, literal
 
 _LINE: Final = re.compile(rb"([^\r\n]*+)(?:\r\n|\r|\n|\Z)")
 _DATA: Final = re.compile(rb"data(?:: ?|\Z)")
 _FIELD: Final = re.compile(rb"\A(?:\xef\xbb\xbf)?(?:[\r\n]*+)(?:(?:data|event|id|retry)(?::|[\r\n])|:)")
+_KNOWN: Final = re.compile(rb"(?:event|id|retry)(?:: ?|\Z)")
 _prelude: Final = struct.Struct(">III").unpack_from
 
 
@@ -24,8 +26,10 @@ class Events(NamedTuple):
 
     datas: list[Text]
     """The data of each event."""
-    rest: list[Text]
-    """Its other lines."""
+    fields: list[Text]
+    """What else the format has: names and ids of events, headers of frames."""
+    other: list[Text]
+    """What it does not have, and comments."""
 
 
 def looks_like_events(body: bytes) -> bool:
@@ -33,9 +37,9 @@ def looks_like_events(body: bytes) -> bool:
     return _FIELD.match(body[:64]) is not None
 
 
-def server_sent(body: Root) -> Events:
+def server_sent(body: Text) -> Events:
     """The events of a stream; the last may have been cut off."""
-    datas, rest, lines = list[Text](), list[Text](), list[Text]()
+    datas, fields, other, lines = list[Text](), list[Text](), list[Text](), list[Text]()
     start = 3 if body.data.startswith(b"\xef\xbb\xbf") else 0
     for line in _LINE.finditer(body.data, start):
         begin, end = line.span(1)
@@ -46,39 +50,61 @@ def server_sent(body: Root) -> Events:
         elif (field := _DATA.match(body.data, begin, end)) is not None:
             lines.append(Slice(body, field.end(), end))
         else:
-            rest.append(Slice(body, begin, end))
-    return Events([*datas, Joined(lines, b"\n")] if lines else datas, rest)
+            known = _KNOWN.match(body.data, begin, end)
+            (other if known is None else fields).append(Slice(body, begin if known is None else known.end(), end))
+    return Events([*datas, Joined(lines, b"\n")] if lines else datas, fields, other)
 
 
-def aws_frames(body: Root) -> list[Text]:
-    """The payloads of frames; raises `Malformed`. A frame that was cut off is masked whole: nobody can read it."""
-    payloads, data, at = list[Text](), body.data, 0
+def aws_frames(body: Text) -> Events:
+    """What frames carry; raises `Malformed`. A frame that was cut off is masked whole: nobody can read it."""
+    found, data, at = Events([], [], []), body.data, 0
     while len(data) - at >= PRELUDE:
         size, headers, checksum = _prelude(data, at)
         if crc32(data[at : at + 8]) != checksum or size < LEAST + headers:
             raise Malformed(f"what stands at byte {at} is no frame of an event stream")
         if len(data) - at < size:
             break
-        payloads.append(_unpacked(Slice(body, at + PRELUDE + headers, at + size - 4)))
+        begins = at + PRELUDE + headers
+        found.fields.extend(_headers(Slice(body, at + PRELUDE, begins)))
+        found.datas.extend(_unpacked(Slice(body, begins, at + size - 4)))
         at += size
     if at < len(data):
         _ = body.write(at, len(data))
-    return payloads
+    return found
 
 
-def _unpacked(payload: Text) -> Text:
-    """The event in a payload that is an envelope (`{"bytes": "..."}`), as InvokeModel sends."""
-    if b'"bytes"' not in payload.data:
-        return payload
+def _headers(block: Text) -> Iterator[Text]:
+    """The values of headers that are texts; raises `Malformed`."""
+    data, at = block.data, 0
     try:
-        found = next((one for one in walk(payload.data)[0] if one.path == ("bytes",) and one.kind == "text"), None)
-    except Malformed:
-        return payload
-    inner = None if found is None else literal(payload, found.start, found.end)
-    try:
-        return payload if inner is None else Base64(inner)
-    except ValueError:
-        return payload
+        while at < len(data):
+            kind, at = data[at + 1 + data[at]], at + 2 + data[at]
+            size = FIXED.get(kind)
+            if size is None:
+                size = 2 + int.from_bytes(data[at : at + 2])
+                yield Slice(block, at + 2, at + size)
+            at += size
+    except IndexError:
+        raise Malformed("a frame of an event stream has headers that cannot be read") from None
+
+
+def _unpacked(payload: Slice) -> Iterator[Text]:
+    """A payload. Of one that is an envelope (`{"bytes": "..."}`), as InvokeModel sends, also the event in it."""
+    if b'"bytes"' in payload.data:
+        try:
+            found = [one for document in walk(payload.data) for one in document]
+        except Malformed:
+            found = []
+        opened = bytearray(payload.data)
+        for one in found:
+            if one.path == ("bytes",) and one.kind == "text":
+                try:
+                    yield Base64(literal(payload, one.start, one.end))
+                except ValueError:
+                    continue
+                opened[one.start : one.end] = b" " * (one.end - one.start)
+        payload.data = bytes(opened)
+    yield payload
 
 
 class Base64:

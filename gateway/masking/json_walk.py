@@ -1,8 +1,8 @@
 """Finds every value in JSON, with its path and its place in the bytes. Pure, iterative, linear.
 
 Several values may follow each other, as in JSON lines. What ends early, because it was cut off, is read as far as it
-goes; what is no JSON is refused, and so is what is nested deeper than any API writes. A key that stands twice is found
-twice. Numbers are taken as they are written.
+goes; what is no JSON is refused, and so is what is nested deeper than any API writes, or has very many values that are
+nested deep. A key that stands twice is found twice. Numbers are taken as they are written.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ Kind: TypeAlias = Literal["key", "text", "integer", "other", "container"]
 DEEPEST: Final = 200
 """Levels of lists and objects."""
 _TOKEN: Final = re.compile(
-    rb'[ \t\r\n]*+(?:("[^"\\]*+(?:\\.[^"\\]*+)*+")|("[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z)'
+    rb'[ \t\r\n\x1e]*+(?:("[^"\\]*+(?:\\.[^"\\]*+)*+")|("[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z)'
     rb"|(-?\d++(?![\w.+-]))|(-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?(?![\w.+-])|-?\d++(?:\.\d*+)?(?:[eE][+-]?\d*+)?\Z"
     rb"|true|false|null|-?Infinity|NaN)|([\[\]{},:]))",
     re.DOTALL,
 )
-_REST: Final = re.compile(rb"[ \t\r\n]*+(?:\Z|(?:-|tr?u?|fa?l?s?|nu?l?)\Z)")
+_REST: Final = re.compile(rb"[ \t\r\n\x1e]*+(?:\Z|(?:-|tr?u?|fa?l?s?|nu?l?)\Z)")
 """White space, or the beginning of a word that was cut off."""
+_BEGINS: Final = re.compile(rb'(?:\xef\xbb\xbf)?[ \t\r\n\x1e]*+[\[{"]').match
 _VALUE, _KEY, _COLON, _COMMA = range(4)
+STEPS_PER_BYTE: Final = 8
+"""Steps of all paths together, or more in what is short: what is nested deep and has a value every other byte would
+take much memory."""
+_STEPS: Final = 1 << 16
 
 
 class Malformed(Exception):
@@ -54,6 +59,7 @@ class Walk:
         self._opened: list[int] = []
         """Where the lists (positive) and objects (negative) begin that are open; offsets count from 1."""
         self._expected, self._may_close = _VALUE, False
+        self._steps = max(len(data) * STEPS_PER_BYTE, _STEPS)
 
     def documents(self) -> list[list[Found]]:
         """What stands in each value, in turn; raises `Malformed`."""
@@ -76,13 +82,19 @@ class Walk:
             self._documents.append(self._found)
         return self._documents
 
+    def _here(self) -> Path:
+        self._steps -= len(self._path)
+        if self._steps < 0:
+            raise Malformed("it has too much that is nested deep")
+        return tuple(self._path)
+
     def _key(self, start: int, end: int) -> None:
-        self._path[-1] = plain(self._data[start:end]).decode("utf-8", "replace").replace("\0", "\ufffd")
-        self._found.append(Found(tuple(self._path), "key", start, end))
+        self._path[-1] = plain(self._data[start:end]).decode("utf-8", "replace")
+        self._found.append(Found(self._here(), "key", start, end))
         self._expected, self._may_close = _COLON, False
 
     def _value(self, kind: int, start: int, end: int) -> None:
-        path = tuple(self._path)
+        path = self._here()
         if kind <= 2:
             self._found.append(Found(path, "text", start + 1, end - (kind == 1)))
         else:
@@ -114,7 +126,7 @@ class Walk:
         start = abs(self._opened.pop()) - 1
         _ = self._path.pop()
         if self._containers:
-            self._found.append(Found(tuple(self._path), "container", start, end))
+            self._found.append(Found(self._here(), "container", start, end))
         self._ended()
 
     def _ended(self) -> None:
@@ -134,4 +146,4 @@ def walk(data: bytes, containers: bool = False) -> list[list[Found]]:
 
 def looks_like_json(data: bytes) -> bool:
     """Whether it begins as a list, an object or a string does."""
-    return data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[", b'"')
+    return _BEGINS(data) is not None

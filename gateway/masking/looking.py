@@ -14,8 +14,8 @@ from typing import Final
 from penstock.gateway.masking.json_walk import Found, Malformed, looks_like_json, walk
 from penstock.gateway.masking.paths import MemberPaths, Path
 from penstock.gateway.masking.patterns import Clock, Pattern, Slow
-from penstock.gateway.masking.streams import Channels
-from penstock.gateway.masking.text import Joined, Slice, Text, literal
+from penstock.gateway.masking.streams import Channels, in_pieces
+from penstock.gateway.masking.text import Joined, Text, literal, plain
 
 DEEPEST: Final = 6
 """JSON in strings of JSON, so often."""
@@ -64,43 +64,54 @@ class Looking:
     """Looks through one body."""
 
     def __init__(self, rules: Rules, clock: Clock, notes: Notes) -> None:
-        self.rules, self._clock, self.notes = rules, clock, notes
+        self.rules, self.clock, self.notes = rules, clock, notes
 
     def narrowed(self, rules: Rules) -> Looking:
         """The same for fewer rules."""
-        return Looking(rules, self._clock, self.notes)
+        return Looking(rules, self.clock, self.notes)
 
-    def text(self, text: Text, path: Path = (), depth: int = 0) -> None:
-        """A text, and what it says if it is JSON."""
+    def text(self, text: Text, path: Path = (), depth: int = 0, piece: bool = False) -> bool:
+        """A text, and what it says if it is JSON; whether it is. `piece`: a stream may have cut it off from others."""
         self.search(text)
         if not looks_like_json(text.data):
-            return
+            return False
         try:
             documents = walk(text.data)
-        except Malformed:
-            # It only begins like JSON.
-            return
+        except Malformed as malformed:
+            # It only begins like JSON, or is a piece of it, which is looked at when it is joined.
+            if not piece:
+                self._none_quoted(text.data, path, malformed)
+            return False
         if depth >= DEEPEST:
             raise Unsure(f"{self.rules.first}: JSON in JSON is nested deeper than {DEEPEST} levels")
         for found in documents:
             self.values(text, found, path, depth + 1)
+        return True
 
-    def values(self, outer: Text, found: Sequence[Found], path: Path = (), depth: int = 0) -> None:
-        """What stands in a JSON value."""
+    def values(
+        self, outer: Text, found: Sequence[Found], path: Path = (), depth: int = 0, pieces: bool = False
+    ) -> None:
+        """What stands in a JSON value. `pieces`: whether it is an event of a stream."""
         for one in found:
             there = (*path, *one.path) if path else one.path
             rule = next((name for name, paths in self.rules.paths if paths.lead_to(there)), None)
             if rule is not None and not (one.kind == "key" and not self._inside(there)):
                 self._mask(outer, one, rule)
             elif one.kind in ("text", "key"):
-                self.text(literal(outer, one.start, one.end), there, depth)
+                _ = self.text(literal(outer, one.start, one.end), there, depth, pieces and in_pieces(one))
             elif one.kind == "integer":
                 self._number(outer, one)
 
     def joined(self, channels: Channels) -> None:
         """Texts that a stream has cut apart."""
-        for path, parts in channels.cut_apart():
-            self.text(Joined(parts), path)
+        read: set[int] = set()
+        for path, parts, exact in channels.joined():
+            text = Joined(parts) if len(parts) > 1 else parts[0]
+            if len(parts) == 1 and not looks_like_json(text.data):
+                continue
+            # What is broken JSON may be a piece of what was read.
+            if self.text(text, path, piece=not exact or read.issuperset(map(id, parts))):
+                read.update(map(id, parts))
 
     def _inside(self, path: Path) -> bool:
         """Whether a key stands below what a path leads to; the key that the path names stays."""
@@ -115,19 +126,29 @@ class Looking:
             self.notes.add(rule)
 
     def _number(self, outer: Text, one: Found) -> None:
-        text = Slice(outer, one.start, one.end)
+        said = outer.data[one.start : one.end]
         for name, pattern in self.rules.patterns:
-            if pattern.stands_in(text.data) and text.write(0, len(text.data), zeroed(text.data)):
+            if pattern.stands_in(said, self.clock) and outer.write(one.start, one.end, zeroed(said)):
                 self.notes.add(name)
+
+    def _none_quoted(self, text: bytes, path: Path, malformed: Malformed) -> None:
+        """Raises `Unsure` where a path may lead into what begins like JSON and is none."""
+        for _ in range(DEEPEST + 1):
+            for name, paths in self.rules.paths:
+                if paths.quoted_below(path, text):
+                    raise Unsure(f"{name}: JSON in a string cannot be read: {malformed}")
+            if b"\\" not in text:
+                return
+            text = plain(text)
 
     def search(self, text: Text) -> None:
         """What patterns find in a text as it stands."""
         rules, data = self.rules, text.data
-        if not data or (rules.any_pattern is not None and not rules.any_pattern.stands_in(data)):
+        if not data or (rules.any_pattern is not None and not rules.any_pattern.stands_in(data, self.clock)):
             return
         for name, pattern in rules.patterns:
             try:
-                for start, end in pattern.find(data, self._clock):
+                for start, end in pattern.find(data, self.clock):
                     if text.write(start, end):
                         self.notes.add(name)
             except Slow as slow:

@@ -6,6 +6,7 @@ be applied to for sure becomes asterisks altogether. Notes say what was done; `n
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -19,11 +20,11 @@ from penstock.gateway.masking.applying import look, without_tokens
 from penstock.gateway.masking.json_walk import Malformed
 from penstock.gateway.masking.looking import Looking, Notes, Rules, Unsure
 from penstock.gateway.masking.paths import MemberPaths
-from penstock.gateway.masking.patterns import Clock, Pattern, joined
+from penstock.gateway.masking.patterns import Clock, Pattern, Slow, joined
 from penstock.gateway.masking.rules import MaskingRule
 from penstock.gateway.masking.text import STAR, Decoded, Root, Slice
 from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
-from penstock.gateway.model.known_secrets import About, Secrets
+from penstock.gateway.model.known_secrets import About, Secrets, distinct
 from penstock.gateway.model.toml import ConfigError
 
 _log = logging.getLogger("penstock.masking")
@@ -117,6 +118,11 @@ class Masker(Secrets):
         return made
 
     @property
+    def by_place(self) -> bool:
+        """See `Secrets`."""
+        return bool(self._rules.paths)
+
+    @property
     def masked(self) -> bool:
         """See `Secrets`."""
         return bool(self._notes.found or self._notes.failed)
@@ -161,7 +167,7 @@ class Masker(Secrets):
         """See `Secrets`."""
         value = super().json(value)
         try:
-            written = orjson.dumps(value)
+            written = _written(value)
             masked = self._applied(written, lambda root, looking: look(root, looking, _AS_JSON))
             return value if masked is written else _read(masked, value)
         except (TypeError, ValueError, RecursionError):
@@ -183,7 +189,7 @@ class Masker(Secrets):
         notes, root = Notes(), Root(body)
         try:
             find(root, Looking(self._rules, Clock(len(body)), notes))
-        except (Unsure, Malformed) as unsure:
+        except (Unsure, Malformed, Slow) as unsure:
             named = isinstance(unsure, Unsure)
             return self._failed(body, str(unsure) if named else f"{self._rules.first}: {unsure}")
         except Exception:
@@ -223,9 +229,17 @@ def _look_at(root: Root, start: int, end: int, looking: Looking) -> None:
         looking.search(Decoded(root, start, end, percent=True))
 
 
+def _written(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # It refuses integers of more than 64 bits and halves of characters.
+        return json.dumps(value).encode()
+
+
 def _read(masked: bytes, value: Any) -> Any:
     """A masked value of the same kind; where all of it is asterisks, the least of that kind."""
     try:
-        return orjson.loads(masked)
+        return json.loads(masked, object_pairs_hook=distinct)
     except ValueError:
         return {} if isinstance(value, dict) else [] if isinstance(value, list) else "***"

@@ -6,6 +6,7 @@ A path leads to a value and to all that is below it. A name with other character
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
@@ -15,21 +16,67 @@ _STEP: Final = re.compile(
     r"""(?P<dot>\.?)(?:(?P<deep>\*\*)|(?P<any>\*)|\[(?:(?P<each>\*)|(?P<index>\d{1,9})|"(?P<quoted>(?:[^"\\]|\\.)+)")\]"""
     r"""|(?P<name>[^.\[\]"*\\\s]+))"""
 )
-_BELOW: Final = r"(?:\Z|\0)"
 
 
 class MemberPaths:
-    """Some paths, ready to be asked."""
+    """Some paths, ready to be asked: the steps of all of them are the bits of a number, of which those are set that
+    come next. Each step into a value takes a few operations, whatever the paths are."""
 
     def __init__(self, written: Iterable[str]) -> None:
-        steps = [parsed(path) for path in written]
-        self._find = re.compile("|".join(f"(?:{''.join(map(_regex, one))}){_BELOW}" for one in steps), re.DOTALL).match
-        self.names: tuple[bytes | None, ...] = tuple(map(_last_name, steps))
+        every = [parsed(path) for path in written]
+        self._said: defaultdict[str | int, int] = defaultdict(int)
+        self._kinds: defaultdict[str, int] = defaultdict(int)
+        self._ends = begins = 0
+        bit = 1
+        for steps in every:
+            begins |= bit
+            for kind, said in steps:
+                if kind in ("name", "quoted", "index"):
+                    self._said[int(said) if kind == "index" else said] |= bit
+                else:
+                    self._kinds[kind] |= bit
+                bit <<= 1
+            self._ends |= bit
+            bit <<= 1
+        self._begins = self._skipping(begins)
+        self._last: tuple[Path, int] = (), self._begins
+        """What was asked for last: others in the same list or object begin in the same way."""
+        names = [_last_name(steps) for steps in every]
+        self.names: tuple[bytes | None, ...] = tuple(names)
         """The last name of each path, None where it has none: where none of them stands, no path leads anywhere."""
+        known = b"|".join([re.escape(name) for name in names if name is not None])
+        self._quoted = None if None in names else re.compile(rb"[\"'](?:%b)\\*+[\"']" % known)
 
     def lead_to(self, path: Path) -> bool:
         """Whether one of them leads to a value, or to something that it is in."""
-        return self._find("".join([f"\0k{one}" if isinstance(one, str) else f"\0i{one}" for one in path])) is not None
+        return bool(self._at(path) & self._ends)
+
+    def quoted_below(self, path: Path, text: bytes) -> bool:
+        """Whether one of them may lead into a text there that should be JSON and is none: its last name stands in it in
+        quotes."""
+        return self._at(path) != 0 and (self._quoted is None or self._quoted.search(text) is not None)
+
+    def _at(self, path: Path) -> int:
+        """The steps that come next where a path has led to."""
+        outer, bits = self._last
+        if outer != path[:-1]:
+            outer, bits = path[:-1], self._begins
+            for step in outer:
+                bits = self._into(bits, step)
+            self._last = outer, bits
+        return self._into(bits, path[-1]) if path else bits
+
+    def _into(self, bits: int, step: str | int) -> int:
+        kinds = self._kinds
+        met = kinds["any"] | self._said.get(step, 0) | (kinds["each"] if isinstance(step, int) else 0)
+        # What is below an end is led to as well.
+        return self._skipping((bits & met) << 1 | bits & (kinds["deep"] | self._ends))
+
+    def _skipping(self, bits: int) -> int:
+        """`**` may be no step at all."""
+        while (more := bits | (bits & self._kinds["deep"]) << 1) != bits:
+            bits = more
+        return bits
 
 
 Step: TypeAlias = tuple[str, str]
@@ -51,17 +98,6 @@ def parsed(path: str) -> list[Step]:
     if not steps or steps[-1][0] == "deep":
         raise ValueError(f"{path!r} names no member: write **.email, or * for all of them")
     return steps
-
-
-def _regex(step: Step) -> str:
-    kind, said = step
-    if kind == "deep":
-        return r"(?:\0[^\0]*+)*"
-    if kind == "any":
-        return r"\0[^\0]*+"
-    if kind in ("each", "index"):
-        return r"\0i\d++" if kind == "each" else rf"\0i{int(said)}(?!\d)"
-    return r"\0k" + re.escape(said) + r"(?=\Z|\0)"
 
 
 def _last_name(steps: list[Step]) -> bytes | None:

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.gateway.masking.looking import DEEPEST, Rules
 from penstock.gateway.masking.paths import MemberPaths
-from penstock.gateway.masking.patterns import Pattern
+from penstock.gateway.masking.patterns import Clock, Pattern
 
 _UNICODE: Final = re.compile(rb"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})")
 _SHORT: Final = [(b'\\"', b'"'), (b"\\/", b"/"), (b"\\n", b"\n"), (b"\\t", b"\t"), (b"\\r", b"\r"), (b"\\b", b"\b"),
@@ -22,15 +22,15 @@ _BACKSLASH: Final = b"\xff"
 """Stands for one meanwhile: no text in UTF-8 has this byte."""
 
 
-def possible(rules: Rules, body: bytes) -> Rules:
-    """Those of the rules that may find something in a body of JSON."""
+def possible(rules: Rules, body: bytes, clock: Clock) -> Rules:
+    """Those of the rules that may find something in a body of JSON; raises `Slow`."""
     levels = _levels(body)
     if levels is None:
         return rules
     patterns, paths = rules.patterns, [one for one in rules.paths if any(_named(one[1], level) for level in levels)]
     together = rules.any_pattern
-    if together is None or together.at_edges or any(together.stands_in(level) for level in levels):
-        patterns = [one for one in patterns if one[1].at_edges or _stands(one[1], levels)]
+    if together is None or together.at_edges or _stands(together, levels, clock):
+        patterns = [one for one in patterns if one[1].at_edges or _stands(one[1], levels, clock)]
     else:
         patterns = []
     return Rules(patterns, paths, together if len(patterns) > 1 else None)
@@ -45,12 +45,12 @@ def is_json(body: bytes) -> bool:
     return True
 
 
-def _stands(pattern: Pattern, levels: list[bytes]) -> bool:
-    return any(pattern.stands_in(level) for level in levels)
+def _stands(pattern: Pattern, levels: list[bytes], clock: Clock) -> bool:
+    return any(pattern.stands_in(level, clock) for level in levels)
 
 
 def _named(paths: MemberPaths, level: bytes) -> bool:
-    return any(name is None or name + b'"' in level for name in paths.names)
+    return any(name is None or name + b'"' in level or name + b"'" in level for name in paths.names)
 
 
 def _levels(body: bytes) -> list[bytes] | None:

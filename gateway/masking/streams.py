@@ -1,19 +1,20 @@
 """Joins texts that a stream has cut over several events, so that a pattern finds what no event holds alone. Pure.
 
 Strings at the same place of several events are one text: the same path, where elements of lists count by their `index`
-if they say one, and the same numbers and ids of blocks beside. So nothing is known of a wire format; a new one is
-joined too. Members that are said again in each event, such as `id` and `model`, are not joined.
+if they say one, and the same numbers and ids of blocks beside. Where a stream tells kinds of text apart, as thoughts
+from answers, or moves elements of a list, those that may be one are joined as well. So nothing is known of a wire
+format; a new one is joined too. Members that are said again in each event, such as `id` and `model`, are not joined.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any, Final, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from penstock.gateway.masking.json_walk import Found
 from penstock.gateway.masking.paths import Path
-from penstock.gateway.masking.text import Text, literal
+from penstock.gateway.masking.text import Text, literal, plain
 
 _AGAIN: Final = frozenset({
     "id", "object", "model", "type", "role", "event", "status", "system_fingerprint", "service_tier", "finish_reason",
@@ -30,34 +31,73 @@ _DONE: Final = b"[DONE]"
 """Ends streams of OpenAI."""
 
 
+_KINDS: Final = ("thought", "type")
+"""Members that say of the texts beside them what kind of text these are."""
+Key: TypeAlias = tuple[object, ...]
+
+
+class Channel(NamedTuple):
+    """Texts that may be one."""
+
+    path: Path
+    parts: list[Text]
+    exact: bool
+    """Whether they are of the same place and kind, so that they are one for sure."""
+
+
+def in_pieces(one: Found) -> bool:
+    """Whether a text may go on in another event."""
+    return not (one.path and one.path[-1] in _AGAIN)
+
+
 class Channels:
-    """The texts of a stream, by where they stand in its events."""
+    """The texts of a stream, by where they stand in its events and what kind of text they are."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[object, ...], tuple[Path, list[Text]]] = {}
+        self._all: dict[Key, Channel] = {}
 
-    def add(self, event: Text, found: Iterable[Found]) -> None:
+    def add(self, event: Text, found: Sequence[Found]) -> None:
         """Takes one event."""
-        found = list(found)
         places = {one.path: event.data[one.start : one.end] for one in found if _is_place(one)}
         beside = tuple([(path, said) for path, said in places.items() if len(path) == 1])
+        kinds = {one.path: plain(event.data[one.start : one.end]) for one in found if _says_kind(one)}
+        known: dict[Path, tuple[Key, Key]] = {}
         for one in found:
-            if one.kind == "text" and not (one.path and one.path[-1] in _AGAIN):
-                key = (beside, *_placed(one.path, places))
-                self._parts.setdefault(key, (one.path, []))[1].append(literal(event, one.start, one.end))
+            if one.kind != "text" or not in_pieces(one):
+                continue
+            outer, text = one.path[:-1], literal(event, one.start, one.end)
+            if outer not in known:
+                known[outer] = (beside, *_placed(outer, places)), _kind(kinds, outer)
+            place, kind = known[outer]
+            for key in _keys((*place, *one.path[-1:]), kind):
+                self._all.setdefault(key, Channel(one.path, [], key[0] == _EXACT)).parts.append(text)
 
     def add_text(self, event: Text) -> None:
         """Takes an event that is no JSON."""
-        self._parts.setdefault((), ((), []))[1].append(event)
+        self._all.setdefault((), Channel((), [], True)).parts.append(event)
 
-    def cut_apart(self) -> list[tuple[Path, list[Text]]]:
-        """Texts of several pieces, with their paths."""
-        return [(path, parts) for path, parts in self._parts.values() if len(parts) > 1]
+    def joined(self) -> list[Channel]:
+        """Texts of one or more pieces, those that are one for sure last."""
+        exact = {tuple(map(id, one.parts)): one for one in self._all.values() if one.exact}
+        wide = {tuple(map(id, one.parts)): one for one in self._all.values() if len(one.parts) > 1}
+        return [*[one for key, one in wide.items() if key not in exact], *exact.values()]
+
+
+_EXACT, _ANY_KIND, _ANY_PLACE = range(3)
+
+
+def _keys(place: Key, kind: Key) -> Iterator[Key]:
+    """What a text is joined by: with those at its place of its kind; with those at its place, as only the first event
+    may say the kind; and with those of its kind elsewhere in a list, as events may leave out what has ended."""
+    yield _EXACT, place, kind
+    yield _ANY_KIND, place
+    if any(isinstance(step, int) for step in place):
+        yield _ANY_PLACE, tuple([None if isinstance(step, int) else step for step in place]), kind
 
 
 def joined_texts(events: Iterable[bytes]) -> list[bytes] | None:
     """What `Channels` would join of these events, as texts alone; None where one is read better with care."""
-    parts: dict[tuple[object, ...], list[str]] = {}
+    strings = _Strings()
     for event in events:
         if event[:1] not in (b"{", b"["):
             return None
@@ -68,10 +108,10 @@ def joined_texts(events: Iterable[bytes]) -> list[bytes] | None:
         except (ValueError, RecursionError):
             if event != _DONE:
                 return None
-            parts.setdefault((), []).append("")
+            strings.add((), (), "")
             continue
-        _gather(value, (_beside(value),), parts)
-    return ["".join(one).encode("utf-8", "surrogatepass") for one in parts.values() if len(one) > 1]
+        strings.gather(value, (_beside(value),))
+    return strings.joined()
 
 
 class _Twice(Exception):
@@ -88,33 +128,77 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _beside(value: Any) -> object:
     if not isinstance(value, dict):
         return None
-    return tuple([(key, said) for key, said in cast(dict[str, Any], value).items() if key in _PLACES])
+    return tuple([(key, str(said)) for key, said in cast(dict[str, Any], value).items() if key in _PLACES])
 
 
-def _gather(value: Any, key: tuple[object, ...], parts: dict[tuple[object, ...], list[str]]) -> None:
-    if isinstance(value, dict):
-        for name, inner in cast(dict[str, Any], value).items():
-            if isinstance(inner, str):
-                if name not in _AGAIN:
-                    parts.setdefault((*key, name), []).append(inner)
-            elif isinstance(inner, dict | list):
-                _gather(inner, (*key, name), parts)
-    elif isinstance(value, list):
-        for at, inner in enumerate(cast(list[Any], value)):
-            # An element counts by the index that it says, if it says one.
-            said = cast(dict[str, Any], inner).get("index") if isinstance(inner, dict) else None
-            place = (*key, at if said is None else str(said))
-            if isinstance(inner, str):
-                parts.setdefault(place, []).append(inner)
-            else:
-                _gather(inner, place, parts)
+class _Strings:
+    """The texts of `Channels` without their places."""
+
+    def __init__(self) -> None:
+        self._all: dict[Key, list[str]] = {}
+        self._known: dict[Key, list[list[str]]] = {}
+
+    def add(self, place: Key, kind: Key, text: str) -> None:
+        """Takes a text."""
+        channels = self._known.get((place, kind))
+        if channels is None:
+            channels = [self._all.setdefault(key, []) for key in _keys(place, kind)]
+            self._known[place, kind] = channels
+        for one in channels:
+            one.append(text)
+
+    def joined(self) -> list[bytes]:
+        """What is cut apart, in one piece."""
+        texts = {"".join(one) for one in self._all.values() if len(one) > 1}
+        return [one.encode("utf-8", "surrogatepass") for one in texts]
+
+    def gather(self, value: Any, place: Key) -> None:
+        """Takes what stands in an event."""
+        if isinstance(value, dict):
+            found = cast(dict[str, Any], value)
+            kind = tuple([(name, str(found[name])) for name in _telling(len(place) > 1) if name in found])
+            for name, inner in found.items():
+                if isinstance(inner, str):
+                    if name not in _AGAIN:
+                        self.add((*place, name), kind, inner)
+                elif isinstance(inner, dict | list):
+                    self.gather(inner, (*place, name))
+        elif isinstance(value, list):
+            for at, inner in enumerate(cast(list[Any], value)):
+                # An element counts by the index that it says, if it says one.
+                said = cast(dict[str, Any], inner).get("index") if isinstance(inner, dict) else None
+                there = (*place, at if said is None else str(said))
+                if isinstance(inner, str):
+                    self.add(there, (), inner)
+                else:
+                    self.gather(inner, there)
+
+
+def _telling(inside: bool) -> tuple[str, ...]:
+    """Members that say the kind of the texts beside them. An event names what it is of beside its text."""
+    return _KINDS if inside else (*_KINDS, "id")
+
+
+def _says_kind(one: Found) -> bool:
+    return (
+        one.kind in ("text", "integer", "other")
+        and one.path[-1:] != ()
+        and (one.path[-1] in _telling(len(one.path) > 1))
+    )
+
+
+def _kind(kinds: dict[Path, bytes], outer: Path) -> Key:
+    if not kinds:
+        return ()
+    there = [(*outer, name) for name in _telling(bool(outer))]
+    return tuple([(path[-1], kinds[path]) for path in there if path in kinds])
 
 
 def _is_place(one: Found) -> bool:
     return one.kind in ("integer", "text") and bool(one.path) and one.path[-1] in _PLACES
 
 
-def _placed(path: Path, places: dict[Path, bytes]) -> tuple[object, ...]:
+def _placed(path: Path, places: dict[Path, bytes]) -> Key:
     """The path with elements by the index that they say."""
     if not places:
         return path

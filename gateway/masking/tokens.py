@@ -7,19 +7,26 @@ its bodies: readers take that for an engine that gave none, and training passes 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
 from penstock.gateway.masking.json_walk import Found, Malformed, walk
+from penstock.gateway.masking.looking import zeroed
 from penstock.gateway.masking.text import Text
 
-_SAID_BY_TOKENS: Final = frozenset({
-    "token_ids", "prompt_token_ids", "response_token_ids", "output_token_ids", "input_token_ids", "output_ids",
-    "input_ids", "tokens", "prompt_tokens_ids", "logprobs", "prompt_logprobs", "top_logprobs", "logprobsResult",
-    "output_token_logprobs", "input_token_logprobs", "completion_probabilities",
-})  # fmt: skip
-_ASKED_BY_TOKENS: Final = frozenset({"prompt", "input", "inputs"})
-_LISTS: Final = re.compile(rb'"(?:prompt|inputs?|input_ids)"\s*:\s*\[\s*(?:\[\s*)?-?\d')
+_SAID: Final = re.compile(
+    r"tokens|top_tokens|prefill|prompt_fragments|logprobsResult|completion_probabilities|token_strs|\w*logprobs"
+)
+"""Members that say a text by its tokens, whatever they hold."""
+_IDS: Final = re.compile(r"prompt|inputs?|context|\w*_ids")
+"""Members that do if they hold integers and nothing else."""
+_TOKEN: Final = ("token", "id")
+_NAMED: Final = re.compile(
+    rb'"(?:\w*_ids|\w*logprobs|(?:top_)?tokens|token_strs|logprobsResult|prefill|prompt_fragments|context'
+    rb'|completion_probabilities)"'
+)
+_LISTS: Final = re.compile(rb'"(?:prompt|inputs?|tokens|prompt_ids|(?:\w*token|input)_ids)"\s*:\s*\[\s*(?:\[\s*)?-?\d')
 
 
 def asks_by_tokens(body: bytes) -> bool:
@@ -28,30 +35,31 @@ def asks_by_tokens(body: bytes) -> bool:
 
 
 def take_out(texts: Iterable[Text]) -> None:
-    """Takes them out of some JSON."""
+    """Takes them out of some JSON. What cannot be read and has one of these members becomes asterisks."""
     for text in texts:
         try:
             documents = walk(text.data, containers=True)
         except Malformed:
+            if _NAMED.search(text.data) is not None:
+                _ = text.write(0, len(text.data))
             continue
         for found in documents:
             _take_out(text, found)
 
 
 def _take_out(text: Text, found: list[Found]) -> None:
-    others = {one.path[:-1] for one in found if one.kind in ("text", "key")}
+    scalars = [one for one in found if one.kind != "container"]
+    starts, whole = [one.start for one in scalars], [0]
+    for one in scalars:
+        whole.append(whole[-1] + (one.kind == "integer"))
+        if one.kind == "integer" and one.path[-2:] == _TOKEN:
+            _ = text.write(one.start, one.end, zeroed(text.data[one.start : one.end]))
     for one in found:
-        if one.kind != "container" or not one.path:
+        name = one.path[-1] if one.path and one.kind == "container" else None
+        if not isinstance(name, str):
             continue
-        name, at = one.path[-1], one.path
-        if name in _SAID_BY_TOKENS or (name in _ASKED_BY_TOKENS and at not in others and _is_numbers(found, at)):
+        first, last = bisect_left(starts, one.start), bisect_left(starts, one.end)
+        numbers = 0 < last - first == whole[last] - whole[first]
+        if _SAID.fullmatch(name) or (numbers and _IDS.fullmatch(name)):
             size = one.end - one.start
             _ = text.write(one.start, one.end, b"null".ljust(size) if size >= 4 else b"[" + b"]".rjust(size - 1))
-
-
-def _is_numbers(found: list[Found], path: tuple[str | int, ...]) -> bool:
-    """Whether a list holds integers and nothing else."""
-    inner = [
-        one for one in found if len(one.path) > len(path) and one.path[: len(path)] == path and one.kind != "container"
-    ]
-    return bool(inner) and all(one.kind == "integer" for one in inner)

@@ -40,7 +40,7 @@ class LastMiss(Noun):
     why: Why | Unread
     """Why its text passed as it came."""
     difference: Difference | None = None
-    """Where the text differs; None where it does not, or could not be read."""
+    """Where the text differs; None where it does not, could not be read, or has a secret."""
 
 
 class Coverage(Noun):

@@ -132,6 +132,11 @@ class Secrets:
         return self
 
     @property
+    def by_place(self) -> bool:
+        """Whether more is hidden by where it stands, which a text alone does not tell."""
+        return False
+
+    @property
     def masked(self) -> bool:
         """Whether a rule has masked something, or failed, since the notes began."""
         return False
@@ -142,12 +147,24 @@ class Secrets:
         return {}
 
 
+def distinct(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of these members. Keys that masking has made equal are numbered, so that none is lost."""
+    made, number = dict[str, Any](), 1
+    for key, item in members:
+        name = key
+        while name in made:
+            number += 1
+            name = f"{key} {number}"
+        made[name] = item
+    return made
+
+
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
         items = cast(dict[str, Any], value).items()
-        return {change(key): _mapped(item, change) for key, item in items}
+        return distinct((change(key), _mapped(item, change)) for key, item in items)
     return [_mapped(item, change) for item in cast(list[Any], value)] if isinstance(value, list) else value
 
 

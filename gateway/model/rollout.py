@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from penstock.gateway.model.base import LONGEST_S, Id, Mode, Noun, Origin
 from penstock.gateway.model.span import Span
+
+_REWARD: Final = "penstock.reward."
+"""Begins the names of the attributes that hold a reward."""
 
 
 class RolloutStatus(StrEnum):
@@ -159,13 +162,13 @@ class Reward(Judgement):
 
     def attributes(self) -> dict[str, Any]:
         """As a span holds it."""
-        return {f"penstock.reward.{name}": value for name, value in self.model_dump(exclude_defaults=True).items()}
+        return {_REWARD + name: value for name, value in self.model_dump(exclude_defaults=True).items()}
 
     @classmethod
     def of(cls, span: Span) -> Reward:
         """The reward that a span of kind `reward` holds."""
-        found = (span.attributes or {}).items()
-        return cls(**{name.removeprefix("penstock.reward."): value for name, value in found})
+        said = span.attributes or {}
+        return cls(**{name: said[_REWARD + name] for name in cls.model_fields if _REWARD + name in said})
 
 
 class Attempt(Noun):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from penstock.gateway.http import redact
+from penstock.gateway.model.known_secrets import Secrets, distinct
 from penstock.gateway.model.lifecycle import LIVE, after_attempt
 from penstock.gateway.model.queue import RewardAnswer
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Reward, Rollout, RolloutStatus
@@ -35,13 +37,13 @@ class SpanOperations(Attempts):
         late = status_of(live) not in LIVE
         reward = Reward(**dict(judgement), trusted=trusted, late=late)
         # An agent's reward must not keep a trusted one with the same key out.
-        key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + reward.key.encode()
+        key = None if reward.key is None else live.key + (b"t" if trusted else b"u") + _digest(reward.key)
         earlier = None if key is None or known_new else self._tape.get("rewards", key)
         if earlier is not None:
             return int.from_bytes(earlier), reward, False
         entry = Entry(*live.name, kind="reward", name="reward", method="", status="ok", start_ns=now, end_ns=now)
         secrets = self._tape.secrets.noting()
-        entry.attributes = {**secrets.json(reward.attributes()), **secrets.noted}
+        entry.attributes = without_secrets(reward, secrets).attributes() | secrets.noted
         self._tape.record(entry, seen_ns=0)
         if key is not None:
             self._tape.put("rewards", key, keys.u32(entry.sequence))
@@ -81,6 +83,18 @@ class SpanOperations(Attempts):
         if secrets.noted:
             kept = (kept or {}) | secrets.noted
         return replace(entry, sequence=0, name=name, error=error, attributes=kept)
+
+
+def _digest(key: str) -> bytes:
+    """What stands for the key of a reward, which may say what the tape may not have."""
+    return hashlib.sha256(key.encode()).hexdigest().encode()
+
+
+def without_secrets(reward: Reward, secrets: Secrets) -> Reward:
+    """Numbers and what only takes a few values stay, or it would be no reward any more."""
+    reason, key = secrets.texts((reward.reason, reward.key))
+    dimensions = distinct((secrets.text(name), score) for name, score in reward.dimensions.items())
+    return reward.model_copy(update={"reason": reason, "key": key, "dimensions": dimensions})
 
 
 def check_span(live: CachedAttempt, judgement: Judgement) -> None:

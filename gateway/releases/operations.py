@@ -219,8 +219,12 @@ class ReleaseOperations:
     def _write(self, release: Release, entry: Entry, now: int) -> Release:
         """The release and its next link."""
         release.revision += 1
+        hidden = self._tape.secrets.text
+        release.author = hidden(release.author)
         link = entry.model_copy(
             update={
+                "who": entry.who if entry.who == GATEWAY else hidden(entry.who),
+                "why": hidden(entry.why),
                 "number": release.revision,
                 "at_ns": now,
                 "after": release.stage,

@@ -56,6 +56,8 @@ class RunOperations:
 
     def start(self, new: NewRun, now: int) -> Run:
         """Starts a run; the same again is the one that is there."""
+        hidden = {"config": self._tape.secrets.json(new.config), "name": self._tape.secrets.text(new.name)}
+        new = new.model_copy(update=hidden)
         config = json.dumps(new.config, ensure_ascii=False).encode()
         if len(config) > MOST_CONFIG:
             raise Refused("invalid", f"config: {len(config):,} bytes of JSON; at most {MOST_CONFIG:,}", "config")
@@ -96,10 +98,12 @@ class RunOperations:
         for made in said.made:
             if made not in run.made:
                 run.made.append(made)
-        run.message = run.message if said.message is None else said.message
+        run.message = run.message if said.message is None else self._tape.secrets.text(said.message)
         run.steps = said.steps or run.steps
         if said.tree is not None:
-            tree = said.tree.model_dump_json(exclude_defaults=True).encode()
+            hidden = self._tape.secrets.text
+            every = [one.model_copy(update={"claim": hidden(one.claim)}) for one in said.tree.candidates]
+            tree = said.tree.model_copy(update={"candidates": every}).model_dump_json(exclude_defaults=True).encode()
             self._tape.put("run_trees", keys.rollout_key(name), tree)
         return self._heard(book, now)
 
@@ -114,7 +118,7 @@ class RunOperations:
             message = f"run {name!r} has {run.status} already"
             raise Refused("conflict", message, "status", end.status)
         run.status, run.ended_ns = end.status, now
-        run.message = run.message if end.message is None else end.message
+        run.message = run.message if end.message is None else self._tape.secrets.text(end.message)
         return self._heard(book, now)
 
     # -- points ------------------------------------------------------------------------------------------------------
@@ -207,6 +211,7 @@ class RunOperations:
         return kept
 
     def _put_event(self, run: str, event: RunEvent, now: int) -> bool:
+        event = event.model_copy(update={"text": self._tape.secrets.text(event.text)})
         key = event_key(run, event, now)
         if self._tape.get("run_events", key) is not None:
             return False

@@ -4,7 +4,9 @@ which they are in the same API over HTTP, so everybody reads them in the same wa
 
 from __future__ import annotations
 
+import re
 from time import monotonic
+from typing import Final
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.http.errors import Refusal, UpstreamFault
@@ -14,6 +16,8 @@ from penstock.gateway.proxy.recording import SLOTS, Recording
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
 from penstock.gateway.proxy.websocket.way import Carrier, check_passing
+
+_LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 
 
 class Response(Recording):
@@ -82,7 +86,7 @@ class Response(Recording):
             self.started = True
             self._move(State.STREAMING)
         self.touched = now
-        self.record.arrived([b"data: %b\n\n" % message], now)
+        self.record.arrived([as_event(message)], now)
 
     def complete(self, status: int) -> None:
         """Its last message was heard."""
@@ -129,13 +133,18 @@ class Response(Recording):
         """Ends it, and its connection, with a message of the gateway's own."""
         said, record = self._on.refusal(refusal), self.record
         if self.state in (State.SENT, State.STREAMING):
-            record.arrived([b"data: %b\n\n" % said], monotonic())
+            record.arrived([as_event(said)], monotonic())
         else:
             record.pool = None
-            record.answered(refusal.status, b"data: %b\n\n" % said)
+            record.answered(refusal.status, as_event(said))
         self._end("error", refusal.kind)
         self._on.refuse(refusal, said)
         self._shared.recorder.put(record, self._recorded)
+
+
+def as_event(message: bytes) -> bytes:
+    """A message as an event of a stream: each of its lines is data."""
+    return b"data: %b\n\n" % _LINE_END.sub(rb"\g<0>data: ", message)
 
 
 def _request(opening: Request, body: bytes, epoch_ns: int) -> Request:

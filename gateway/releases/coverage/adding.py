@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from penstock.gateway.dialects.text_spans import Place
 from penstock.gateway.model.coverage import Difference, LastMiss
+from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.prompts.nearest import Nearest, difference
 from penstock.gateway.prompts.rewrite import names_of
 from penstock.gateway.releases.catalog import Catalog
@@ -30,13 +31,15 @@ class Near(NamedTuple):
     resource: str
     """The resource."""
     difference: Difference | None
-    """Where it differs."""
+    """Where it differs; None also where the text has a secret."""
 
 
 class Adding:
     """Adds calls up."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Secrets) -> None:
+        """`secrets`: what is not shown of a text."""
+        self._secrets = secrets
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._near: OrderedDict[tuple[bytes, str | None], Near | None] = OrderedDict()
         self._new = NEW_TEXTS
@@ -88,7 +91,11 @@ class Adding:
     def _looked_for(self, place: Place) -> Near | None:
         text = place.text
         sent = self._nearest.of(text, names_of(place))
-        return None if sent is None else Near(sent.resource, difference(sent, text))
+        if sent is None:
+            return None
+        # A piece of a text does not tell whether a secret was cut in two.
+        shown = not self._secrets.by_place and self._secrets.text(text) is text
+        return Near(sent.resource, difference(sent, text) if shown else None)
 
     def _first(self, added: Added, rollout: str, name: str, matched: bool) -> None:
         """The first call of a rollout stands for all of it."""

@@ -51,7 +51,7 @@ class CoverageOperations:
         coverage.matched += added.matched
         coverage.missed = dict(Counter(coverage.missed) + added.missed)
         if added.last is not None and not self._forgotten(added.last.rollout):
-            coverage.last = self._without_secrets(added.last)
+            coverage.last = added.last
         turned: Turn | None = None
         for matched in added.rollouts:
             saw(coverage, matched)
@@ -65,12 +65,6 @@ class CoverageOperations:
         """Whether a rollout was forgotten since it called: what it said must not come back."""
         key = keys.rollout_key(rollout)
         return self._tape.get("forgotten", key) is not None and self._tape.rollout(rollout) is None
-
-    def _without_secrets(self, last: LastMiss) -> LastMiss:
-        if last.difference is not None:
-            hidden = {name: self._tape.secrets.text(getattr(last.difference, name)) for name in ("found", "wanted")}
-            last.difference = last.difference.model_copy(update=hidden)
-        return last
 
 
 def forget(tape: Transaction, name: str) -> None:

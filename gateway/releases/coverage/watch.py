@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.coverage.adding import Adding
 from penstock.gateway.releases.coverage.operations import Added, Changed, CoverageOperations
@@ -30,10 +31,11 @@ class Watch:
         metrics: Metrics,
         now_ns: Callable[[], int],
         fell: Callable[[str, Coverage], Awaitable[None]],
+        secrets: Secrets,
     ) -> None:
         """`fell` is told of each resource whose coverage has fallen."""
         self._pins, self._recorder, self._metrics, self._now_ns, self._fell = pins, recorder, metrics, now_ns, fell
-        self._adding = Adding()
+        self._adding = Adding(secrets)
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.gateway.calls.answer_masking import keep, rescaled, unencoded
+from penstock.gateway.calls.answer_masking import keep, masked_facts, rescaled, unencoded, without_tokens
+from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.dialects.base import EVENT_STREAM
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.redact import url as redact_url
@@ -67,9 +68,18 @@ def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor)
     secrets = redactor.secrets(question.request.headers, question.path).noting()
     encoding, stream = reply.header(b"content-encoding"), reply.stream
     came = About(reply.header(b"content-type"), answer=True, cut=reply.error == "too_large")
-    asked, kept = secrets.hide(question.body), keep(secrets, reply.body, encoding, about=came)
-    turn = question.dialect.read(asked, kept.plain, stream)
-    facts = question.dialect.facts(asked, kept.plain, stream)
+    dialect, asked, kept = (
+        question.dialect,
+        secrets.hide(question.body),
+        keep(secrets, reply.body, encoding, about=came),
+    )
+    if secrets.masked:
+        asked, kept = secrets.without_tokens(asked, About()), without_tokens(secrets, kept, came)
+        plain = decode_body(reply.body, encoding)[0] if encoding else reply.body
+        facts = masked_facts(dialect, asked, kept.plain, stream, dialect.facts(question.body, plain, stream))
+    else:
+        facts = dialect.facts(asked, kept.plain, stream)
+    turn = dialect.read(asked, kept.plain, stream)
     failed, problem = _failure(reply, turn, kept.plain, facts.failed)
     entry.status, entry.error = ("error", failed) if failed else ("ok", None)
     entry.http_status, entry.stream = reply.status, stream
@@ -79,7 +89,7 @@ def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor)
     entry.response_bytes, entry.truncated = reply.size, reply.error == "too_large"
     headers = unencoded(reply.headers) if kept.bare else reply.headers
     entry.body = Body(
-        redact_url(question.pool.url(question.path)),
+        secrets.text(redact_url(question.pool.url(question.path))),
         secrets.block(redactor.block(reply.sent)),
         asked,
         secrets.block(redactor.block(headers)),

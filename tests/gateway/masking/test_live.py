@@ -17,6 +17,7 @@ from fakes.tape import Tape
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer
+from penstock.gateway.dialects.sse import events
 from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
 from penstock.gateway.model.rollout import Judgement
 
@@ -34,7 +35,9 @@ paths = ["**.email"]
 
 def asked(stream: bool) -> dict[str, Any]:
     said = [{"role": "user", "content": f"my ticket is {NEEDLE}", "email": "ann@example.org"}]
-    return {"model": "m", "stream": stream, "messages": said}
+    return {"model": "m", "stream": stream, "messages": said} | (
+        {"stream_options": {"include_usage": True}} if stream else {}
+    )
 
 
 async def say(http: aiohttp.ClientSession, gateway: Gateway, rollout: str, stream: bool) -> bytes:
@@ -63,6 +66,9 @@ async def test_no_call_leaves_it_on_the_tape(
     async with Client(gateway.url) as client:
         _ = await client.reward("r1", "a1", Judgement(value=1.0, reason=f"about {NEEDLE}"))
         figures = (await (await http.get(gateway.url + "/metrics")).text()).splitlines()
+        _ = await client.reward("r1", "a1", Judgement(value=1.0, key=NEEDLE, dimensions={NEEDLE: 0.5}))
+        stats = await http.get(gateway.url + "/api/stats")
+        assert (stats.status, (await stats.json())["rewards"]["count"]) == (200, 2)
     assert 'penstock_masked_total{rule="tickets"} 5.0' in figures
     assert 'penstock_masking_failures_total{rule="people"} 0.0' in figures
     _ = await gateway.terminate()
@@ -91,6 +97,23 @@ async def test_a_call_whose_body_is_not_kept_is_still_ok_and_counted(
     assert_gone(gateway.data)
 
 
+async def test_what_a_call_has_cost_is_no_text(
+    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
+) -> None:
+    numbers = "[[masking]]\nname = \"numbers\"\npattern = '\\b\\d{1,6}\\b'\n"
+    gateway = await start_gateway(upstreams(openai=provider.openai_url) + numbers)
+    provider.script = [Answer("it is 12345"), Answer("it is 12345")]
+    plain, stream = await say(http, gateway, "r1", False), await say(http, gateway, "r2", True)
+    last = next(event for event in events(stream) if '"prompt_tokens"' in event.data)
+    for rollout, answer in (("r1", plain), ("r2", last.data)):
+        usage = json.loads(answer)["usage"]
+        (span,) = await Tape(gateway.url, http).spans(rollout, 1)
+        assert span.usage is not None
+        found = (span.usage.input_tokens, span.usage.output_tokens)
+        assert found == (usage["prompt_tokens"], usage["completion_tokens"]), rollout
+        assert (span.choices, span.finish, "numbers" in (span.attributes or {})[MASKED]) == (1, "stop", True)
+
+
 async def test_calls_of_tools_are_masked(start_gateway: StartGateway, http: aiohttp.ClientSession) -> None:
     async with mcp_server(sessions=False) as server:
         gateway = await start_gateway(config(server) + RULES)
@@ -99,8 +122,11 @@ async def test_calls_of_tools_are_masked(start_gateway: StartGateway, http: aioh
         status, answer = (await client.say(mcp_wire.call("echo", said)))[:2]
         assert status == 200
         assert NEEDLE in str(answer)
-        (span,) = await Tape(gateway.url, http).spans("r1", 1)
+        ask = {"jsonrpc": "2.0", "id": 2, "method": "resources/read", "params": {"uri": f"crm://tickets/{NEEDLE}"}}
+        _ = await client.say(ask)
+        span, read = await Tape(gateway.url, http).spans("r1", 2)
         assert set((span.attributes or {})[MASKED]) == {"tickets", "people"}
+        assert read.name == "resources/read crm://tickets/" + "*" * len(NEEDLE)
         _ = await gateway.terminate()
         assert_gone(gateway.data)
 

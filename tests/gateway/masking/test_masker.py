@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +15,10 @@ from penstock.gateway.masking.masker import Compiled, Masker, Tally, masker
 from penstock.gateway.masking.rules import MaskingRule
 from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
 from penstock.gateway.model.known_secrets import NONE, About, own_secrets
+from penstock.gateway.model.rollout import Reward
+from penstock.gateway.model.span import Span
 from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.queue.span_operations import without_secrets
 
 CARD = "4111111111111111"
 CARDS = MaskingRule(name="cards", pattern=r"\b\d{16}\b")
@@ -154,6 +158,21 @@ def test_texts_attributes_and_headers() -> None:
     assert one.json({"a": CARD, "ssn": 12, "ok": [1, "b"]}) == {"a": "*" * 16, "ssn": 10, "ok": [1, "b"]}
     assert one.block(f"X-Card: {CARD}\r\nB: c\r\n".encode()) == b"X-Card: " + b"*" * 16 + b"\r\nB: c\r\n"
     assert one.texts([None, CARD]) == [None, "*" * 16]
+
+
+def test_nothing_else_is_lost_with_what_is_masked() -> None:
+    one = made(MaskingRule(name="mail", pattern=r"[a-z]@x"))
+    assert one.json({"a@x": 1, "b@x": {"n": 2**70, "m": "a@x"}}) == {"***": 1, "*** 2": {"n": 2**70, "m": "***"}}
+    assert one.json({"half": "\ud83d", "m": "a@x"}) == {"half": "\ud83d", "m": "***"}
+    assert made(values=(b"sk-1", b"sk-2")).json({"sk-1": 1, "sk-2": 2}) == {"****": 1, "**** 2": 2}
+
+
+def test_numbers_of_a_reward_stay() -> None:
+    digits = made(MaskingRule(name="digits", pattern=r"\b\d\b|agent"))
+    told = Reward(value=1, span=7, source="agent", reason="7", key="7", dimensions={"7": 7, "8": 8}, trusted=False)
+    kept = without_secrets(told, digits)
+    assert kept == told.model_copy(update={"reason": "*", "key": "*", "dimensions": {"*": 7, "* 2": 8}})
+    assert Reward.of(cast(Span, SimpleNamespace(attributes=kept.attributes() | {MASKED: {"digits": 4}}))) == kept
 
 
 def test_known_values_are_hidden_as_well() -> None:

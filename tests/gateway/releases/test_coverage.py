@@ -23,6 +23,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.model.known_secrets import NONE
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import ResourceView
 from penstock.gateway.queue.operations import QueueOperations
@@ -204,7 +205,7 @@ async def test_what_is_being_added_up_when_the_gateway_stops_is_counted(
 
     async with counting() as provider, bench(tmp_path, provider) as made:
         context, figures = made.context, Metrics()
-        watch = Watch(context.pins, context.recorder, figures, context.now_ns, fell)
+        watch = Watch(context.pins, context.recorder, figures, context.now_ns, fell, NONE)
         watch.start()
         context.pins.notes.add("r1", ("travel",), ())
         async with asyncio.timeout(PATIENCE):

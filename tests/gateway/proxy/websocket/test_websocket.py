@@ -22,7 +22,9 @@ from fakes.tape import Tape
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from penstock.gateway.dialects.sse import events
 from penstock.gateway.model.attributes import PREWARM, WEBSOCKET
+from penstock.gateway.proxy.websocket.response import as_event
 
 Json = dict[str, Any]
 KEY = {"Authorization": "Bearer sk-not-real", "OpenAI-Beta": "responses_websockets=2026-02-06"}
@@ -419,3 +421,9 @@ async def test_the_agents_sdk_speaks_it(rig: Rig, monkeypatch: pytest.MonkeyPatc
     assert done.final_output == "said 1"
     (span,) = await rig.tape.spans("r1", 1)
     assert (span.status, span.attributes) == ("ok", {WEBSOCKET: True})
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_a_message_of_several_lines_is_one_event(end: bytes) -> None:
+    (event,) = events(as_event(b'{"type": "x",' + end + b'"email": "bob@x"}'))
+    assert json.loads(event.data) == {"type": "x", "email": "bob@x"}
