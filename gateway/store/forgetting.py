@@ -10,6 +10,7 @@ What is deleted here is still in free pages of the file, until `overwriting` has
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -23,7 +24,11 @@ from penstock.gateway.store.tables import Tables
 from penstock.gateway.store.view import BLOCK, FORGOTTEN
 
 SPANS = 256
-"""About so many are wiped in one transaction."""
+"""About so many are wiped in one transaction, if there is time."""
+STEP_S = 0.02
+"""After so long no more are wiped in a transaction."""
+_TOGETHER = 32
+"""So many at least are wiped before it is looked whether there is time."""
 _SWEPT = 64
 """Segments of the log that are deleted in one transaction."""
 _SPANS = records.ATTEMPT.index("spans")
@@ -60,8 +65,8 @@ class Forgetting:
 
     def wipe(self, going: Sequence[tuple[int, Place]]) -> list[Place | None]:
         """Wipes some calls of hidden rollouts, of which the number is given and where to go on: those of the first, and
-        of as many more as fit. For each of them where to go on then; None when all of its calls are gone. Together
-        they cost less: the calls of rollouts that ran at the same time are in the same segments.
+        of as many more as there is time for. For each of them where to go on then; None when all of its calls are gone.
+        Together they cost less: the calls of rollouts that ran at the same time are in the same segments.
         """
         cursors: list[int] = []
         following: list[Place | None] = []
@@ -71,7 +76,12 @@ class Forgetting:
             found, after = self._cursors(number, place)
             cursors += found
             following.append(after)
-        self._wipe_calls(sorted(cursors))
+        until = time.monotonic() + STEP_S
+        for at, some in enumerate(self._portions(cursors)):
+            if at and time.monotonic() >= until:
+                return [going[0][1]]  # the next one goes by those that are wiped
+            self._wipe_calls(some)
+            self._batch.wrote = True
         for (number, _), after in zip(going, following, strict=False):
             if after is None:
                 self._delete_all("attempts", keys.number(number))
@@ -79,14 +89,25 @@ class Forgetting:
         self._batch.wrote = True
         return following
 
-    def _wipe_calls(self, cursors: Iterable[int]) -> None:
+    def _portions(self, cursors: Iterable[int]) -> Iterator[dict[int, set[int]]]:
+        """Those that are not wiped yet, by the last cursor of their segment of the log; whole segments at once."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for cursor in sorted(cursors):
+            if self._view.log_record(cursor) != FORGOTTEN:
+                found[self._log_key(cursor)].add(cursor)
+        portion: dict[int, set[int]] = {}
+        for last, some in found.items():
+            portion[last] = some
+            if sum(map(len, portion.values())) >= _TOGETHER:
+                yield portion
+                portion = {}
+        if portion:
+            yield portion
+
+    def _wipe_calls(self, gone: Mapping[int, set[int]]) -> None:
         edits: dict[int, bytes] = {}
-        gone: dict[int, set[int]] = defaultdict(set)
-        for cursor in cursors:
+        for cursor in (cursor for some in gone.values() for cursor in some):
             record = self._view.log_record(cursor)
-            if record == FORGOTTEN:
-                continue  # by a process that ended before it had wiped all
-            gone[self._log_key(cursor)].add(cursor)
             body = records.body_of(record[1 + keys.summary_key_length(record[1:]) :])
             if body is not None:
                 edits[body] = b""

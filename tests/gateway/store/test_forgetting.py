@@ -21,7 +21,7 @@ from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.queue.operations import QueueOperations
-from penstock.gateway.store import Store, codec, overwriting
+from penstock.gateway.store import Store, codec, forgetting, overwriting
 from penstock.gateway.store.cache import SHARED_BY
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.forgetting import SPANS, Place
@@ -214,6 +214,27 @@ def test_a_rollout_of_many_calls_is_wiped_step_by_step(store: Store) -> None:
     overwrite(store)
     assert searched(store.path, secret) == []
     assert len(list(store.spans("r1"))) == 3
+
+
+def test_a_step_ends_when_its_time_is_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps(rollout: str, seconds: float) -> int:
+        monkeypatch.setattr(forgetting, "STEP_S", seconds)
+        entries = calls(rollout, needle(random.Random(12)), random.Random(13), 128, 4)
+        for at in range(0, len(entries), 16):
+            store.write(entries[at : at + 16])
+        hidden = Task(lambda tape: tape.forgetting.hide(rollout))
+        store.write([hidden])
+        place, count = Place(), 0
+        while place is not None:
+            step = Task(lambda tape, at=place: tape.forgetting.wipe([(hidden.result or 0, at)]))
+            store.write([step])
+            assert step.result is not None
+            (place,) = step.result
+            count += 1
+        return count
+
+    assert steps("r0", 60.0) == 1
+    assert steps("r1", 0.0) == 4
 
 
 def test_a_step_that_ends_within_a_segment_leaves_the_rest_for_the_next(store: Store) -> None:
