@@ -79,6 +79,8 @@ class Overwriting:
         """Where to go on behind the last page; None when nothing is left there."""
         self._seen = set[int]()
         """Free pages that a reader may still see, or that the next process would go back to."""
+        self._read: tuple[int, list[_Free]] = (-1, [])
+        """The list of free pages, and the transaction that it is as of."""
         self.overwritten = 0
         """Pages that had something in them."""
 
@@ -105,7 +107,7 @@ class Overwriting:
             if self._behind is not None:
                 self._rest(self._behind, meta)
                 return True
-            oldest, free = min(oldest, meta.transaction), list(self._free(meta.free_root))
+            oldest, free = min(oldest, meta.transaction), self._all_free(meta)
             if self.waits:
                 self._again(free, oldest)
             else:
@@ -227,6 +229,12 @@ class Overwriting:
         (free_root,) = struct.unpack_from("<Q", head, _DBS + 40)
         last_page, transaction = struct.unpack_from("<QQ", head, _DBS + 2 * 48)
         return _Meta(page_bytes, free_root, last_page, transaction)
+
+    def _all_free(self, meta: _Meta) -> list[_Free]:
+        """A long list takes longer to read than the rest of a step: only where something was committed since."""
+        if self._read[0] != meta.transaction:
+            self._read = meta.transaction, list(self._free(meta.free_root))
+        return self._read[1]
 
     def _free(self, root: int) -> Iterator[_Free]:
         """All records of the list of free pages."""
