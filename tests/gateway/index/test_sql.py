@@ -344,12 +344,12 @@ def test_it_may_not_have_much(made: tuple[Path, dict[str, list[str]]]) -> None:
 
 
 def test_without_landlock_it_is_refused_unless_an_operator_has_asked_for_it(
-    made: tuple[Path, dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+    made: tuple[Path, dict[str, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "from penstock.gateway.index.sql import child, sandbox; sandbox.version = lambda: 0; child.main()"
     monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", code))
     path, files = made
-    link = Link(path.parent, "always", lambda: 0)
+    link = Link(tmp_path, "always", lambda: 0)
     monkeypatch.setattr(link, "files", lambda: files)
 
     async def run(kind: runner.Sandbox) -> bytes:
@@ -378,10 +378,10 @@ def test_a_process_that_dies_or_babbles_is_no_answer(ask: Asking, monkeypatch: p
 
 
 def test_a_client_that_leaves_leaves_nothing_behind(
-    made: tuple[Path, dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+    made: tuple[Path, dict[str, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, files = made
-    link, linking, left = Link(path.parent, "always", lambda: 0), threading.Event(), threading.Event()
+    link, linking, left = Link(tmp_path, "always", lambda: 0), threading.Event(), threading.Event()
 
     def slow() -> dict[str, list[str]]:
         linking.set()
@@ -403,10 +403,10 @@ def test_a_client_that_leaves_leaves_nothing_behind(
 
 
 def test_more_than_may_wait_are_refused(
-    made: tuple[Path, dict[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+    made: tuple[Path, dict[str, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, files = made
-    link = Link(path.parent, "always", lambda: 0)
+    link = Link(tmp_path, "always", lambda: 0)
     monkeypatch.setattr(link, "files", lambda: files)
     monkeypatch.setattr(runner, "MOST_WAITING", 2)
 
