@@ -100,8 +100,8 @@ async def get_stats(request: web.Request) -> web.Response:
     """Sums over spans, by model and by status, and the figures of the tape. They are over all spans where there is an
     index, else over the newest: `counted_spans` says how many they are, `complete` whether these are all."""
     control, asked = request.app[CONTROL], query_of(request, StatsQuery)
-    total = {} if control.index is None else {"total": control.index.total}
-    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps, control.metrics, **total))
+    total = None if control.index is None else control.index.total
+    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps, control.metrics, total))
 
 
 async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> Token:

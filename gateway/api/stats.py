@@ -116,10 +116,10 @@ NEWEST: Final = 10_000
 
 
 async def gather(
-    tape: Tape, most: int | None, gaps: int, metrics: Metrics, total: Callable[[], Totalled | None] = lambda: None
+    tape: Tape, most: int | None, gaps: int, metrics: Metrics, total: Callable[[], Totalled | None] | None = None
 ) -> Stats:
     """Figures over the `most` newest spans; None for all, where `total` asks an index that has them."""
-    found = await asyncio.to_thread(total) if most is None else None
+    found = await asyncio.to_thread(total) if most is None and total is not None else None
     sums = await _counted(tape, NEWEST if most is None else most) if found is None else _summed(found)
     return Stats(
         **sums,

@@ -19,8 +19,9 @@ from penstock.gateway.model.lifecycle import claimed
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices, Tokens
 from penstock.gateway.model.release_calls import rehearsed
-from penstock.gateway.model.rollout import Attempt, Rollout
+from penstock.gateway.model.rollout import REWARD_PREFIX, Attempt, Rollout
 from penstock.gateway.model.span import Span, Usage
+from penstock.gateway.model.summaries import last_seen_ns, reward
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.records import OWN, STYLE, USAGE
 from penstock.gateway.store.view import View
@@ -59,7 +60,6 @@ _KIND, _STATUS, _DIALECT, _UPSTREAM, _HTTP, _ERROR = map(
     STYLE.index, ("kind", "status", "dialect", "upstream", "http_status", "error")
 )
 _SHOWN: Final = {name: STYLE.index(name) for name in COLUMNS["spans"] if name in STYLE}
-_REWARD: Final = "penstock.reward."
 _OWN_USUAL: Final[list[Any]] = [Span.model_fields[name].default for name in OWN]
 _AT: Final = {name: at for at, name in enumerate(OWN)}
 
@@ -152,9 +152,9 @@ def span_row(head: Head, cursor: int, number: int, tools: list[str], prices: Pri
         own[_AT["response_bytes"]], shown["truncated"], own[_AT["retry_of"]],
         None if versions is None else released(versions), own[_AT["arm"]], tools, AMBIGUOUS in attributes,
         REPLAY_OF in attributes or SHADOW_OF in attributes or rehearsed(head.rollout),
-        _uncounted(style, usage), attributes.get(f"{_REWARD}value") if is_reward else None,
-        attributes.get(f"{_REWARD}source", "user") if is_reward else None,
-        attributes.get(f"{_REWARD}trusted", True) if is_reward else None,
+        _uncounted(style, usage), attributes.get(f"{REWARD_PREFIX}value") if is_reward else None,
+        attributes.get(f"{REWARD_PREFIX}source", "user") if is_reward else None,
+        attributes.get(f"{REWARD_PREFIX}trusted", True) if is_reward else None,
     )  # fmt: skip
 
 
@@ -180,9 +180,9 @@ def rollout_row(number: int, rollout: Rollout, attempts: list[Attempt]) -> Row:
     return (
         number, rollout.id, rollout.origin, rollout.mode, str(rollout.status),
         claimed(rollout.origin, rollout.status), rollout.group, rollout.priority, rollout.tries, rollout.created_ns,
-        max((attempt.last_seen_ns for attempt in attempts), default=rollout.created_ns), rollout.ended_ns,
+        last_seen_ns(rollout, attempts), rollout.ended_ns,
         any(attempt.totals.ambiguous for attempt in attempts),
-        next((attempt.reward for attempt in reversed(attempts) if attempt.reward is not None), None),
+        reward(attempts),
         [(name, text) for name, text in dict(flattened(rollout.metadata or {})).items() if text is not None],
     )  # fmt: skip
 

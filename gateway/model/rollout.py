@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from penstock.gateway.model.base import LONGEST_S, Id, Mode, Noun, Origin
 from penstock.gateway.model.span import Span
 
-_REWARD: Final = "penstock.reward."
+REWARD_PREFIX: Final = "penstock.reward."
 """Begins the names of the attributes that hold a reward."""
 
 
@@ -162,13 +162,13 @@ class Reward(Judgement):
 
     def attributes(self) -> dict[str, Any]:
         """As a span holds it."""
-        return {_REWARD + name: value for name, value in self.model_dump(exclude_defaults=True).items()}
+        return {REWARD_PREFIX + name: value for name, value in self.model_dump(exclude_defaults=True).items()}
 
     @classmethod
     def of(cls, span: Span) -> Reward:
         """The reward that a span of kind `reward` holds."""
         said = span.attributes or {}
-        return cls(**{name: said[_REWARD + name] for name in cls.model_fields if _REWARD + name in said})
+        return cls(**{name: said[REWARD_PREFIX + name] for name in cls.model_fields if REWARD_PREFIX + name in said})
 
 
 class Attempt(Noun):

@@ -14,9 +14,19 @@ def summarised(rollout: Rollout, attempts: Sequence[Attempt]) -> RolloutSummary:
         **dict(rollout),
         attempts=list(attempts),
         totals=reduce(add_totals, (attempt.totals for attempt in attempts), Totals()),
-        last_seen_ns=max((attempt.last_seen_ns for attempt in attempts), default=rollout.created_ns),
-        reward=next((attempt.reward for attempt in reversed(attempts) if attempt.reward is not None), None),
+        last_seen_ns=last_seen_ns(rollout, attempts),
+        reward=reward(attempts),
     )
+
+
+def last_seen_ns(rollout: Rollout, attempts: Sequence[Attempt]) -> int:
+    """When it was last heard of; ns since the epoch."""
+    return max((attempt.last_seen_ns for attempt in attempts), default=rollout.created_ns)
+
+
+def reward(attempts: Sequence[Attempt]) -> float | None:
+    """That of the newest attempt that has one."""
+    return next((attempt.reward for attempt in reversed(attempts) if attempt.reward is not None), None)
 
 
 def add_totals(a: Totals, b: Totals) -> Totals:

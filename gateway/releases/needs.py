@@ -13,6 +13,7 @@ from typing import Final
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.release import ARMS
 from penstock.gateway.model.resource import Audience, Need
+from penstock.gateway.model.summaries import last_seen_ns
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
 
@@ -63,5 +64,4 @@ def _unfinished(tape: Store, rollout: str, now_ns: int) -> bool:
         return True
     if found.origin == "queued":
         return found.status not in FINAL
-    heard = max((attempt.last_seen_ns for attempt in tape.attempts(rollout)), default=found.created_ns)
-    return now_ns - heard < QUIET_NS
+    return now_ns - last_seen_ns(found, tape.attempts(rollout)) < QUIET_NS

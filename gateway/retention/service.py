@@ -27,7 +27,7 @@ from penstock.gateway.model.forgotten import Forgotten, Holding
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.retention import ForgottenPage, HoldingList, RetentionRule, RetentionStatus
 from penstock.gateway.model.rollout import Rollout
-from penstock.gateway.model.summaries import summarised
+from penstock.gateway.model.summaries import last_seen_ns, summarised
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.retention.operations import (
     FORGOTTEN,
@@ -327,11 +327,13 @@ class Retention:
             yield self._rule_of(rollout, now) if self._may_go(rollout) else None
 
     def _rule_of(self, rollout: Rollout, now: int) -> Due | None:
-        row = summarised(rollout, self._store.attempts(rollout.id))
-        for rule, query in self._rules:
-            if row.last_seen_ns <= now - rule.after_ns and query.matches_rollout(row):
-                return Due(rollout.id, str(rule))
-        return None
+        attempts = self._store.attempts(rollout.id)
+        silent_ns = now - last_seen_ns(rollout, attempts)
+        due = [(rule, query) for rule, query in self._rules if rule.after_ns <= silent_ns]
+        if not due:
+            return None
+        row = summarised(rollout, attempts)
+        return next((Due(rollout.id, str(rule)) for rule, query in due if query.matches_rollout(row)), None)
 
     def _may_go(self, rollout: Rollout) -> bool:
         if rollout.status not in FINAL:

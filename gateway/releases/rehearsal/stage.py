@@ -171,16 +171,12 @@ class Rehearsal(Comparison):
     async def _look(self, leg: Leg) -> None:
         """Where a run stands, as the tape has it."""
         attempt, end = await background(lambda: self._read(leg))
-        if attempt is None and leg.state == "running":
-            end = End("failed", "it was forgotten")
-        elif attempt is None:
-            return
         if attempt is not None and attempt.status in LIVE:
             leg.state, leg.attempt = "running", attempt.id
         elif end is not None:
             leg.state, self._ends[leg.rollout] = "over", end
             self._progress.done += 1
-        else:
+        elif attempt is not None:
             leg.state, leg.attempt = "waiting", None
             self._rehearsals.changed()
 
@@ -188,7 +184,7 @@ class Rehearsal(Comparison):
         """(its newest attempt, how it has ended; None when it is not over, or must be done again)."""
         rollout = self._context.tape.rollout(leg.rollout)
         if rollout is None:
-            return None, None
+            return None, End("failed", "it was forgotten") if leg.state == "running" else None
         last = next(one for one in self._context.tape.attempts(leg.rollout) if one.id == rollout.attempt)
         if last.status in LIVE:
             return last, None

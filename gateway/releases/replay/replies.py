@@ -68,11 +68,8 @@ def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor)
     secrets = redactor.secrets(question.request.headers, question.path).noting()
     encoding, stream = reply.header(b"content-encoding"), reply.stream
     came = About(reply.header(b"content-type"), answer=True, cut=reply.error == "too_large")
-    dialect, asked, kept = (
-        question.dialect,
-        secrets.hide(question.body),
-        keep(secrets, reply.body, encoding, about=came),
-    )
+    dialect, asked = question.dialect, secrets.hide(question.body)
+    kept = keep(secrets, reply.body, encoding, about=came)
     if secrets.masked:
         asked, kept = secrets.without_tokens(asked, About()), without_tokens(secrets, kept, came)
         plain = decode_body(reply.body, encoding)[0] if encoding else reply.body

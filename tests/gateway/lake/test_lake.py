@@ -615,7 +615,7 @@ def test_a_bucket(store: Store, reached: dict[str, str], monkeypatch: pytest.Mon
         fill(lake_of(store, to, rows=10))
     die_in(store, to, 0)  # pyright: ignore[reportArgumentType] - it is only handed on
     store.write([*finished("r3"), *conversation(2, "gone")])
-    die_in(store, to, 5)  # pyright: ignore[reportArgumentType]
+    die_in(store, to, 5)  # pyright: ignore[reportArgumentType] - as above
     first, second = lake_of(store, to), lake_of(store, to)
     first.open()
     second.open()

@@ -26,6 +26,7 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.retention import RetentionStatus
 from penstock.gateway.model.rollout import Outcome
+from penstock.gateway.store.view import View
 
 INDEXED = '[index]\nwhen = "always"\n'
 
@@ -92,8 +93,8 @@ def said_on_tape(path: Path) -> str:
     return "\n".join(pieces)
 
 
-def _is_kept(view: object, number: int) -> bool:
-    return view.hole("bodies", number) is None and view.body_record(number) != b""  # type: ignore[attr-defined]
+def _is_kept(view: View, number: int) -> bool:
+    return view.hole("bodies", number) is None and view.body_record(number) != b""
 
 
 async def test_a_person_forgets_a_rollout(start_gateway: StartGateway, tmp_path: Path) -> None:
