@@ -24,6 +24,7 @@ from typing import Any, get_args
 from fakes.process import ROOT
 from pydantic import BaseModel
 
+from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.config import Config as Gateway
 from penstock.gateway.model.policy import Policy
 from penstock.sidecar.options import RunOptions
@@ -81,4 +82,4 @@ def said_of(model: type[BaseModel], path: str) -> str:
     first, _, rest = path.partition(".")
     field = model.model_fields[first]
     inner = table(field.annotation)
-    return said_of(inner, rest) if rest and inner is not None else " ".join((field.description or "").split())
+    return said_of(inner, rest) if rest and inner is not None else field_docs(model)[first]

@@ -25,9 +25,7 @@ class ConfigError(Exception):
 class Section(BaseModel):
     """Base of every table."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ ServedName = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
 class ModelVersion(BaseModel):
     """The content of a resource of kind `model`: one version of weights."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     upstream: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of the `[[upstream]]` that serves it."""

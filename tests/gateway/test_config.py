@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.config import Config, ConfigError, load
 from penstock.gateway.model.server_settings import McpServer
 
@@ -336,10 +337,10 @@ def test_documentation_and_code_name_the_same_keys() -> None:
     ("section", "key"), [one for one in keys_of_all_sections() if one[0] or one[1] not in SECTIONS]
 )
 def test_documentation_tells_the_default_and_the_docstring(section: str, key: str) -> None:
-    field = (model_of(section) if section else Config).model_fields[key]
+    model = model_of(section) if section else Config
+    field = model.model_fields[key]
     default, meaning = documented()[section, key]
-    assert field.description is not None
-    assert meaning.startswith(" ".join(field.description.split(" Default:")[0].split()))
+    assert meaning.startswith(field_docs(model)[key].split(" Default:")[0])
     if field.is_required():
         assert default == "required"
     elif field.default is not None:

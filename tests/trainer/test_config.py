@@ -15,6 +15,7 @@ pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or 
 from fakes.process import ROOT
 from fakes.settings import documented, read
 
+from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
 from penstock.trainer.config_evaluate import Suite
@@ -87,7 +88,7 @@ def test_every_setting_is_documented_and_exists() -> None:
         documented += [(section, *cells) for cells in re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", body, re.MULTILINE)]
     assert sorted((section, key) for section, key, _ in documented) == sorted(keys())
     for section, key, meaning in documented:
-        assert meaning == " ".join((sections()[section].model_fields[key].description or "").split()), (section, key)
+        assert meaning == field_docs(sections()[section])[key], (section, key)
 
 
 def test_the_documented_example_is_valid(tmp_path: Path) -> None:

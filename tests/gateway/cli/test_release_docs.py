@@ -12,6 +12,7 @@ from fakes.diagrams import diagram
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.canary import stages
 from penstock.gateway.cli.tables import GROUPS
 from penstock.gateway.model.policy import (
@@ -83,10 +84,10 @@ def default(name: str, field: FieldInfo) -> str:
 def table(title: str, model: type[BaseModel]) -> str:
     """The keys of a section, as the documentation has them."""
     lines = [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
+    docs = field_docs(model)
     for name, field in model.model_fields.items():
-        assert field.description, f"{model.__name__}.{name} says nothing of itself"
-        meaning = " ".join(field.description.split())
-        lines.append(f"| `{name}` | {kind(field.annotation)} | {default(name, field)} | {meaning} |")
+        assert name in docs, f"{model.__name__}.{name} says nothing of itself"
+        lines.append(f"| `{name}` | {kind(field.annotation)} | {default(name, field)} | {docs[name]} |")
     return "\n".join([*lines, "", ""])
 
 
