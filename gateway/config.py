@@ -115,9 +115,9 @@ class Route(Section):
     model: str
     """Model name as agents ask for it, or a pattern (`qwen*`)."""
     upstream: list[str] = Field(min_length=1)
-    """Name of the upstream, or several: the next is tried when one cannot be reached, before the first byte."""
-    alias: str | None = None
-    """Model name to send instead."""
+    """Name of the upstream, or several: the next is asked while one does not answer, before the first byte."""
+    alias: str | dict[str, str] | None = None
+    """Model name to send instead: one for all, or by the name of the upstream."""
     train: bool | Literal["exact"] = False
     """Whether the model is trained: its calls are recorded with token ids and log-probabilities. With `exact` a
     conversation also goes on from the very tokens that the engine made, not from a rendering of its text."""
@@ -131,6 +131,12 @@ class Route(Section):
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _names_its_own(self) -> Route:
+        if isinstance(self.alias, dict) and (others := self.alias.keys() - self.upstream):
+            raise ValueError(f"alias: {min(others)!r} is none of its upstreams: {', '.join(self.upstream)}")
+        return self
 
     @property
     def translates(self) -> bool:

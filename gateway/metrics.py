@@ -61,7 +61,11 @@ METRICS: dict[str, Figure] = {
     "penstock_commit_spans_total": Figure("counter", "Spans written by commits."),
     "penstock_tape_bytes": Figure("gauge", "Bytes of the tape in use."),
     "penstock_upstream_connections": Figure("gauge", "Connections to upstreams.", ("upstream", "state")),
-    "penstock_upstream_retries_total": Figure("counter", "Calls sent again before their first byte."),
+    "penstock_upstream_retries_total": Figure(
+        "counter",
+        "Calls that an upstream did not answer and that were sent again, to another or to it, by why.",
+        ("upstream", "why"),
+    ),
     "penstock_clients": Figure("gauge", "Connected clients."),
     "penstock_queue_rollouts": Figure("gauge", "Rollouts that wait to be claimed.", ("mode",)),
     "penstock_queue_oldest_seconds": Figure("gauge", "Age of the rollout that has waited longest."),
@@ -222,7 +226,7 @@ class Metrics:
         self.upstream_connections: dict[tuple[str, ...], int] = {}
         self.request_bytes = self.response_bytes = self.inflight_calls = self.clients = self.ambiguous_calls = 0
         self.recorder_queue_bytes = self.recorder_queue_calls = self.recording_gaps = self.forgotten_rollouts = 0
-        self.commits = self.commit_spans = self.tape_bytes = self.upstream_retries = 0
+        self.commits = self.commit_spans = self.tape_bytes = 0
         self.recorder_wait_seconds = 0.0
         self.queue_rollouts: dict[tuple[str, ...], int] = {}
         self.queue_oldest_seconds = 0.0
@@ -236,6 +240,7 @@ class Metrics:
         self.masking_failures: Counter[tuple[str, ...]] = Counter()
         self.mcp_definitions: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
+        self.upstream_retries: Counter[tuple[str, ...]] = Counter()
         self.upstream_waiting: dict[tuple[str, ...], int] = {}
         self.mcp_waiting: dict[tuple[str, ...], int] = {}
         self.mcp_breaker: dict[tuple[str, ...], int] = {}

@@ -49,7 +49,7 @@ class RouteView(Noun):
     """Model name as agents ask for it, or a pattern (`qwen*`)."""
     upstreams: list[str]
     """Names of the upstreams that are tried in turn."""
-    alias: str | None
+    alias: str | dict[str, str] | None
     """Model name that is sent instead."""
     train: bool | Literal["exact"]
     """Whether its calls are recorded with token ids, as training needs them."""

@@ -19,37 +19,35 @@ from typing import Final
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.framing import Framing
-from penstock.gateway.calls.record import whole
+from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal, UpstreamFault, internal_fault
 from penstock.gateway.http.headers import framed
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.release import Pin
+from penstock.gateway.proxy.choosing import Choosing
 from penstock.gateway.proxy.parts import Send
 from penstock.gateway.proxy.plan import Wait, plan, plan_given
-from penstock.gateway.proxy.recorded_call import RecordedCall
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
 from penstock.gateway.releases.catalog import Uses
 from penstock.gateway.upstreams.pool import Pool
 
 
-class Call(RecordedCall):
+class Call(Choosing):
     """One call. It is in `Shared.running` from `run` until it is handed to the recorder."""
 
-    __slots__ = ("_asked_again", "_given", "_pools", "_refusal", "_sent")
+    __slots__ = ("_aliases", "_asked_again", "_given", "_sent")
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
-        self._pools: list[Pool] = []
-        """Upstreams that have not been tried."""
         self._given: tuple[Uses, Mapping[str, Pin]] | None = None
         """What it uses of the catalog, and what its rollout was given of it."""
+        self._aliases: Mapping[str, str] = {}
+        """What upstreams call the model, where they do not all call it the same."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
         self._asked_again = False
-        self._refusal: tuple[bytes, bytes] | None = None
-        """Head and body of an answer with status 400 that is held until it is whole."""
 
     def run(self, began: float) -> None:
         """Begins it, and ends it if that fails. `began`: when its request was whole."""
@@ -98,7 +96,7 @@ class Call(RecordedCall):
 
     def _adopt(self, send: Send) -> None:
         record = self.record
-        self._pools, self._parts, self._given = send.pools, send.parts, send.given
+        self._pools, self._parts, self._given, self._aliases = send.pools, send.parts, send.given, send.aliases
         self.request.headers = send.headers
         record.call, record.body, record.convert, record.captured = send.call, send.body, send.convert, send.captured
         record.versions, record.arm, record.texts = send.versions, send.arm, send.texts
@@ -111,6 +109,8 @@ class Call(RecordedCall):
         """To the next upstream that may serve it."""
         record = self.record
         record.pool = pool = self._pools.pop(0)
+        if self._aliases:
+            record.body = replace_model(record.body, self._aliases[pool.name])
         if self._admitted.packed is not None:
             self._pack(self._admitted.packed)
         length = len(record.body) if record.changed else None
@@ -164,7 +164,7 @@ class Call(RecordedCall):
         """The gate was not opened in time, or a part of it finds no way: the next upstream, or a clear answer."""
         self._leave = None
         if self._pools:
-            self._try_next()
+            self._try_next(refusal.kind)
         else:
             self._fail(refusal)
 
@@ -180,15 +180,10 @@ class Call(RecordedCall):
             self._move(State.PLANNING)
             self._reach(pool)
         elif self._pools:
-            self._try_next()
+            self._try_next(reason)
         else:
             status = 504 if reason == "connect_timeout" else 502
             self._fail(UpstreamFault(status, reason, f"{self._where()} could not be reached: {detail}"))
-
-    def _try_next(self) -> None:
-        self._shared.metrics.upstream_retries += 1
-        self._move(State.PLANNING)
-        self._forward()
 
     def _where(self) -> str:
         pool = self.record.pool
@@ -201,9 +196,8 @@ class Call(RecordedCall):
         record = self.record
         if connection.status == 404 and not self._asked_again and self._shared.pins.adapted(record.versions):
             self._ask_again()
-        elif connection.status == 400 and self._parts:
-            self._refusal = head, raw
-            self._consider(connection)
+        elif (connection.status == 400 and self._parts) or self._has_spare():
+            self._hold(connection, head, raw)
         else:
             self._tell(connection, head, raw)
 
@@ -217,22 +211,6 @@ class Call(RecordedCall):
         self._move(State.STREAMING)
         self._pass_on(connection, out)
 
-    def _consider(self, connection: UpstreamConnection) -> None:
-        """A refusal is held until it is whole: a part may know how to ask otherwise."""
-        assert self._refusal is not None
-        if not connection.done and len(self._refusal[1]) <= _REFUSAL:
-            return
-        (head, raw), self._refusal = self._refusal, None
-        told = whole(connection.pieces, connection.encoding)
-        body = next((made for part in self._parts if (made := part.instead(self.record, told)) is not None), None)
-        if body is None or self.record.pool is None:
-            self._tell(connection, head, raw)
-            return
-        self.release_upstream()
-        self._pools.insert(0, self.record.pool)
-        self.record.body = body
-        self._try_next()
-
     def framing(self, connection: UpstreamConnection) -> Framing | None:
         """The first part that changes the answer does."""
         for part in self._parts:
@@ -244,8 +222,8 @@ class Call(RecordedCall):
         """Its server has been restarted and has lost its adapters, or has not been given this one yet. The agent waits
         until servers have been looked after."""
         self.cancel_upstream()
+        self._note_try("http_404")
         self._asked_again, pool, self.record.pool = True, self.record.pool, None
-        self._shared.metrics.upstream_retries += 1
         self._move(State.PLANNING)
         self._wait()
         self._shared.pins.repaired().add_done_callback(lambda _: self._on_repaired(pool))
@@ -258,11 +236,8 @@ class Call(RecordedCall):
 
     def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
         """Passes on a read."""
-        if self._refusal is not None:
-            self._refusal = self._refusal[0], self._refusal[1] + raw
-            self._consider(connection)
-            return
-        self._pass_on(connection, self.continue_answer(connection, raw))
+        if not self._holds(connection, raw):
+            self._pass_on(connection, self.continue_answer(connection, raw))
 
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
         self.touched = now = monotonic()
@@ -308,7 +283,7 @@ class Call(RecordedCall):
 
     def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         """The upstream broke off. Before its answer began it is asked again; after that the client gets what came."""
-        self.connection, pool, self._refusal = None, self.record.pool, None
+        self.connection, pool, self._held = None, self.record.pool, None
         if self.state >= State.ENDING:
             return
         if self.started:
@@ -317,17 +292,18 @@ class Call(RecordedCall):
             self._cut_off("error", reason)
         elif pool is not None and not connection.seen and self._repeats(connection, pool):
             # It lost a race with the keep-alive timer, or its engine was stopped to be changed.
-            self._shared.metrics.upstream_retries += 1
+            self._note_try(reason)
             self._move(State.PLANNING)
             self._reach(pool, fresh=True)
         elif self._pools:
-            self._try_next()
+            self._try_next(reason)
         else:
             self._fail(UpstreamFault(502, reason, f"{self._where()} {_BROKEN[reason]}"))
 
     def _repeats(self, connection: UpstreamConnection, pool: Pool) -> bool:
-        """Whether a call whose connection closed without a byte is sent once more."""
-        return connection.reused or pool.gate.paused
+        """Whether a call whose connection closed without a byte is sent once more: at once if that was idle, because
+        what a server closes after a while it has read and does not answer."""
+        return (connection.reused and monotonic() - self.touched < _RACE_S) or pool.gate.paused
 
     def check(self, now: float, announce: float) -> None:
         """Called every tick: must the call be announced, has the upstream been silent for too long?"""
@@ -355,14 +331,17 @@ class Call(RecordedCall):
 
     def _give_up_on(self, reason: str, refusal: Refusal) -> None:
         self.cancel_upstream()
+        self._held = None
         if self.started:
             self._cut_off("error", reason)
+        elif self._has_spare() and reason == "timeout":
+            self._do("asked elsewhere", lambda: self._try_next(reason))
         else:
             self._fail(refusal)
 
 
-_REFUSAL: Final = 1 << 20
-"""Bytes of a refusal that are held at most."""
+_RACE_S: Final = 1.0
+"""How soon after a request was sent a connection closes that its server has closed at the same time."""
 _BROKEN: Final = {
     "upstream_closed": "closed the connection before it answered",
     "upstream_protocol": "answered with something that is not HTTP/1.1",

@@ -96,6 +96,8 @@ class Send:
     convert: Callable[[bytes], bytes] | None = None
     """How another body of its agent's goes upstream; None when as it is."""
     parts: list[Part] = field(default_factory=list[Part])
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What each upstream calls the model, where they do not all call it the same."""
 
 
 class Feature(Protocol):

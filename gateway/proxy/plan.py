@@ -23,6 +23,7 @@ from penstock.gateway.model.release import Pin
 from penstock.gateway.proxy.parts import Send
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.releases.catalog import Uses
+from penstock.gateway.upstreams.routes import alias_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,9 @@ def _switched(shared: Shared, call: Admitted, request: Request, found: Uses, pin
 
 
 def _with_features(shared: Shared, send: Send, route: Route | None) -> Send:
+    if route is not None and isinstance(route.alias, dict):
+        asked = send.call.model or ""
+        send.aliases = {pool.name: alias_at(route, pool.name) or asked for pool in send.pools}
     if route is not None or send.given is not None:
         for feature in shared.features:
             feature.plan(send, route)

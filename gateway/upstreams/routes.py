@@ -15,6 +15,11 @@ from penstock.gateway.http.request import Headers
 from penstock.gateway.upstreams.pool import Pool
 
 
+def alias_at(route: Route, upstream: str) -> str | None:
+    """Model name to send to an upstream of a route instead; None for the one that was asked for."""
+    return route.alias.get(upstream) if isinstance(route.alias, dict) else route.alias
+
+
 class Routes:
     """The configured routes."""
 
@@ -47,14 +52,14 @@ class Routes:
         return None
 
     def of(self, model: str | None, family: Family) -> tuple[list[Pool], str | None]:
-        """(upstreams to try in turn, model name to send instead). `family`: the API that is spoken. Raises
+        """(upstreams to try in turn, model name to send to the first instead). `family`: the API that is spoken. Raises
         `GatewayFault` where nobody speaks it."""
         return self.along(self.find(model), family)
 
     def along(self, route: Route | None, family: Family) -> tuple[list[Pool], str | None]:
         """The same, of a route that was found."""
         if route is not None:
-            return [self._pools[name] for name in route.upstream], route.alias
+            return [self._pools[name] for name in route.upstream], alias_at(route, route.upstream[0])
         pool = self._first.get(family.name)
         if pool is None:
             message = f'no upstream speaks {family.name}: add an [[upstream]] with dialect = "{family.name}"'

@@ -1,0 +1,178 @@
+"""A model that two upstreams serve: when the second is asked, what its client sees, and what the tape says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fakes.odd import Connection, Odd, Script, close, gone, request, send, wait
+from fakes.process import upstream
+from fakes.raw import PATIENCE, body_of, chunk, events_head, reply
+from fakes.rig import Rig, inside, odd_on
+
+from penstock.gateway.model.attributes import TRIES
+from penstock.gateway.proxy import call
+from penstock.gateway.proxy.failover import says_something
+
+OK = reply(200, b'{"fine":1}')
+EVENT = chunk(b"data: 1\n\n")
+LAST = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+ROUTE = '[[route]]\nmodel = "m"\nupstream = ["up", "spare"]\nalias = { spare = "m-of-spare" }\n'
+
+
+@pytest.fixture(scope="module")
+def spares() -> Iterator[socket.socket]:
+    """Where the second upstream listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture(scope="module")
+def gateway_config(spares: socket.socket) -> str:
+    url = f"http://127.0.0.1:{spares.getsockname()[1]}/v1"
+    return upstream("spare", url, "openai") + "read_timeout = 30.0\n" + ROUTE
+
+
+@pytest.fixture(scope="module")
+def upstream_config() -> str:
+    """Short patience with the first."""
+    return "read_timeout = 0.4"
+
+
+@asynccontextmanager
+async def both(rig: Rig, spares: socket.socket, first: Script, second: Script) -> AsyncGenerator[tuple[Odd, Odd]]:
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(rig.upstream(first))
+        yield one, await stack.enter_async_context(odd_on(spares, second))
+
+
+async def tries(rig: Rig) -> list[tuple[str, str]]:
+    """(upstream, why) of those that were asked before."""
+    found = ((await rig.span()).attributes or {}).get(TRIES, [])
+    assert all(one["after_ms"] >= 0 for one in found)
+    return [(one["upstream"], one["why"]) for one in found]
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+async def test_one_that_cannot_serve_it_now(rig: Rig, spares: socket.socket, status: int) -> None:
+    refused = reply(status, b'{"error":{"message":"not now"}}', [("Retry-After", "7")])
+    async with (
+        both(rig, spares, [request(), send(refused)], [request(), send(OK)]) as (up, spare),
+        rig.client() as client,
+    ):
+        client.send(rig.call(b'{"model":"m","x":1}'))
+        assert await client.message() == OK
+    assert body_of(up.connections[0].requests[0]) == b'{"model":"m","x":1}'
+    assert body_of(spare.connections[0].requests[0]) == b'{"model":"m-of-spare","x":1}'
+    span = await rig.span()
+    assert (span.status, span.http_status, span.upstream, span.model) == ("ok", 200, "spare", "m")
+    assert await tries(rig) == [("up", f"http_{status}")]
+    async with rig.tape.http.get(f"{rig.base.url}/metrics") as answer:
+        counted = f'penstock_upstream_retries_total{{upstream="up",why="http_{status}"}} 1.0'
+        assert counted in (await answer.text()).splitlines()
+
+
+async def test_the_last_answer_passes_as_it_came(rig: Rig, spares: socket.socket) -> None:
+    one, other = (reply(429, b"{}", [("Retry-After", after)]) for after in ("7", "9"))
+    async with both(rig, spares, [request(), send(one)], [request(), send(other)]), rig.client() as client:
+        client.send(rig.call())
+        assert await client.message() == other
+    span = await rig.span()
+    assert (span.status, span.error, span.upstream) == ("error", "http_429", "spare")
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 501])
+async def test_what_another_would_say_too_passes(rig: Rig, spares: socket.socket, status: int) -> None:
+    refused = reply(status, b'{"error":{}}')
+    async with both(rig, spares, [request(), send(refused)], [request()]) as (_, spare), rig.client() as client:
+        client.send(rig.call())
+        assert await client.message() == refused
+    assert spare.connections == []
+    assert await tries(rig) == []
+
+
+async def test_what_makes_something_is_not_asked_for_twice(rig: Rig, spares: socket.socket) -> None:
+    refused = reply(500, b"{}")
+    async with both(rig, spares, [request(), send(refused)], [request()]) as (_, spare), rig.client() as client:
+        client.send(rig.call(below="/v1/batches"))
+        assert await client.message() == refused
+    assert spare.connections == []
+
+
+BEGINS: dict[str, Script] = {
+    "says nothing": [request()],
+    "accepts it and says nothing": [request(), send(events_head())],
+    "only keeps alive": [request(), send(events_head() + chunk(b": ping\n\n")), send(chunk(b": ping\n\n"))],
+    "accepts it and leaves": [request(), send(events_head()), close()],
+    "leaves": [request(), close()],
+}
+
+
+@pytest.mark.parametrize("begin", BEGINS)
+async def test_one_that_accepts_it_and_does_not_answer(rig: Rig, spares: socket.socket, begin: str) -> None:
+    answer = events_head() + EVENT + LAST
+    async with both(rig, spares, BEGINS[begin], [request(), send(answer)]), rig.client() as client:
+        client.send(rig.call(b'{"model":"m","stream":true}'))
+        assert await client.message() == answer
+    (tried,) = await tries(rig)
+    assert tried == ("up", "upstream_closed" if begin.endswith("leaves") else "timeout")
+    assert (await rig.span()).stream
+
+
+async def test_an_answer_that_has_begun_is_that_of_the_first(rig: Rig, spares: socket.socket) -> None:
+    first = [request(), send(events_head()), wait("on"), send(EVENT), wait("end"), close()]
+    async with both(rig, spares, first, [request()]) as (up, spare), rig.client() as client:
+        client.send(rig.call(b'{"model":"m","stream":true}'))
+        up.go("on")
+        assert await client.until(EVENT) == events_head() + EVENT
+        up.go("end")
+        await client.gone()
+    assert spare.connections == []
+    assert (await rig.span()).status == "error"
+
+
+async def test_a_client_that_leaves_before_it_is_clear_who_answers(rig: Rig, spares: socket.socket) -> None:
+    async def sent(connection: Connection) -> None:
+        connection.upstream.go("sent")
+
+    first: Script = [request(), send(events_head()), sent, gone()]
+    async with both(rig, spares, first, [request()]) as (up, spare):
+        async with rig.client() as client:
+            client.send(rig.call(b'{"model":"m","stream":true}'))
+            async with asyncio.timeout(PATIENCE):
+                await up.signal("sent").wait()
+        await up.connections[0].gone()
+    assert spare.connections == []
+    assert (await rig.span()).status == "cancelled"
+
+
+async def test_a_connection_that_closes_after_a_while_was_no_race(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "_RACE_S", 0.0)
+    async with inside(tmp_path, http) as rig:
+        script = [request(), send(OK), request(), close()]
+        async with rig.upstream(script, [request(), send(OK)]) as upstream, rig.client() as client:
+            client.send(rig.call())
+            assert await client.message() == OK
+            client.send(rig.call())
+            assert (await client.message()).startswith(b"HTTP/1.1 502 ")
+            assert len(upstream.connections) == 1
+
+
+@pytest.mark.parametrize(
+    ("payload", "type", "says"),
+    [
+        ([b'{"a"'], b"application/json", True), ([], b"application/json", False), ([b""], b"", False),
+        ([b": ping\n\n"], b"text/event-stream", False), ([b"event: x\n"], b"text/event-stream", False),
+        ([b"event: x\nda", b"ta: {}"], b"text/event-stream; charset=utf-8", True),
+        ([b": data: no\n\n"], b"text/event-stream", False), ([b": x\r\ndata:1"], b"text/event-stream", True),
+    ],
+)  # fmt: skip
+def test_what_says_something(payload: list[bytes], type: bytes, says: bool) -> None:
+    assert says_something(payload, type) is says
