@@ -75,6 +75,9 @@ METRICS: dict[str, Figure] = {
     "penstock_attempts_total": Figure("counter", "Attempts that have ended.", ("status",)),
     "penstock_rewards_total": Figure("counter", "Rewards that were kept.", ("source",)),
     "penstock_upstream_waiting": Figure("gauge", "Calls that wait for an upstream that is paused.", ("upstream",)),
+    "penstock_upstream_health": Figure(
+        "gauge", "How calls to an upstream go: 0 good, 1 probing, 2 resting after it failed.", ("upstream",)
+    ),
     "penstock_mcp_waiting": Figure(
         "gauge", "Requests that wait for a place at a server of tools (max_concurrent).", ("server",)
     ),
@@ -210,6 +213,7 @@ class Metrics:
         "rewards",
         "tape_bytes",
         "upstream_connections",
+        "upstream_health",
         "upstream_retries",
         "upstream_waiting",
         "webhook_deliveries",
@@ -241,6 +245,7 @@ class Metrics:
         self.mcp_definitions: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
         self.upstream_retries: Counter[tuple[str, ...]] = Counter()
+        self.upstream_health: dict[tuple[str, ...], int] = {}
         self.upstream_waiting: dict[tuple[str, ...], int] = {}
         self.mcp_waiting: dict[tuple[str, ...], int] = {}
         self.mcp_breaker: dict[tuple[str, ...], int] = {}

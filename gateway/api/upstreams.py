@@ -23,7 +23,8 @@ from penstock.gateway.upstreams.pool import Pool
 
 
 async def get_upstreams(request: web.Request) -> web.Response:
-    """Upstreams, whether they are paused, how many calls run there or wait, and which models are routed to them."""
+    """Upstreams, whether they are paused or fail, how many calls run there or wait, and which models are routed to
+    them."""
     control = request.app[CONTROL]
     views = [_view(pool) for _, pool in sorted(control.upstreams.items())]
     return answer(UpstreamList(upstreams=views, routes=[_route(one) for one in control.routes]))
@@ -65,16 +66,19 @@ def _pool(control: Control, ids: Ids) -> Pool:
 
 
 def _view(pool: Pool) -> UpstreamView:
-    gate = pool.gate
+    gate, now = pool.gate, monotonic()
     return UpstreamView(
         name=pool.name,
         paused=gate.paused,
-        paused_s=None if gate.paused_since is None else monotonic() - gate.paused_since,
+        paused_s=None if gate.paused_since is None else now - gate.paused_since,
         bound_s=gate.bound_s if gate.paused else None,
         waiting=gate.waiting,
         running=pool.connections - pool.idle,
         waited=gate.figures.calls,
         refused=gate.figures.refused,
+        health=pool.health.state(now),
+        failing=pool.health.why,
+        rests_s=pool.health.rests_s(now),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.text import Text
 
 from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import duration, plain
+from penstock.gateway.display.text import clean, duration, plain
 from penstock.gateway.model.upstream import UpstreamView
 
 UPSTREAMS = (
@@ -20,11 +20,17 @@ def upstreams(rows: Iterable[UpstreamView]) -> Listing:
     """A line for each upstream."""
     made = Listing(*UPSTREAMS)
     for one in rows:
-        state = Text("paused", style="yellow") if one.paused else Text("open", style="green")
+        state = Text("paused", style="yellow") if one.paused else _health(one)
         times = (_seconds(one.paused_s), _seconds(one.bound_s))
         counts = (f"{count:,}" for count in (one.running, one.waiting, one.waited, one.refused))
         made.add_row(plain(one.name), state, *times, *counts)
     return made
+
+
+def _health(one: UpstreamView) -> Text:
+    if one.health == "good":
+        return Text("open", style="green")
+    return Text(f"{one.health}: {clean(one.failing)}", style="red")
 
 
 def _seconds(value: float | None) -> str:

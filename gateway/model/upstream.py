@@ -40,6 +40,13 @@ class UpstreamView(Noun):
     """Calls that have waited since the gateway started."""
     refused: int
     """Those of them that were refused."""
+    health: Literal["good", "resting", "probing"] = "good"
+    """How calls to it go: `resting` after it failed, so that others serve what they can; `probing` when that is over,
+    until a call has shown how it is."""
+    failing: str = ""
+    """Why the last call to it failed, while it is not good."""
+    rests_s: float | None = None
+    """Seconds that it still rests; None while it does not."""
 
 
 class RouteView(Noun):

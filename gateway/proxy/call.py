@@ -27,11 +27,13 @@ from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.release import Pin
 from penstock.gateway.proxy.choosing import Choosing
+from penstock.gateway.proxy.failover import is_down
 from penstock.gateway.proxy.parts import Send
 from penstock.gateway.proxy.plan import Wait, plan, plan_given
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
 from penstock.gateway.releases.catalog import Uses
+from penstock.gateway.upstreams.health import retry_after, take_next
 from penstock.gateway.upstreams.pool import Pool
 
 
@@ -108,7 +110,7 @@ class Call(Choosing):
     def _forward(self) -> None:
         """To the next upstream that may serve it."""
         record = self.record
-        record.pool = pool = self._pools.pop(0)
+        record.pool = pool = take_next(self._pools, monotonic())
         if self._aliases:
             record.body = replace_model(record.body, self._aliases[pool.name])
         if self._admitted.packed is not None:
@@ -179,7 +181,9 @@ class Call(Choosing):
         if pool is not None and pool.gate.paused:
             self._move(State.PLANNING)
             self._reach(pool)
-        elif self._pools:
+            return
+        self._blame(reason)
+        if self._pools:
             self._try_next(reason)
         else:
             status = 504 if reason == "connect_timeout" else 502
@@ -204,6 +208,10 @@ class Call(Choosing):
     def _tell(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         record = self.record
         record.http_status = connection.status
+        if is_down(connection.status):
+            self._blame(f"http_{connection.status}", retry_after(connection.headers))
+        elif record.pool is not None:
+            record.pool.health.answered(monotonic())
         record.response_headers = connection.headers[: connection.head_fields]
         record.stream = connection.content_type.startswith(record.call.dialect.streaming_content_type)
         record.encoding = connection.encoding
@@ -289,13 +297,16 @@ class Call(Choosing):
         if self.started:
             if connection.pieces:
                 self.record.arrived(connection.pieces, monotonic())
+            self._blame(reason)
             self._cut_off("error", reason)
         elif pool is not None and not connection.seen and self._repeats(connection, pool):
             # It lost a race with the keep-alive timer, or its engine was stopped to be changed.
             self._note_try(reason)
             self._move(State.PLANNING)
             self._reach(pool, fresh=True)
-        elif self._pools:
+            return
+        self._blame(reason)
+        if self._pools:
             self._try_next(reason)
         else:
             self._fail(UpstreamFault(502, reason, f"{self._where()} {_BROKEN[reason]}"))
@@ -332,6 +343,8 @@ class Call(Choosing):
     def _give_up_on(self, reason: str, refusal: Refusal) -> None:
         self.cancel_upstream()
         self._held = None
+        if reason == "timeout":
+            self._blame(reason)
         if self.started:
             self._cut_off("error", reason)
         elif self._has_spare() and reason == "timeout":

@@ -20,6 +20,7 @@ from penstock.gateway.proxy.failover import is_down, may_repeat, says_something
 from penstock.gateway.proxy.recorded_call import RecordedCall
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
+from penstock.gateway.upstreams.health import retry_after
 from penstock.gateway.upstreams.pool import Pool
 
 _REFUSAL: Final = 1 << 20
@@ -73,6 +74,7 @@ class Choosing(RecordedCall):
         """Passes on an answer that another upstream could still give, once it is clear that this one gives it."""
         assert self._held is not None
         if is_down(connection.status):
+            self._blame(f"http_{connection.status}", retry_after(connection.headers))
             self._held = None
             if connection.done:
                 self.release_upstream()
@@ -98,6 +100,11 @@ class Choosing(RecordedCall):
         self._pools.insert(0, self.record.pool)
         self.record.body = body
         self._try_next("http_400")
+
+    def _blame(self, reason: str, asked_s: float | None = None) -> None:
+        """Its upstream does not serve it."""
+        if self.record.pool is not None and reason != "internal":
+            self.record.pool.health.failed(reason, monotonic(), asked_s)
 
     def _try_next(self, reason: str) -> None:
         """The next upstream. `reason`: why this one does not serve it."""

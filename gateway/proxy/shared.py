@@ -20,6 +20,7 @@ from penstock.gateway.proxy.parts import Feature
 from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.upstreams.health import STATES
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
 
@@ -119,6 +120,7 @@ class Shared:
                 _log.exception("a running call could not be checked")
         for pool in self.pools.values():
             pool.expire(now)
+            self.metrics.upstream_health[(pool.name,)] = STATES.index(pool.health.state(now))
             self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting
             self.metrics.connections(pool.name, "idle", pool.idle)
             self.metrics.connections(pool.name, "busy", pool.connections - pool.idle)

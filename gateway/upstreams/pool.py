@@ -19,6 +19,7 @@ from penstock.gateway.config import Upstream
 from penstock.gateway.http.headers import RequestHeads
 from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.upstreams.gate import Gate
+from penstock.gateway.upstreams.health import Health
 from penstock.gateway.upstreams.reach import reach
 
 _log = logging.getLogger("penstock.upstream")
@@ -90,6 +91,7 @@ class Pool(Connector):
         self.origin = f"{parts.scheme}://{parts.netloc}"
         self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), own_keys)
         self.gate = Gate(config.name)
+        self.health = Health()
         self._idle: deque[UpstreamConnection] = deque()
         self.reach = reach(config)
 

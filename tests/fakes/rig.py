@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,13 +159,17 @@ class Inside(Rig):
 
 
 @asynccontextmanager
-async def inside(home: Path, http: aiohttp.ClientSession, **config: object) -> AsyncGenerator[Inside]:
-    """A gateway with this configuration in this process, stopped at the end."""
+async def inside(
+    home: Path, http: aiohttp.ClientSession, spares: Sequence[dict[str, object]] = (), **config: object
+) -> AsyncGenerator[Inside]:
+    """A gateway with this configuration in this process, stopped at the end. `spares`: more upstreams; where there are
+    any, the first waits for half a second only."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         upstreams = [
-            {"name": "up", "base_url": url + "/v1", "dialect": "openai"},
+            {"name": "up", "base_url": url + "/v1", "dialect": "openai"} | ({"read_timeout": 0.5} if spares else {}),
             {"name": "anthropic-up", "base_url": url, "dialect": "anthropic"},
+            *spares,
         ]
         gateway = Gateway(Config.model_validate({"upstream": upstreams, "data": home / "data", "port": 0} | config))
         host, port = await gateway.start()

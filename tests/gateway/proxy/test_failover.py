@@ -11,37 +11,33 @@ from pathlib import Path
 import aiohttp
 import pytest
 from fakes.odd import Connection, Odd, Script, close, gone, request, send, wait
-from fakes.process import upstream
 from fakes.raw import PATIENCE, body_of, chunk, events_head, reply
-from fakes.rig import Rig, inside, odd_on
+from fakes.rig import Inside, Rig, inside, odd_on
 
 from penstock.gateway.model.attributes import TRIES
 from penstock.gateway.proxy import call
 from penstock.gateway.proxy.failover import says_something
+from penstock.gateway.upstreams import health
 
 OK = reply(200, b'{"fine":1}')
 EVENT = chunk(b"data: 1\n\n")
 LAST = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-ROUTE = '[[route]]\nmodel = "m"\nupstream = ["up", "spare"]\nalias = { spare = "m-of-spare" }\n'
+ROUTE = {"model": "m", "upstream": ["up", "spare"], "alias": {"spare": "m-of-spare"}}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def spares() -> Iterator[socket.socket]:
     """Where the second upstream listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener
 
 
-@pytest.fixture(scope="module")
-def gateway_config(spares: socket.socket) -> str:
-    url = f"http://127.0.0.1:{spares.getsockname()[1]}/v1"
-    return upstream("spare", url, "openai") + "read_timeout = 30.0\n" + ROUTE
-
-
-@pytest.fixture(scope="module")
-def upstream_config() -> str:
-    """Short patience with the first."""
-    return "read_timeout = 0.4"
+@pytest.fixture
+async def rig(tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket) -> AsyncGenerator[Inside]:
+    """A gateway that has not seen either of them yet, with short patience with the first."""
+    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
+    async with inside(tmp_path, http, [spare], route=[ROUTE]) as made:
+        yield made
 
 
 @asynccontextmanager
@@ -176,3 +172,30 @@ async def test_a_connection_that_closes_after_a_while_was_no_race(
 )  # fmt: skip
 def test_what_says_something(payload: list[bytes], type: bytes, says: bool) -> None:
     assert says_something(payload, type) is says
+
+
+async def test_a_silent_one_costs_one_call_its_patience_and_no_other(
+    rig: Inside, spares: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "FIRST_S", health.LONGEST_S)
+    answers = [step for _ in range(3) for step in (request(), send(OK))]
+    async with AsyncExitStack() as stack:
+        up = await stack.enter_async_context(rig.upstream([request()], answers))
+        _ = await stack.enter_async_context(odd_on(spares, answers))
+        client = await stack.enter_async_context(rig.client())
+        for _ in range(3):
+            client.send(rig.call())
+            assert await client.message() == OK
+        assert len(up.connections) == 1
+        shown = {one["name"]: one for one in (await rig.tape.get("/api/upstreams"))["upstreams"]}
+        assert (shown["up"]["health"], shown["up"]["failing"]) == ("resting", "timeout")
+        assert (shown["spare"]["health"], shown["spare"]["failing"]) == ("good", "")
+        assert 0 < shown["up"]["rests_s"] <= health.LONGEST_S
+        # Its rest is over: one call is given to it, and then all are.
+        rig.gateway.proxy.pools["up"].health._until = 0.0
+        for _ in range(2):
+            client.send(rig.call())
+            assert await client.message() == OK
+    spans = await rig.tape.spans(rig.rollout, 5)
+    assert [span.upstream for span in spans] == ["spare"] * 3 + ["up"] * 2
+    assert [TRIES in (span.attributes or {}) for span in spans] == [True] + [False] * 4
