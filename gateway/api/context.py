@@ -12,7 +12,6 @@ from aiohttp import web
 
 from penstock.gateway.api.pages import Tape
 from penstock.gateway.calls.auth import Auth
-from penstock.gateway.config import Route
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.index.link import Link
 from penstock.gateway.index.sql.runner import Queries
@@ -26,6 +25,7 @@ from penstock.gateway.retention.service import Retention
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.store.audit_log import AuditLog
 from penstock.gateway.store.feed import Feed
+from penstock.gateway.upstream_settings import Route
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.webhooks.service import Webhooks
 

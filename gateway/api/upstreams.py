@@ -16,9 +16,9 @@ from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.config import Route as Configured
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.upstream import PauseRequest, RouteView, UpstreamList, UpstreamView
+from penstock.gateway.upstream_settings import Route as Configured
 from penstock.gateway.upstreams.pool import Pool
 
 

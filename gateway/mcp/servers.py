@@ -18,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
 from penstock.gateway.calls.address import Address
-from penstock.gateway.config import Config, Upstream
+from penstock.gateway.config import Config
 from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.request import Headers
@@ -28,6 +28,7 @@ from penstock.gateway.mcp.hosted.bridge import NAMED, OWNER, Bridge
 from penstock.gateway.mcp.limits import Limits
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.server_settings import McpServer
+from penstock.gateway.upstream_settings import Upstream
 from penstock.gateway.upstreams.pool import Pool, connect_inside
 
 OWN: Final = "/@"

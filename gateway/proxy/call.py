@@ -174,6 +174,7 @@ class Call(Choosing):
         """A connection is there: write the request."""
         self._move(State.SENT)
         self.send(connection, *self._sent)
+        self._sent_at = self.touched
 
     def on_unreachable(self, reason: str, detail: str) -> None:
         """No connection came about: the next upstream, or a clear answer. One that is paused may be starting again."""
@@ -200,17 +201,17 @@ class Call(Choosing):
         record = self.record
         if connection.status == 404 and not self._asked_again and self._shared.pins.adapted(record.versions):
             self._ask_again()
-        elif (connection.status == 400 and self._parts) or self._has_spare():
+        elif self._must_hold(connection):
             self._hold(connection, head, raw)
         else:
+            if is_down(connection.status):
+                self._blame(f"http_{connection.status}", retry_after(connection.headers))
             self._tell(connection, head, raw)
 
     def _tell(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         record = self.record
         record.http_status = connection.status
-        if is_down(connection.status):
-            self._blame(f"http_{connection.status}", retry_after(connection.headers))
-        elif record.pool is not None:
+        if record.pool is not None and not is_down(connection.status):
             record.pool.health.answered(monotonic())
         record.response_headers = connection.headers[: connection.head_fields]
         record.stream = connection.content_type.startswith(record.call.dialect.streaming_content_type)
@@ -267,8 +268,10 @@ class Call(Choosing):
         problem = self._problem()
         error = problem or (None if status < 400 else f"http_{status}")
         self._end("ok" if error is None else "error", error)
-        for part in self._parts if status < 400 else ():
-            part.completed(self.record, self.token_ids)
+        if status < 400:
+            self._learn_patience()
+            for part in self._parts:
+                part.completed(self.record, self.token_ids)
         self._write_last(out)
         for part in self._parts:
             part.handed_over(self.record)
@@ -325,12 +328,17 @@ class Call(Choosing):
             late = self._late(now)
             if late is not None:
                 self._give_up_on("timeout", UpstreamFault(504, "timeout", f"{self._where()} {late}"))
+            elif self._speechless(now):
+                self._give_up_on("no_content", UpstreamFault(504, "no_content", f"{self._where()} said nothing"))
 
     def _late(self, now: float) -> str | None:
         """What its upstream has not done in time, and the setting that says so."""
         assert self.record.pool is not None
-        limit = self.record.pool.config.read_timeout
-        return f"sent nothing for {limit:g} s (upstream.read_timeout)" if now - self.touched > limit else None
+        config, setting = self.record.pool.config, "read_timeout"
+        if self.state is State.SENT and self._held is None and config.first_byte_timeout is not None:
+            setting = "first_byte_timeout"
+        limit = getattr(config, setting)
+        return f"sent nothing for {limit:g} s (upstream.{setting})" if now - self.touched > limit else None
 
     def _stuck(self) -> bool:
         """Whether nothing can move it on any more: a step of it has failed."""
@@ -343,11 +351,10 @@ class Call(Choosing):
     def _give_up_on(self, reason: str, refusal: Refusal) -> None:
         self.cancel_upstream()
         self._held = None
-        if reason == "timeout":
-            self._blame(reason)
+        self._blame(reason)
         if self.started:
             self._cut_off("error", reason)
-        elif self._has_spare() and reason == "timeout":
+        elif self._has_spare() and reason != "internal":
             self._do("asked elsewhere", lambda: self._try_next(reason))
         else:
             self._fail(refusal)

@@ -1,22 +1,26 @@
 """A call whose answer may still come from elsewhere: what is held of an answer until that is clear, and the next try.
 
 Until the client has a byte of it, an answer can be dropped: for that of the next upstream where this one is down
-(`failover`), or of the same one where a part of the call knows how to ask otherwise. The base of `gateway.proxy.call`.
+(`failover`), or of the same one, a moment later or where a part of the call knows how to ask otherwise. The base of
+`gateway.proxy.call`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
+from copy import copy
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.record import whole
 from penstock.gateway.http.client_connection import ClientConnection
+from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.attributes import TRIES
-from penstock.gateway.proxy.failover import is_down, may_repeat, says_something
+from penstock.gateway.proxy.failover import again_after, is_down, is_too_long, may_repeat, said
 from penstock.gateway.proxy.recorded_call import RecordedCall
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
@@ -25,12 +29,24 @@ from penstock.gateway.upstreams.pool import Pool
 
 _REFUSAL: Final = 1 << 20
 """Bytes of a refusal that are held at most."""
+_REFUSED: Final = (400, 413)
+"""What is said of requests that could be asked otherwise."""
+
+
+class Answered(NamedTuple):
+    """A whole refusal of an upstream, for want of a better answer."""
+
+    pool: Pool
+    connection: UpstreamConnection
+    """As it was then."""
+    head: bytes
+    raw: bytes
 
 
 class Choosing(RecordedCall):
     """One call, with what upstreams have made of it so far."""
 
-    __slots__ = ("_held", "_pools", "_tries")
+    __slots__ = ("_again", "_held", "_pools", "_refused", "_sent_at", "_tries")
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
@@ -38,6 +54,12 @@ class Choosing(RecordedCall):
         """Upstreams that have not been tried."""
         self._held: tuple[bytes, bytes] | None = None
         """Head and body, as far as it has come, of an answer that is not passed on yet."""
+        self._refused: Answered | None = None
+        """The last refusal that was not passed on."""
+        self._again = False
+        """Whether an upstream was asked once more; that is done once."""
+        self._sent_at = 0.0
+        """When the request was written; monotonic seconds."""
         self._tries: list[dict[str, str | int]] = []
 
     @abstractmethod
@@ -45,11 +67,28 @@ class Choosing(RecordedCall):
         """To the next upstream that may serve it."""
 
     @abstractmethod
+    def _reach(self, pool: Pool, fresh: bool = False) -> None:
+        """To this upstream, as it was made ready for it."""
+
+    @abstractmethod
     def _tell(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Begins the client's answer with this one."""
 
     def _has_spare(self) -> bool:
         return bool(self._pools) and may_repeat(self.request.method, self.record.call.dialect)
+
+    def _larger(self) -> list[Pool]:
+        """Upstreams that take a longer prompt than the one that is asked."""
+        pool = self.record.pool
+        if pool is None or pool.config.context is None or not self._has_spare():
+            return []
+        return [other for other in self._pools if (other.config.context or 0) > pool.config.context]
+
+    # An answer that is held -----------------------------------------------------------------------------------------
+
+    def _must_hold(self, connection: UpstreamConnection) -> bool:
+        """Whether an answer may not be the one."""
+        return self._has_spare() or (connection.status == 400 and bool(self._parts))
 
     def _hold(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Does not pass on the head of an answer before it is clear that this is the one."""
@@ -65,41 +104,68 @@ class Choosing(RecordedCall):
         return True
 
     def _look(self, connection: UpstreamConnection) -> None:
-        if connection.status == 400 and self._parts:
-            self._consider(connection)
-        else:
-            self._choose(connection)
-
-    def _choose(self, connection: UpstreamConnection) -> None:
-        """Passes on an answer that another upstream could still give, once it is clear that this one gives it."""
         assert self._held is not None
-        if is_down(connection.status):
-            self._blame(f"http_{connection.status}", retry_after(connection.headers))
+        refused = connection.status in _REFUSED and (self._parts or self._larger())
+        if refused or is_down(connection.status):
+            # A refusal is held until it is whole.
+            if connection.done or len(self._held[1]) > _REFUSAL:
+                (head, raw), self._held = self._held, None
+                if refused:
+                    self._ask_otherwise(connection, head, raw)
+                else:
+                    self._pass_over(connection, head, raw)
+        elif (found := said(connection.pieces, connection.content_type, bool(connection.encoding))) == "an error":
             self._held = None
-            if connection.done:
-                self.release_upstream()
-            else:
-                self.cancel_upstream()
-            self._try_next(f"http_{connection.status}")
-        elif connection.done or says_something(connection.pieces, connection.content_type):
+            self._blame("error_event")
+            self.cancel_upstream()
+            self._try_next("error_event")
+        elif connection.done or found == "something":
             (head, raw), self._held = self._held, None
             self._tell(connection, head, raw)
 
-    def _consider(self, connection: UpstreamConnection) -> None:
-        """A refusal is held until it is whole: a part may know how to ask otherwise."""
-        assert self._held is not None
-        if not connection.done and len(self._held[1]) <= _REFUSAL:
-            return
-        (head, raw), self._held = self._held, None
-        told = whole(connection.pieces, connection.encoding)
-        body = next((made for part in self._parts if (made := part.instead(self.record, told)) is not None), None)
-        if body is None or self.record.pool is None:
+    def _pass_over(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        """Its upstream is down: it is asked once more, or the next one is."""
+        assert self.record.pool is not None
+        pool, reason, asked_s = self.record.pool, f"http_{connection.status}", retry_after(connection.headers)
+        was_good = pool.health.state(monotonic()) == "good"
+        self._blame(reason, asked_s)
+        if connection.done:
+            self._refused = Answered(pool, copy(connection), head, raw)
+            self.release_upstream()
+        else:
+            self.cancel_upstream()
+        after_s = again_after(connection.status, asked_s) if was_good and not self._again else None
+        if after_s is None:
+            self._try_next(reason)
+        else:
+            self._again = True
+            self._note_try(reason)
+            self._move(State.PLANNING)
+            self._wait(asyncio.get_running_loop().call_later(after_s, self._on_time, pool).cancel)
+
+    def _on_time(self, pool: Pool) -> None:
+        """It is time to ask it once more."""
+        if self._resumes():
+            self._do("asked again", lambda: self._reach(pool))
+
+    def _ask_otherwise(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        """A request was refused: a part may know how to ask otherwise, or another upstream take a longer prompt."""
+        answer, pool = whole(connection.pieces, connection.encoding), self.record.pool
+        asked = self._parts if connection.status == 400 else ()
+        body = next((made for part in asked if (made := part.instead(self.record, answer)) is not None), None)
+        if body is not None and pool is not None:
+            self.release_upstream()
+            self._pools.insert(0, pool)
+            self.record.body = body
+            self._try_next("http_400")
+        elif is_too_long(connection.status, answer) and (larger := self._larger()):
+            self.release_upstream()
+            self._pools = larger
+            self._try_next("too_long")
+        else:
             self._tell(connection, head, raw)
-            return
-        self.release_upstream()
-        self._pools.insert(0, self.record.pool)
-        self.record.body = body
-        self._try_next("http_400")
+
+    # The next try ---------------------------------------------------------------------------------------------------
 
     def _blame(self, reason: str, asked_s: float | None = None) -> None:
         """Its upstream does not serve it."""
@@ -119,3 +185,34 @@ class Choosing(RecordedCall):
         self._tries.append({"upstream": name, "after_ms": after_ms, "why": reason})
         record.attributes = {**record.attributes, TRIES: self._tries}
         self._shared.metrics.upstream_retries[name, reason] += 1
+
+    def _fail(self, refusal: Refusal) -> None:
+        """What an upstream has said, with its `Retry-After`, tells more than that the next one cannot be reached."""
+        refused, self._refused = self._refused, None
+        if refused is None or not isinstance(refusal, UpstreamFault):
+            super()._fail(refusal)
+            return
+        self._note_try(refusal.kind)
+        if self.state is not State.PLANNING:
+            self._move(State.PLANNING)
+        self.record.pool = refused.pool
+        self._tell(refused.connection, refused.head, refused.raw)
+
+    def _speechless(self, now: float) -> bool:
+        """Whether a stream has begun, has said nothing for too long, and another upstream may."""
+        pool = self.record.pool
+        if self._held is None or pool is None or not self._has_spare():
+            return False
+        limit_s = pool.config.first_content_timeout or self._shared.patience.limit_s(self._admitted.model or "")
+        return now - self._sent_at > limit_s
+
+    def _learn_patience(self) -> None:
+        """Its stream was whole: how long did it take to say something?"""
+        if self.record.stream and self.record.first_byte_ns is not None and self._may_choose:
+            began = self.record.first_byte_ns / 1e9 + self.request.started - self._sent_at
+            self._shared.patience.took(self._admitted.model or "", began)
+
+    @property
+    def _may_choose(self) -> bool:
+        """Whether its route has several upstreams."""
+        return bool(self._pools or self._tries)

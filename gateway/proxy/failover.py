@@ -1,23 +1,43 @@
 """When is another upstream asked in place of one that has begun to answer? Pure.
 
-Until a call's client has a byte of its answer, the next upstream of its route can still serve it. So an answer that
-says that this upstream cannot do it now is not passed on while another one is left, and neither is the head of a
-stream before something stands in it: a model that accepts a call and then says nothing is as good as one that does not
-answer. What a call asks for a second time must do no harm twice, so that is held to calls that generate or read.
+Until a call's client has a byte of its answer, another upstream of its route can still serve it. So an answer that says
+that this upstream cannot do it now is not passed on while another one is left, and neither is the beginning of a stream
+before it says something: a model that accepts a call and then says nothing is as good as one that does not answer. What
+a call asks for a second time must do no harm twice, so that is held to calls that generate or read.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, cast
 
 from penstock.gateway.dialects.base import EVENT_STREAM, Dialect
 
-_DATA: Final = re.compile(rb"(?:\A|[\r\n])data:")
-_READS: Final = frozenset({"GET", "HEAD"})
+AGAIN_S: Final = 0.1
+"""How long after a fault the same upstream is asked once more, seconds: most are over by then, and it has the prompt's
+beginning in its cache."""
+PATIENT_S: Final = 3.0
+"""How long a call waits at most for an upstream that says when to ask it again, while another one is left."""
+_PASSING: Final = frozenset({500, 502, 503})
+"""Faults that may be over in a moment."""
 _NEVER: Final = frozenset({501, 505})
 """Another upstream would say the same."""
+_READS: Final = frozenset({"GET", "HEAD"})
+_EVENT: Final = re.compile(rb"^data:(.*)[\r\n]", re.MULTILINE)
+_PREAMBLES: Final = frozenset({
+    "message_start", "content_block_start", "ping", "response.created", "response.queued", "response.in_progress",
+    "response.output_item.added", "response.content_part.added",
+})  # fmt: skip
+"""Types of events that come before anything is said (Anthropic's messages, OpenAI's responses)."""
+_TOO_LONG: Final = re.compile(
+    rb"context_length_exceeded|context (?:length|window)|prompt is too long|input is too long|"
+    rb"exceeds the maximum number of tokens",
+    re.IGNORECASE,
+)
+
+Said = Literal["nothing", "an error", "something"]
 
 
 def may_repeat(method: str, dialect: Dialect) -> bool:
@@ -30,8 +50,65 @@ def is_down(status: int) -> bool:
     return status in (408, 429) or (status >= 500 and status not in _NEVER)
 
 
-def says_something(payload: Iterable[bytes], content_type: bytes) -> bool:
-    """Whether there is something of the answer in what came: in a stream of events the data of one, no comment."""
-    if not content_type.startswith(EVENT_STREAM):
-        return any(payload)
-    return _DATA.search(b"".join(payload)) is not None
+def again_after(status: int, asked_s: float | None) -> float | None:
+    """Seconds after which the upstream that has answered so is asked once more; None where another one is at once.
+    `asked_s`: what its `Retry-After` says."""
+    if asked_s is not None:
+        return max(asked_s, AGAIN_S) if asked_s <= PATIENT_S else None
+    return AGAIN_S if status in _PASSING else None
+
+
+def is_too_long(status: int, body: bytes) -> bool:
+    """Whether a refusal says that the prompt does not fit into the model's context."""
+    return status in (400, 413) and _TOO_LONG.search(body) is not None
+
+
+def said(payload: Sequence[bytes], content_type: bytes, encoded: bool = False) -> Said:
+    """What there is of an answer that has begun. Of a stream of events: nothing while there are only comments and the
+    events that come before content. An answer whose content is `encoded` is not looked into."""
+    if encoded or not content_type.startswith(EVENT_STREAM):
+        return "something" if any(payload) else "nothing"
+    for event in _events(b"".join(payload)):
+        if _is_error(event):
+            return "an error"
+        if not _is_preamble(event):
+            return "something"
+    return "nothing"
+
+
+def _events(payload: bytes) -> Iterator[Mapping[str, Any]]:
+    """Data of whole lines; empty where that is no JSON object, such as `[DONE]`."""
+    for line in _EVENT.finditer(payload):
+        try:
+            event = json.loads(line[1])
+        except ValueError:
+            event = None
+        yield cast("Mapping[str, Any]", event) if isinstance(event, dict) else {}
+
+
+def _is_error(event: Mapping[str, Any]) -> bool:
+    """Whether it ends the stream before it has begun, for a reason that is not the request's."""
+    error = event.get("error")
+    if not error:
+        return False
+    return not (isinstance(error, dict) and cast("Mapping[str, Any]", error).get("type") == "invalid_request_error")
+
+
+def _is_preamble(event: Mapping[str, Any]) -> bool:
+    if event.get("type") in _PREAMBLES:
+        return True
+    choices = event.get("choices")
+    if event.get("object") != "chat.completion.chunk" or not isinstance(choices, list):
+        return False
+    return all(map(_is_empty, cast("list[Any]", choices)))
+
+
+def _is_empty(choice: Any) -> bool:
+    """Whether a choice of a chunk has only its role."""
+    if not isinstance(choice, dict):
+        return False
+    found = cast("Mapping[str, Any]", choice)
+    delta = found.get("delta")
+    if found.get("finish_reason") or not isinstance(delta, dict):
+        return False
+    return not any(value for name, value in cast("Mapping[str, Any]", delta).items() if name != "role")

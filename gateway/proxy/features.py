@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from penstock.gateway.calls.capture.framing import Framing, cleaned
 from penstock.gateway.calls.capture.request import Asked, ask, identity
 from penstock.gateway.calls.record import Record
-from penstock.gateway.config import Route
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import Secrets
@@ -20,6 +19,7 @@ from penstock.gateway.proxy.system_messages import FoldedSystem
 from penstock.gateway.proxy.translation.translator import TranslatedRoutes, Translator
 from penstock.gateway.releases.catalog import Uses
 from penstock.gateway.releases.shadow.stage import Shadow
+from penstock.gateway.upstream_settings import Route
 
 
 def features(

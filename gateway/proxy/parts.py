@@ -15,12 +15,12 @@ from typing import Any, Protocol
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.calls.record import Record
-from penstock.gateway.config import Route
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.request import Headers, Request
 from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.model.release import Pin
 from penstock.gateway.releases.catalog import Uses
+from penstock.gateway.upstream_settings import Route
 from penstock.gateway.upstreams.pool import Pool
 
 

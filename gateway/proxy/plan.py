@@ -15,7 +15,6 @@ from time import monotonic
 
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.model_name import replace_model
-from penstock.gateway.config import Route
 from penstock.gateway.http.errors import GatewayFault
 from penstock.gateway.http.headers import PROMPT
 from penstock.gateway.http.request import Headers, Request
@@ -23,6 +22,7 @@ from penstock.gateway.model.release import Pin
 from penstock.gateway.proxy.parts import Send
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.releases.catalog import Uses
+from penstock.gateway.upstream_settings import Route
 from penstock.gateway.upstreams.routes import alias_at
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.gateway.calls.admission import Admission, Admitted
-from penstock.gateway.config import Config, Route
+from penstock.gateway.config import Config
 from penstock.gateway.dialects import told
 from penstock.gateway.http.errors import GatewayFault
 from penstock.gateway.http.redact import Redactor
@@ -20,7 +20,9 @@ from penstock.gateway.proxy.parts import Feature
 from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.upstream_settings import Route
 from penstock.gateway.upstreams.health import STATES
+from penstock.gateway.upstreams.patience import Patience
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
 
@@ -63,6 +65,8 @@ class Shared:
     """What some calls need besides."""
     epoch_ns: int
     """What the clock of the tape adds to the monotonic one."""
+    patience: Patience = field(default_factory=Patience)
+    """With models whose streams begin late."""
     running: OrderedDict[Running, None] = field(default_factory=OrderedDict[Running, None])
     """Calls that have not ended yet, by start."""
 

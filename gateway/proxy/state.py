@@ -36,6 +36,7 @@ MOVES: Final[dict[State, dict[State, str]]] = {
         State.WAITING: "something is needed that is not there yet",
         State.CONNECTING: "an upstream was chosen",
         State.SENT: "an idle connection to it was taken",
+        State.STREAMING: "no upstream is left: the refusal of one of them is passed on",
         State.ENDING: "refused, the client left, the gateway stops",
     },
     State.WAITING: {
@@ -49,7 +50,7 @@ MOVES: Final[dict[State, dict[State, str]]] = {
     },
     State.SENT: {
         State.STREAMING: "the head of the answer came",
-        State.PLANNING: "broke off before it answered, lacks an adapter, refused what can be folded: asked again",
+        State.PLANNING: "broke off before it answered, silent, down, lacks an adapter: another one, or once more",
         State.ENDING: "broke off, silent for too long, the client left, the gateway stops",
     },
     State.STREAMING: {State.ENDING: "complete, broke off, silent for too long, the client left, the gateway stops"},

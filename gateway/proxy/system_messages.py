@@ -19,11 +19,11 @@ import orjson
 
 from penstock.gateway.calls.capture.json_ranges import LEAF, find, spliced
 from penstock.gateway.calls.record import Record
-from penstock.gateway.config import Route
 from penstock.gateway.dialects.loose_json import UNREADABLE, Json, arr, error_message, loads, obj, text
 from penstock.gateway.dialects.parts import TEXT
 from penstock.gateway.model.attributes import FOLDED
 from penstock.gateway.proxy.parts import Part, Send
+from penstock.gateway.upstream_settings import Route
 
 _SYSTEM: Final = ("system", "developer")
 _ABOUT_ROLES: Final = re.compile("system|role", re.IGNORECASE)

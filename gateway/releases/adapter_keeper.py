@@ -17,7 +17,6 @@ from typing import Final
 
 import aiohttp
 
-from penstock.gateway.config import Upstream
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.resource import Resource, Stable
 from penstock.gateway.model.weights import ModelVersion, Residency
@@ -26,6 +25,7 @@ from penstock.gateway.releases.needs import pinned
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
+from penstock.gateway.upstream_settings import Upstream
 from penstock.gateway.upstreams.reach import reach
 
 EVERY_S: Final = 30.0

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import aiohttp
 
-from penstock.gateway.config import Upstream
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.resource import Resource, Stable, ToolText, sent
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
@@ -20,6 +19,7 @@ from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.model.wording import counted
 from penstock.gateway.releases.adapter_server import Engine, ServingError
 from penstock.gateway.releases.jobs import Progress, Report
+from penstock.gateway.upstream_settings import Upstream
 from penstock.gateway.upstreams.reach import reach
 
 Find = Callable[[str], tuple[Stable, list[Resource]] | None]

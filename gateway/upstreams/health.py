@@ -12,8 +12,8 @@
 | probing | a fault of any kind                   | resting |
 | probing | it answers                            | good    |
 
-A rest takes a second, and twice as long each time that it fails again, a minute at most; or as long as it says itself
-(`Retry-After`), five minutes at most. Passing over is never refusing: where all upstreams of a call rest, the first of
+A rest takes a second, and twice as long each time that it fails again, half a minute at most; or as long as it says
+itself (`Retry-After`), five minutes at most. Passing over is never refusing: where all upstreams of a call rest, the first of
 them is asked. So a wrong judgement costs nothing where there is no other upstream, and a detour where there is.
 """
 
@@ -25,12 +25,12 @@ from typing import Final, Literal, Protocol, TypeVar
 State = Literal["good", "resting", "probing"]
 STATES: Final[tuple[State, ...]] = ("good", "probing", "resting")
 """What the numbers of the metric `penstock_upstream_health` stand for."""
-COSTLY: Final = frozenset({"connect", "connect_timeout", "timeout", "http_429"})
+COSTLY: Final = frozenset({"connect", "connect_timeout", "timeout", "no_content", "http_429"})
 """What every call would wait for in vain, or makes worse."""
 IN_A_ROW: Final = 3
 """So many other faults make it rest: one may be the call's own."""
 FIRST_S: Final = 1.0
-LONGEST_S: Final = 60.0
+LONGEST_S: Final = 30.0
 LONGEST_ASKED_S: Final = 300.0
 PROBE_S: Final = 30.0
 """How long a probe may take before another call is given to it."""
@@ -81,6 +81,7 @@ class Health:
         if now < self._until:
             return  # the call was under way when it began to rest
         if self._rest_s or why in COSTLY or self._faults >= IN_A_ROW:
+            self._probe_until = 0.0
             self._rest_s = min(2 * self._rest_s or FIRST_S, LONGEST_S)
             self._until = now + (self._rest_s if asked_s is None else min(asked_s, LONGEST_ASKED_S))
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from urllib.parse import urlsplit
 
-from penstock.gateway.config import Upstream
 from penstock.gateway.http.headers import RequestHeads
 from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
+from penstock.gateway.upstream_settings import Upstream
 from penstock.gateway.upstreams.gate import Gate
 from penstock.gateway.upstreams.health import Health
 from penstock.gateway.upstreams.reach import reach

@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from penstock.gateway.config import ConfigError, Upstream
+from penstock.gateway.config import ConfigError
+from penstock.gateway.upstream_settings import Upstream
 
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] ([0-9]{3})[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n")
 _LONGEST: Final = 64 << 10

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from penstock.gateway.config import Route
 from penstock.gateway.dialects.family import Family
 from penstock.gateway.http.errors import ClientFault, GatewayFault
 from penstock.gateway.http.headers import CREDENTIALS
 from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Headers
+from penstock.gateway.upstream_settings import Route
 from penstock.gateway.upstreams.pool import Pool
 
 

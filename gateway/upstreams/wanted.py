@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock.gateway.config import Upstream
+from penstock.gateway.upstream_settings import Upstream
 from penstock.gateway.upstreams.pool import Pool
 
 

@@ -17,7 +17,6 @@ from typing import Any, Final
 import aiohttp
 
 from penstock.gateway.calls.record import Record
-from penstock.gateway.config import Route
 from penstock.gateway.dialects.loose_json import Json, loads, obj
 from penstock.gateway.dialects.token_ids import WIDTH
 from penstock.gateway.http.errors import Refusal
@@ -32,6 +31,7 @@ from penstock.gateway.proxy.exact.session_store import Exact, new_session
 from penstock.gateway.proxy.exact.sessions import SESSION, Attempt, Began, Found, Habits, Key, Turn
 from penstock.gateway.proxy.exact.vllm import Engine, EngineError, Rendered, listed
 from penstock.gateway.proxy.parts import Connecting, Part, Send
+from penstock.gateway.upstream_settings import Route
 from penstock.gateway.upstreams.pool import Pool
 
 _log = logging.getLogger("penstock.exact")

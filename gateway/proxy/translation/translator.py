@@ -19,7 +19,7 @@ import orjson
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.record import Record
-from penstock.gateway.config import Config, Route
+from penstock.gateway.config import Config
 from penstock.gateway.dialects import find
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.http.errors import ClientFault, Refusal
@@ -37,6 +37,7 @@ from penstock.gateway.proxy.translation.framing import ConvertedAnswer, Stream, 
 from penstock.gateway.proxy.translation.litellm import Library
 from penstock.gateway.proxy.translation.messages_answer import Messages
 from penstock.gateway.proxy.translation.responses_answer import Responses
+from penstock.gateway.upstream_settings import Route
 
 _log = logging.getLogger("penstock.translation")
 PATH: Final = "/v1/chat/completions"

@@ -16,7 +16,7 @@ from fakes.rig import Inside, Rig, inside, odd_on
 
 from penstock.gateway.model.attributes import TRIES
 from penstock.gateway.proxy import call
-from penstock.gateway.proxy.failover import says_something
+from penstock.gateway.proxy.failover import said
 from penstock.gateway.upstreams import health
 
 OK = reply(200, b'{"fine":1}')
@@ -161,17 +161,38 @@ async def test_a_connection_that_closes_after_a_while_was_no_race(
             assert len(upstream.connections) == 1
 
 
+CHUNK = b'data: {"object":"chat.completion.chunk","choices":[%s]}\n\n'
+ROLE = b'{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}'
+SSE = b"text/event-stream"
+
+
 @pytest.mark.parametrize(
-    ("payload", "type", "says"),
+    ("payload", "type", "found"),
     [
-        ([b'{"a"'], b"application/json", True), ([], b"application/json", False), ([b""], b"", False),
-        ([b": ping\n\n"], b"text/event-stream", False), ([b"event: x\n"], b"text/event-stream", False),
-        ([b"event: x\nda", b"ta: {}"], b"text/event-stream; charset=utf-8", True),
-        ([b": data: no\n\n"], b"text/event-stream", False), ([b": x\r\ndata:1"], b"text/event-stream", True),
+        ([b'{"a"'], b"application/json", "something"), ([], b"application/json", "nothing"), ([b""], b"", "nothing"),
+        ([b": ping\n\n"], SSE, "nothing"), ([b"event: x\n"], SSE, "nothing"), ([b"data: {}"], SSE, "nothing"),
+        ([b"event: x\nda", b"ta: {}\n"], b"text/event-stream; charset=utf-8", "something"),
+        ([b": data: no\n\n"], SSE, "nothing"), ([b": x\r\ndata:1\r\n"], SSE, "something"),
+        ([b"data: [DONE]\n\n"], SSE, "something"), ([b"data: {broken\n\n"], SSE, "something"),
+        ([CHUNK % ROLE], SSE, "nothing"), ([CHUNK % b""], SSE, "nothing"), ([CHUNK % b"1"], SSE, "something"),
+        ([CHUNK % ROLE, CHUNK % b'{"delta":{"content":"a"}}'], SSE, "something"),
+        ([CHUNK % b'{"delta":{"reasoning":"hm"}}'], SSE, "something"),
+        ([CHUNK % b'{"delta":{},"finish_reason":"stop"}'], SSE, "something"),
+        ([CHUNK % ROLE, b'data: {"error":{"message":"overloaded"}}\n\n'], SSE, "an error"),
+        ([b'data: {"error":"no"}\n\n'], SSE, "an error"), ([b'data: {"error":null}\n\n'], SSE, "something"),
+        ([b'data: {"error":{"type":"invalid_request_error"}}\n\n'], SSE, "something"),
+        ([b'data: {"type":"message_start"}\n\ndata: {"type":"ping"}\n\n'], SSE, "nothing"),
+        ([b'data: {"type":"message_start"}\n\ndata: {"type":"content_block_delta"}\n\n'], SSE, "something"),
+        ([b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n'], SSE, "an error"),
+        ([b'data: {"type":"response.created","response":{"error":null}}\n\n'], SSE, "nothing"),
     ],
 )  # fmt: skip
-def test_what_says_something(payload: list[bytes], type: bytes, says: bool) -> None:
-    assert says_something(payload, type) is says
+def test_what_an_answer_says(payload: list[bytes], type: bytes, found: str) -> None:
+    assert said(payload, type) == found
+
+
+def test_an_answer_with_a_content_encoding_is_not_looked_into() -> None:
+    assert said([b"\x1f\x8b"], SSE, encoded=True) == "something"
 
 
 async def test_a_silent_one_costs_one_call_its_patience_and_no_other(

@@ -13,11 +13,11 @@ from fakes.rig import inside
 from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.record import Record
-from penstock.gateway.config import Route
 from penstock.gateway.dialects import find
 from penstock.gateway.http.request import Request
 from penstock.gateway.proxy.parts import Part, Send
 from penstock.gateway.proxy.plan import plan
+from penstock.gateway.upstream_settings import Route
 
 ROUTES = [{"model": "small", "upstream": "up", "alias": "qwen", "train": True}]
 BODY = b'{"model":"small","messages":[{"role":"user","content":"hi"}]}'

@@ -17,7 +17,6 @@ from fakes.releasing import Bench, bench, counting
 from penstock.gateway.app import open_store
 from penstock.gateway.canary.assignment import Asker
 from penstock.gateway.canary.verify import verify
-from penstock.gateway.config import Upstream
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.release import Release, Seen
 from penstock.gateway.model.resource import NewVersion
@@ -37,6 +36,7 @@ from penstock.gateway.store.operation import Refused, Task
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.upstream_settings import Upstream
 
 T = TypeVar("T")
 ANN = Said(who="ann")

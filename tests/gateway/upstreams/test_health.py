@@ -53,7 +53,7 @@ def test_a_rest_grows_and_is_as_long_as_it_asks() -> None:
         health.failed("connect", now)
         rests.append(health.rests_s(now) or 0.0)
         now += rests[-1]
-    assert rests == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert rests == [1, 2, 4, 8, 16, 30, 30, 30, 30]
     health.answered(now)
     assert (health.state(now), health.why) == ("good", "")
     for asked, given_s in ((7.0, 7.0), (0.0, 0.0), (9e9, LONGEST_ASKED_S)):
@@ -71,6 +71,9 @@ def test_one_call_probes_and_others_go_elsewhere_meanwhile() -> None:
     assert taken(0.0) == "one"
     one.health.failed("timeout", 0.0)
     assert [taken(0.5), taken(1.0), taken(1.0), taken(1.0 + PROBE_S)] == ["other", "one", "other", "one"]
+    # A probe that failed is over: when the next rest is, another one is sent.
+    one.health.failed("http_503", 32.0)
+    assert [taken(33.0), taken(34.0), taken(34.0)] == ["other", "one", "other"]
     one.health.answered(40.0)
     assert [taken(40.0), taken(40.0)] == ["one", "one"]
 
@@ -106,7 +109,7 @@ def test_a_call_always_goes_somewhere_and_no_rest_is_for_ever(happens: list[tupl
             assert found is (upstreams[0] if all(over) else upstreams[over.index(False)])
         for it in upstreams:
             assert (it.health.state(now) == "good") <= (not it.health.passed_over(now))
-            assert (it.health.rests_s(now) or 0.0) <= max(LONGEST_S, LONGEST_ASKED_S)
+            assert (it.health.rests_s(now) or 0.0) <= max(LONGEST_S, LONGEST_ASKED_S) + 1e-6
             later = now + LONGEST_ASKED_S + PROBE_S
             assert not it.health.passed_over(later)
 

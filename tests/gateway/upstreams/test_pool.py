@@ -19,9 +19,9 @@ from fakes.raw import body_of, chunk, connect, events_head, head, post, reply
 from fakes.rig import CHAT, MESSAGES, Rig, inside
 from fakes.tape import Tape
 
-from penstock.gateway.config import Upstream
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.proxy.call import Call
+from penstock.gateway.upstream_settings import Upstream
 from penstock.gateway.upstreams.pool import Connector, Pool
 
 StartGateway = Callable[..., Awaitable[Gateway]]

@@ -15,7 +15,8 @@ from fakes.provider import Provider
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost, tls_host
 
-from penstock.gateway.config import ConfigError, Upstream
+from penstock.gateway.config import ConfigError
+from penstock.gateway.upstream_settings import Upstream
 from penstock.gateway.upstreams.reach import reach
 from penstock.sidecar.intercept.authority import Authority
 

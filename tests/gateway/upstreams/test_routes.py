@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.config import Route, Upstream
 from penstock.gateway.dialects.family import ANTHROPIC, GEMINI, OPENAI
 from penstock.gateway.http.errors import ClientFault, GatewayFault
+from penstock.gateway.upstream_settings import Route, Upstream
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
 

@@ -1,0 +1,117 @@
+"""The model endpoints and the routes to them, as a configuration has them."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from penstock.gateway.dialects import FAMILIES
+from penstock.gateway.dialects.family import OPENAI, Family
+from penstock.gateway.model.server_settings import environment_key, http_url
+from penstock.gateway.model.toml import Section
+
+
+class Upstream(Section):
+    """`[[upstream]]`: a model endpoint."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """What routes and spans call it."""
+    base_url: str
+    """As its official SDK takes it: with `/v1` for openai, without for the others."""
+    dialect: str = OPENAI.name
+    """Whose API it speaks."""
+    key_env: str | None = None
+    """Environment variable with its API key; it replaces the agent's. Without it the agent's own key passes through."""
+    connect_timeout: float = Field(default=10.0, gt=0)
+    """Seconds until a connection (with TLS) must stand."""
+    first_byte_timeout: float | None = Field(default=None, gt=0)
+    """Seconds until an answer begins. Default: `read_timeout`."""
+    first_content_timeout: float | None = Field(default=None, gt=0)
+    """Seconds until a stream says something, while another upstream is left. Default: 12, or three times the longest of
+    the model's last streams."""
+    read_timeout: float = Field(default=600.0, gt=0)
+    """Seconds without a byte from the upstream after which a call fails."""
+    idle_timeout: float = Field(default=55.0, gt=0)
+    """Seconds after which an unused connection is closed."""
+    context: int | None = Field(default=None, gt=0)
+    """Tokens of the longest prompt that it takes. One that is too long for an upstream goes to the next that takes
+    more."""
+    ca_file: str | None = None
+    """PEM file of certificate authorities that its certificate may be of, and its proxy's, besides those that this
+    machine trusts."""
+    proxy: str | None = None
+    """URL of the proxy that leads to it (`http://` or `https://`); it must take CONNECT."""
+    proxy_auth_env: str | None = None
+    """Environment variable with `user:password` for that proxy."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_http(cls, value: str) -> str:
+        return http_url(value, "key_env")
+
+    @field_validator("proxy")
+    @classmethod
+    def _is_proxy(cls, value: str | None) -> str | None:
+        return None if value is None else http_url(value, "proxy_auth_env")
+
+    @field_validator("dialect")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        known = [name for name, family in FAMILIES.items() if family.models]
+        if value not in known:
+            raise ValueError(f"{value!r} is none of the families: {', '.join(known)}")
+        return value
+
+    @property
+    def family(self) -> Family:
+        """Whose API it speaks."""
+        return FAMILIES[self.dialect]
+
+    def key(self) -> str | None:
+        """The API key from the environment; raises `ConfigError` when it is named and missing."""
+        return environment_key(f"upstream {self.name!r}", self.key_env)
+
+    def proxy_auth(self) -> str | None:
+        """What its proxy is told, from the environment; raises `ConfigError` when it is named and missing."""
+        return environment_key(f"upstream {self.name!r}", self.proxy_auth_env, "proxy_auth_env")
+
+
+class Route(Section):
+    """`[[route]]`: which upstreams serve a model. The first match counts."""
+
+    model: str
+    """Model name as agents ask for it, or a pattern (`qwen*`)."""
+    upstream: list[str] = Field(min_length=1)
+    """Name of the upstream, or several: the next is asked while one does not answer, before the first byte."""
+    alias: str | dict[str, str] | None = None
+    """Model name to send instead: one for all, or by the name of the upstream."""
+    train: bool | Literal["exact"] = False
+    """Whether the model is trained: its calls are recorded with token ids and log-probabilities. With `exact` a
+    conversation also goes on from the very tokens that the engine made, not from a rendering of its text."""
+    translate: bool | None = None
+    """Whether calls of messages and responses are translated to chat completions. Default: where `train` is set."""
+    fold_system: bool | None = None
+    """Whether all system messages become one at the beginning. Default: of calls that are translated or trained, when
+    the engine refuses them otherwise."""
+
+    @field_validator("upstream", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _names_its_own(self) -> Route:
+        if isinstance(self.alias, dict) and (others := self.alias.keys() - self.upstream):
+            raise ValueError(f"alias: {min(others)!r} is none of its upstreams: {', '.join(self.upstream)}")
+        return self
+
+    @property
+    def translates(self) -> bool:
+        """Whether calls are translated."""
+        return bool(self.train) if self.translate is None else self.translate
+
+    def matches(self, model: str) -> bool:
+        """True when this route serves the model."""
+        return fnmatchcase(model, self.model)

@@ -1,0 +1,114 @@
+"""The sixteen scenarios of the Failover Bench with one spare and nothing else configured: 13 pass, 3 are safe.
+
+*pass*: the caller has the whole answer, and the provider was asked as it should be. *safe*: the answer had begun and
+cannot be taken back; the caller sees an error in bounded time. The faults are in `fakes.faulty`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+import pytest
+from fakes.faulty import DOWN_S, SPARE, Asked, Faulty, Got, ask, faulty
+from fakes.rig import CHAT
+
+from penstock.gateway.app import Gateway
+from penstock.gateway.config import Config
+from penstock.gateway.upstreams import health, patience
+
+READ_S = 1.0
+"""`read_timeout` of the primary."""
+SOON_S = 6.0
+"""What is bounded has ended by then; half of the time that an answer stalls would be far beyond."""
+
+
+class World(NamedTuple):
+    http: aiohttp.ClientSession
+    provider: Faulty
+    url: str
+
+    async def ask(self, model: str) -> Got:
+        return await ask(self.http, self.url + CHAT, model)
+
+
+@pytest.fixture
+async def world(tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[World]:
+    """A gateway before both. Its patience with streams that say nothing is shortened, and so are the rests."""
+    monkeypatch.setattr(patience, "LEAST_S", 0.5)
+    monkeypatch.setattr(health, "FIRST_S", 0.1)
+    async with faulty() as provider:
+        config = {
+            "upstream": [
+                {"name": "primary", "base_url": f"{provider.url}/primary/v1", "read_timeout": READ_S, "context": 10},
+                {"name": "spare", "base_url": f"{provider.url}/spare/v1", "read_timeout": READ_S, "context": 1000},
+            ],
+            "route": [{"model": "*", "upstream": ["primary", "spare"], "alias": {"spare": SPARE}}],
+            "data": tmp_path / "data",
+            "port": 0,
+        }
+        gateway = Gateway(Config.model_validate(config))
+        host, port = await gateway.start()
+        try:
+            yield World(http, provider, f"http://{host}:{port}")
+        finally:
+            await gateway.stop()
+
+
+Check = Callable[[Got, list[Asked], list[Asked]], bool]
+"""Of what the caller got, what was asked of the primary, and what of the spare."""
+
+PASS: dict[str, Check] = {
+    "s01": lambda got, primary, spare: len(primary) == 2 and primary[1].at - primary[0].at >= 0.95 and not spare,
+    "s02": lambda got, primary, spare: len(primary) == 1 and len(spare) == 1,
+    "s03": lambda got, primary, spare: len(primary) == 2 and not spare,
+    "s04": lambda got, primary, spare: len(primary) == 2 and len(spare) == 1,
+    "s05": lambda got, primary, spare: len(primary) + len(spare) == 2,
+    "s06": lambda got, primary, spare: len(primary) == 1 and got.seconds < SOON_S,
+    "s07": lambda got, primary, spare: len(primary) == 1 and got.seconds < SOON_S,
+    "s10": lambda got, primary, spare: len(primary) == 1 and not spare,
+    "s11": lambda got, primary, spare: len(primary) == 1 and not spare and got.usage and got.seconds < READ_S,
+    "s12": lambda got, primary, spare: len(primary) == 1 and len(spare) == 1,
+    "s16": lambda got, primary, spare: len(primary) == 2 and got.model == SPARE and got.usage,
+}
+
+
+@pytest.mark.parametrize("model", PASS)
+async def test_the_caller_has_the_whole_answer(world: World, model: str) -> None:
+    got = await world.ask(model)
+    assert got.complete, got
+    primary, spare = world.provider.of(model), world.provider.of(SPARE)
+    assert PASS[model](got, primary, spare), (got, primary, spare)
+
+
+async def test_a_refusal_of_the_content_passes(world: World) -> None:
+    got = await world.ask("s13")
+    assert (got.outcome, len(world.provider.log)) == ("error", 1)
+    assert got.why.startswith("HTTP 400: ")
+    assert "content_policy_violation" in got.why
+
+
+@pytest.mark.parametrize("model", ["s08", "s09", "s14"])
+async def test_what_has_begun_ends_with_an_error_in_bounded_time(world: World, model: str) -> None:
+    got = await world.ask(model)
+    assert got.outcome == "error", got
+    assert len(got.content.split()) >= 20
+    assert got.seconds < SOON_S
+    assert world.provider.of(SPARE) == []
+    assert (await world.ask("well")).complete
+
+
+async def test_one_that_flaps_costs_nobody_an_answer_and_is_used_again(world: World) -> None:
+    got = list[tuple[float, Got]]()
+    while not any(one.model == "s15" for _, one in got):
+        at = asyncio.get_running_loop().time()
+        got.append((at, await world.ask("s15")))
+        await asyncio.sleep(0.05)
+    assert all(one.complete for _, one in got)
+    primary = world.provider.of("s15")
+    down = [asked for asked in primary if asked.at < DOWN_S]
+    assert len(down) < len(got) / 2, "it is asked seldom while it rests"
+    assert primary[-1].at < DOWN_S * 3
