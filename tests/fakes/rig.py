@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 from fakes.odd import Connection, Odd, Script
@@ -160,14 +161,20 @@ class Inside(Rig):
 
 @asynccontextmanager
 async def inside(
-    home: Path, http: aiohttp.ClientSession, spares: Sequence[dict[str, object]] = (), **config: object
+    home: Path,
+    http: aiohttp.ClientSession,
+    spares: Sequence[Mapping[str, object]] = (),
+    first: Mapping[str, object] = MappingProxyType({}),
+    **config: object,
 ) -> AsyncGenerator[Inside]:
     """A gateway with this configuration in this process, stopped at the end. `spares`: more upstreams; where there are
-    any, the first waits for half a second only."""
+    any, the first waits for half a second only. `first`: what else is said of it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        upstreams = [
-            {"name": "up", "base_url": url + "/v1", "dialect": "openai"} | ({"read_timeout": 0.5} if spares else {}),
+        upstreams: list[Mapping[str, object]] = [
+            {"name": "up", "base_url": url + "/v1", "dialect": "openai"}
+            | ({"read_timeout": 0.5} if spares else {})
+            | first,
             {"name": "anthropic-up", "base_url": url, "dialect": "anthropic"},
             *spares,
         ]

@@ -17,7 +17,7 @@ from fakes.rig import Inside, Rig, inside, odd_on
 from penstock.gateway.model.attributes import TRIES
 from penstock.gateway.proxy import call
 from penstock.gateway.proxy.failover import said
-from penstock.gateway.upstreams import health
+from penstock.gateway.upstreams import health, patience
 
 OK = reply(200, b'{"fine":1}')
 EVENT = chunk(b"data: 1\n\n")
@@ -220,3 +220,131 @@ async def test_a_silent_one_costs_one_call_its_patience_and_no_other(
     spans = await rig.tape.spans(rig.rollout, 5)
     assert [span.upstream for span in spans] == ["spare"] * 3 + ["up"] * 2
     assert [TRIES in (span.attributes or {}) for span in spans] == [True] + [False] * 4
+
+
+async def test_what_an_upstream_said_tells_more_than_that_the_next_cannot_be_reached(
+    tmp_path: Path, http: aiohttp.ClientSession, unused_tcp_port: int
+) -> None:
+    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{unused_tcp_port}/v1"}
+    refused = reply(429, b'{"error":{"message":"too many"}}', [("Retry-After", "7")])
+    async with inside(tmp_path, http, [spare], route=[ROUTE]) as rig:
+        async with rig.upstream([request(), send(refused)]), rig.client() as client:
+            client.send(rig.call())
+            assert await client.message() == refused
+        span = await rig.span()
+        assert (span.status, span.error, span.http_status, span.upstream) == ("error", "http_429", 429, "up")
+        assert await tries(rig) == [("up", "http_429"), ("spare", "connect")]
+
+
+@pytest.mark.parametrize(("status", "headers"), [(500, []), (503, []), (503, [("Retry-After", "0")])])
+async def test_one_that_fails_for_a_moment_is_asked_once_more(
+    rig: Rig, spares: socket.socket, status: int, headers: list[tuple[str, str]]
+) -> None:
+    first = [request(), send(reply(status, b"{}", headers)), request(), send(OK)]
+    async with both(rig, spares, first, [request()]) as (up, spare), rig.client() as client:
+        client.send(rig.call())
+        assert await client.message() == OK
+    one, again = up.connections[0].requests
+    assert one == again
+    assert spare.connections == []
+    assert (await rig.span()).upstream == "up"
+    assert await tries(rig) == [("up", f"http_{status}")]
+
+
+async def test_a_client_that_leaves_while_an_upstream_is_waited_for(rig: Rig, spares: socket.socket) -> None:
+    async def sent(connection: Connection) -> None:
+        connection.upstream.go("sent")
+
+    first: Script = [request(), send(reply(429, b"{}", [("Retry-After", "3")])), sent]
+    async with both(rig, spares, first, [request()]) as (up, spare):
+        async with rig.client() as client:
+            client.send(rig.call())
+            async with asyncio.timeout(PATIENCE):
+                await up.signal("sent").wait()
+        assert (await rig.span()).status == "cancelled"
+        assert [len(one.connections) for one in (up, spare)] == [1, 0]
+
+
+@pytest.mark.parametrize("said", [b'{"error":{"message":"overloaded"}}', b'{"type":"error","error":{"type":"x"}}'])
+async def test_a_stream_that_begins_with_an_error(rig: Rig, spares: socket.socket, said: bytes) -> None:
+    answer = events_head() + EVENT + LAST
+    first = [request(), send(events_head() + chunk(b"data: " + said + b"\n\n")), gone()]
+    async with both(rig, spares, first, [request(), send(answer)]), rig.client() as client:
+        client.send(rig.call(b'{"model":"m","stream":true}'))
+        assert await client.message() == answer
+    assert await tries(rig) == [("up", "error_event")]
+
+
+TOO_LONG = reply(400, b'{"error":{"code":"context_length_exceeded","message":"too long"}}')
+
+
+@pytest.mark.parametrize(
+    ("contexts", "asked"), [((10, 11), True), ((10, 10), False), ((None, 11), False), ((10, None), False)]
+)
+async def test_a_prompt_that_is_too_long_goes_where_a_longer_one_fits(
+    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, contexts: tuple[int | None, ...], asked: bool
+) -> None:
+    own, other = ({} if context is None else {"context": context} for context in contexts)
+    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"} | other
+    async with inside(tmp_path, http, [spare], own, route=[ROUTE]) as rig:
+        async with both(rig, spares, [request(), send(TOO_LONG)], [request(), send(OK)]), rig.client() as client:
+            client.send(rig.call())
+            assert await client.message() == (OK if asked else TOO_LONG)
+        assert await tries(rig) == ([("up", "too_long")] if asked else [])
+
+
+async def test_another_refusal_of_a_request_passes_where_a_longer_one_fits(
+    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket
+) -> None:
+    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1", "context": 11}
+    refused = reply(400, b'{"error":{"message":"temperature is not a number"}}')
+    async with inside(tmp_path, http, [spare], {"context": 10}, route=[ROUTE]) as rig:
+        async with both(rig, spares, [request(), send(refused)], [request()]) as (_, other), rig.client() as client:
+            client.send(rig.call())
+            assert await client.message() == refused
+        assert other.connections == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "begin", "why"),
+    [
+        ("first_byte_timeout", [request()], "timeout"),
+        ("first_content_timeout", [request(), send(events_head())], "no_content"),
+    ],
+)
+async def test_how_long_is_waited_can_be_said(
+    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, setting: str, begin: Script, why: str
+) -> None:
+    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
+    async with inside(tmp_path, http, [spare], {"read_timeout": 600.0, setting: 0.3}, route=[ROUTE]) as rig:
+        answer = events_head() + EVENT + LAST
+        async with both(rig, spares, begin, [request(), send(answer)]), rig.client() as client:
+            client.send(rig.call(b'{"model":"m","stream":true}'))
+            assert await client.message() == answer
+        assert await tries(rig) == [("up", why)]
+
+
+async def test_a_model_that_begins_late_is_waited_for_from_the_second_time_on(
+    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LEAST_S", 0.1)
+    monkeypatch.setattr(patience, "TIMES", 1e6)
+
+    async def asked(connection: Connection) -> None:
+        connection.upstream.go("asked")
+
+    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
+    late = [request(), send(events_head()), asked, wait("thought"), send(EVENT + LAST)]
+    async with (
+        inside(tmp_path, http, [spare], {"read_timeout": 600.0}, route=[ROUTE]) as rig,
+        both(rig, spares, late, late) as (_, other),
+        rig.client() as client,
+    ):
+        client.send(rig.call(b'{"model":"m","stream":true}'))
+        async with asyncio.timeout(PATIENCE):
+            await other.signal("asked").wait()
+        other.go("thought")
+        assert await client.message() == events_head() + EVENT + LAST
+        assert await tries(rig) == [("up", "no_content")]
+        assert rig.gateway.proxy.patience.limit_s("m") > 1.0
+        assert rig.gateway.proxy.patience.limit_s("another") == 0.1
