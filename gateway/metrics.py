@@ -74,7 +74,9 @@ METRICS: dict[str, Figure] = {
     "penstock_claim_seconds": Figure("histogram", "From asking for work that is there to having it."),
     "penstock_attempts_total": Figure("counter", "Attempts that have ended.", ("status",)),
     "penstock_rewards_total": Figure("counter", "Rewards that were kept.", ("source",)),
-    "penstock_upstream_waiting": Figure("gauge", "Calls that wait for an upstream that is paused.", ("upstream",)),
+    "penstock_upstream_waiting": Figure(
+        "gauge", "Calls that wait for an upstream that is paused or has no place.", ("upstream",)
+    ),
     "penstock_upstream_health": Figure(
         "gauge", "How calls to an upstream go: 0 good, 1 probing, 2 resting after it failed.", ("upstream",)
     ),

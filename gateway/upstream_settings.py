@@ -33,6 +33,9 @@ class Upstream(Section):
     the model's last streams."""
     read_timeout: float = Field(default=600.0, gt=0)
     """Seconds without a byte from the upstream after which a call fails."""
+    max_concurrent: int | None = Field(default=None, gt=0)
+    """Calls that it is given at a time; others go to another upstream of their route, or wait in their order, at most
+    `first_byte_timeout` seconds."""
     idle_timeout: float = Field(default=55.0, gt=0)
     """Seconds after which an unused connection is closed."""
     context: int | None = Field(default=None, gt=0)

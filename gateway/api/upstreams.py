@@ -72,7 +72,7 @@ def _view(pool: Pool) -> UpstreamView:
         paused=gate.paused,
         paused_s=None if gate.paused_since is None else now - gate.paused_since,
         bound_s=gate.bound_s if gate.paused else None,
-        waiting=gate.waiting,
+        waiting=gate.waiting + pool.places.waiting,
         running=pool.connections - pool.idle,
         waited=gate.figures.calls,
         refused=gate.figures.refused,

@@ -47,8 +47,8 @@ class LimitedCall(Call):
         if visit.entered:
             super()._reach(pool, fresh)
         elif visit.must_wait():
-            self._wait(partial(limits.leave, self))
-            limits.wait(self)
+            self._wait(partial(limits.leave, self.on_open))
+            limits.wait(self.on_open)
         else:
             self._enter(visit, pool)
 

@@ -3,108 +3,50 @@
 What counts are requests of clients, in exchanges of their own. What does not count never waits: streams that listen,
 notifications, and the answers to what a server asks, without which a call that is under way could not end.
 
-A call that waits is an entry in a dictionary, as at the gate of an upstream (`upstreams.gate`): no task, no timer of
-its own. They go in the order in which they came; whoever comes while others wait goes to the end.
+They wait as calls of an upstream do (`upstreams.places`).
 
     visit = Visit(limits)
     if visit.must_wait():          # raises `UpstreamFault` while the breaker is open
-        limits.wait(call)          # then call.on_open(), or limits.leave(call)
+        limits.wait(call.on_open)  # called when there is a place; or limits.leave(call.on_open)
     visit.enter()                  # raises `UpstreamFault` where the breaker has opened meanwhile
     visit.answered(status), visit.ended(status, error)
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.gateway.http.errors import UpstreamFault
 from penstock.gateway.mcp.breaker import Breaker, Position
 from penstock.gateway.model.server_settings import McpServer
+from penstock.gateway.upstreams.places import Places
 
 FAILURES: Final = frozenset({"connect", "connect_timeout", "timeout", "upstream_closed", "upstream_protocol"})
 """Reasons for which a call has failed on its way, beside statuses from 500. What a tool answers is none."""
-_log = logging.getLogger("penstock.mcp")
 
 
-class Waiter(Protocol):
-    """A call that waits."""
-
-    def on_open(self) -> None:
-        """It may go."""
-        ...
-
-
-class Limits:
+class Limits(Places):
     """Those of one server, in one process. Asked in the event loop's thread."""
 
     def __init__(self, name: str, config: McpServer, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__(f"server {name!r}", config.max_concurrent)
         self.name, self.config, self.clock = name, config, clock
         self.refused: Counter[str] = Counter()
         """Calls that were refused, by why."""
         self.breaker = None
         if config.breaker_failures is not None:
             self.breaker = Breaker(config.breaker_failures, config.breaker_seconds)
-        self.running = 0
-        """Calls that have a place."""
-        self._waiting: dict[Waiter, None] = {}
-        self._handing_on = False
-
-    @property
-    def waiting(self) -> int:
-        """Calls that wait for a place."""
-        return len(self._waiting)
-
-    @property
-    def full(self) -> bool:
-        """Whether a call that comes now must wait."""
-        most = self.config.max_concurrent
-        return most is not None and (self.running >= most or bool(self._waiting))
-
-    def wait(self, waiter: Waiter) -> None:
-        """Takes a call that came while others have all places."""
-        self._waiting[waiter] = None
-
-    def leave(self, waiter: Waiter) -> None:
-        """A call does not wait any more."""
-        self._waiting.pop(waiter, None)
-
-    def free(self) -> None:
-        """A place is free: those who wait take their turns as soon as the call that had it is over."""
-        self.running -= 1
-        self._hand_on_soon()
-
-    def _hand_on_soon(self) -> None:
-        if self._waiting and not self._handing_on:
-            self._handing_on = True
-            asyncio.get_running_loop().call_soon(self._hand_on)
-
-    def _hand_on(self) -> None:
-        """One in each turn of the loop: a call may give its place back at once."""
-        self._handing_on = False
-        most = self.config.max_concurrent
-        if not self._waiting or (most is not None and self.running >= most):
-            return
-        waiter = next(iter(self._waiting))
-        del self._waiting[waiter]
-        try:
-            waiter.on_open()
-        except Exception:
-            # One call that fails must not keep the others waiting.
-            _log.exception("a call that waited for server %r could not go on", self.name)
-        self._hand_on_soon()
 
     def overdue(self) -> UpstreamFault:
         """The refusal of a call that has waited for too long."""
         self.refused["busy"] += 1
-        most, patience = self.config.max_concurrent, self.config.first_byte_timeout
+        patience = self.config.first_byte_timeout
         message = (
             f"server {self.name!r} has {self.running} calls under way, and may have no more "
-            f"(mcp.servers.{self.name}.max_concurrent = {most}); this one has waited in vain for {patience:g} s "
+            f"(mcp.servers.{self.name}.max_concurrent = {self.most}); this one has waited in vain for {patience:g} s "
             f"(mcp.servers.{self.name}.first_byte_timeout)"
         )
         return UpstreamFault(503, "busy", message)

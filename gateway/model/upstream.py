@@ -33,7 +33,7 @@ class UpstreamView(Noun):
     bound_s: float | None
     """Seconds that the last hold allows; None while it is open."""
     waiting: int
-    """Calls that wait."""
+    """Calls that wait: it is paused, or has no place (`max_concurrent`)."""
     running: int
     """Connections with a call on them: none is left when the weights may be changed."""
     waited: int

@@ -132,11 +132,16 @@ class Call(Choosing):
         if pool.gate.must_wait:
             self._wait(partial(pool.gate.leave, self))
             pool.gate.wait(self)
+        elif pool.places.full:
+            self._queue(pool)
         else:
             self._connect(pool, fresh)
 
     def _connect(self, pool: Pool, fresh: bool) -> None:
         self._move(State.CONNECTING)
+        if pool.places.most is not None:
+            self._place = pool.places
+            self._place.running += 1
         for part in self._parts:
             self.connecting = part.connect(self, pool, fresh)
             if self.connecting is not None:
@@ -151,7 +156,10 @@ class Call(Choosing):
         """The gate that it has waited at is open."""
         pool = self.record.pool
         if self._resumes() and pool is not None and not self._rolled_back():
-            self._connect(pool, fresh=False)
+            if pool.places.full:
+                self._queue(pool)
+            else:
+                self._connect(pool, fresh=False)
 
     def _rolled_back(self) -> bool:
         """Gives it another version where the one that it has waited for may not be served any more."""
@@ -189,10 +197,6 @@ class Call(Choosing):
         else:
             status = 504 if reason == "connect_timeout" else 502
             self._fail(UpstreamFault(status, reason, f"{self._where()} could not be reached: {detail}"))
-
-    def _where(self) -> str:
-        pool = self.record.pool
-        return "the upstream" if pool is None else f"upstream {pool.name!r} ({pool.origin})"
 
     # 3. Stream back as it arrives -----------------------------------------------------------------------------------
 
@@ -302,7 +306,8 @@ class Call(Choosing):
                 self.record.arrived(connection.pieces, monotonic())
             self._blame(reason)
             self._cut_off("error", reason)
-        elif pool is not None and not connection.seen and self._repeats(connection, pool):
+            return
+        if pool is not None and not connection.seen and self._repeats(connection, pool):
             # It lost a race with the keep-alive timer, or its engine was stopped to be changed.
             self._note_try(reason)
             self._move(State.PLANNING)
@@ -322,7 +327,9 @@ class Call(Choosing):
     def check(self, now: float, announce: float) -> None:
         """Called every tick: must the call be announced, has the upstream been silent for too long?"""
         self._announce_late(announce)
-        if self._stuck():
+        if self._queued_at is not None and self.state is State.WAITING:
+            self._check_queue(now - self._queued_at)
+        elif self._stuck():
             self._give_up_on("internal", internal_fault())
         elif self.state in (State.SENT, State.STREAMING) and not self.held:
             late = self._late(now)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from copy import copy
+from functools import partial
 from time import monotonic
 from typing import Final, NamedTuple
 
@@ -25,10 +26,12 @@ from penstock.gateway.proxy.recorded_call import RecordedCall
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
 from penstock.gateway.upstreams.health import retry_after
+from penstock.gateway.upstreams.places import Places
 from penstock.gateway.upstreams.pool import Pool
 
 _REFUSAL: Final = 1 << 20
 """Bytes of a refusal that are held at most."""
+_PLACED: Final = (State.CONNECTING, State.SENT, State.STREAMING)
 _REFUSED: Final = (400, 413)
 """What is said of requests that could be asked otherwise."""
 
@@ -46,7 +49,7 @@ class Answered(NamedTuple):
 class Choosing(RecordedCall):
     """One call, with what upstreams have made of it so far."""
 
-    __slots__ = ("_again", "_held", "_pools", "_refused", "_sent_at", "_tries")
+    __slots__ = ("_again", "_held", "_place", "_pools", "_queued_at", "_refused", "_sent_at", "_tries")
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
@@ -58,6 +61,10 @@ class Choosing(RecordedCall):
         """The last refusal that was not passed on."""
         self._again = False
         """Whether an upstream was asked once more; that is done once."""
+        self._place: Places | None = None
+        """Where it has a place, from when it is connected until it goes elsewhere or ends."""
+        self._queued_at: float | None = None
+        """Since when it waits for a place; monotonic seconds."""
         self._sent_at = 0.0
         """When the request was written; monotonic seconds."""
         self._tries: list[dict[str, str | int]] = []
@@ -71,8 +78,27 @@ class Choosing(RecordedCall):
         """To this upstream, as it was made ready for it."""
 
     @abstractmethod
+    def _connect(self, pool: Pool, fresh: bool) -> None:
+        """Connects to it."""
+
+    @abstractmethod
+    def _rolled_back(self) -> bool:
+        """Gives it another version where the one that it has waited for may not be served any more."""
+
+    @abstractmethod
     def _tell(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Begins the client's answer with this one."""
+
+    def _move(self, to: State) -> None:
+        """However it leaves an upstream, its place is free."""
+        super()._move(to)
+        if self._place is not None and to not in _PLACED:
+            place, self._place = self._place, None
+            place.free()
+
+    def _where(self) -> str:
+        pool = self.record.pool
+        return "the upstream" if pool is None else f"upstream {pool.name!r} ({pool.origin})"
 
     def _has_spare(self) -> bool:
         return bool(self._pools) and may_repeat(self.request.method, self.record.call.dialect)
@@ -83,6 +109,36 @@ class Choosing(RecordedCall):
         if pool is None or pool.config.context is None or not self._has_spare():
             return []
         return [other for other in self._pools if (other.config.context or 0) > pool.config.context]
+
+    # A place at an upstream -----------------------------------------------------------------------------------------
+
+    def _queue(self, pool: Pool) -> None:
+        self._queued_at = monotonic()
+        self._wait(partial(pool.places.leave, self.on_place))
+        pool.places.wait(self.on_place)
+
+    def on_place(self) -> None:
+        """The upstream may be given one more call."""
+        self._queued_at, pool = None, self.record.pool
+        if self._resumes() and pool is not None and not self._rolled_back():
+            if pool.gate.must_wait:
+                self._reach(pool)
+            else:
+                self._connect(pool, fresh=False)
+
+    def _check_queue(self, waited_s: float) -> None:
+        """Has it waited for its place for too long?"""
+        pool = self.record.pool
+        assert pool is not None
+        limit_s = pool.config.first_byte_timeout or pool.config.read_timeout
+        if waited_s > limit_s:
+            self._queued_at = None
+            message = (
+                f"{self._where()} has {pool.places.running} calls under way and is given no more "
+                f"(upstream.max_concurrent = {pool.places.most}); this one has waited in vain for {limit_s:g} s"
+            )
+            self.cancel_upstream()
+            self._fail(UpstreamFault(503, "busy", message))
 
     # An answer that is held -----------------------------------------------------------------------------------------
 

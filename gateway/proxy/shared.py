@@ -125,6 +125,6 @@ class Shared:
         for pool in self.pools.values():
             pool.expire(now)
             self.metrics.upstream_health[(pool.name,)] = STATES.index(pool.health.state(now))
-            self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting
+            self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting + pool.places.waiting
             self.metrics.connections(pool.name, "idle", pool.idle)
             self.metrics.connections(pool.name, "busy", pool.connections - pool.idle)

@@ -13,8 +13,9 @@
 | probing | it answers                            | good    |
 
 A rest takes a second, and twice as long each time that it fails again, half a minute at most; or as long as it says
-itself (`Retry-After`), five minutes at most. Passing over is never refusing: where all upstreams of a call rest, the first of
-them is asked. So a wrong judgement costs nothing where there is no other upstream, and a detour where there is.
+itself (`Retry-After`), five minutes at most. Passing over is never refusing: where all upstreams of a call rest, the
+first of them is asked. So a wrong judgement costs nothing where there is no other upstream, and a detour where there
+is.
 """
 
 from __future__ import annotations
@@ -86,19 +87,34 @@ class Health:
             self._until = now + (self._rest_s if asked_s is None else min(asked_s, LONGEST_ASKED_S))
 
 
+class Crowd(Protocol):
+    """How many calls it is given."""
+
+    @property
+    def full(self) -> bool:
+        """Whether one more would have to wait."""
+        ...
+
+
 class Served(Protocol):
-    """An upstream that has a health."""
+    """An upstream."""
 
     health: Health
+
+    @property
+    def places(self) -> Crowd:
+        """Those for calls."""
+        ...
 
 
 T = TypeVar("T", bound=Served)
 
 
 def take_next(upstreams: list[T], now: float) -> T:
-    """Takes the next one to ask out of those that are left: the first that is not passed over, else the first."""
-    at = next((at for at, one in enumerate(upstreams) if not one.health.passed_over(now)), 0)
-    taken = upstreams.pop(at)
+    """Takes the next one to ask out of those that are left: the first that is not passed over and has a place, else the
+    first that is not passed over, else the first."""
+    able = [at for at, one in enumerate(upstreams) if not one.health.passed_over(now)]
+    taken = upstreams.pop(next((at for at in able if not upstreams[at].places.full), able[0] if able else 0))
     taken.health.given(now)
     return taken
 

@@ -20,6 +20,7 @@ from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.upstream_settings import Upstream
 from penstock.gateway.upstreams.gate import Gate
 from penstock.gateway.upstreams.health import Health
+from penstock.gateway.upstreams.places import Places
 from penstock.gateway.upstreams.reach import reach
 
 _log = logging.getLogger("penstock.upstream")
@@ -92,6 +93,7 @@ class Pool(Connector):
         self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), own_keys)
         self.gate = Gate(config.name)
         self.health = Health()
+        self.places = Places(f"upstream {config.name!r}", config.max_concurrent)
         self._idle: deque[UpstreamConnection] = deque()
         self.reach = reach(config)
 

@@ -23,7 +23,7 @@ from aiohttp import web
 ANSWER = " ".join(f"word{number}" for number in range(60))
 SPARE = "spare"
 DOWN_S = 1.5
-"""How long S15 is down."""
+"""How long S15 is down, from the first call on."""
 STALLS_S = 60.0
 """How long it is silent where it says nothing any more: longer than any test waits."""
 
@@ -34,7 +34,7 @@ class Asked:
 
     model: str
     at: float
-    """Seconds since the start."""
+    """Monotonic seconds."""
     number: int
     """Of those for this model, from 1."""
 
@@ -63,17 +63,20 @@ class Faulty:
 
     url: str = ""
     log: list[Asked] = field(default_factory=list[Asked])
-    began: float = field(default_factory=monotonic)
 
     def of(self, model: str) -> list[Asked]:
         """What was asked of a model."""
         return [asked for asked in self.log if asked.model == model]
 
+    def first(self, model: str) -> float:
+        """When a model was asked first."""
+        return self.of(model)[0].at
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """One call."""
         body = await request.json()
         model, number = body["model"], len(self.of(body["model"])) + 1
-        self.log.append(Asked(model, monotonic() - self.began, number))
+        self.log.append(Asked(model, monotonic(), number))
         return await FAULTS.get(model, _whole)(self, request, number, body)
 
 
@@ -202,8 +205,7 @@ async def s13(self: Faulty, request: web.Request, number: int, body: dict[str, A
 
 async def s15(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
     """503 for a while, then healthy."""
-    down = monotonic() - self.began < DOWN_S
-    return _refusal(503) if down else await _whole(self, request, number, body)
+    return _refusal(503) if monotonic() - self.first("s15") < DOWN_S else await _whole(self, request, number, body)
 
 
 FAULTS: dict[str, Fault] = {

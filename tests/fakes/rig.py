@@ -171,10 +171,9 @@ async def inside(
     any, the first waits for half a second only. `first`: what else is said of it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        patience: Mapping[str, object] = {"read_timeout": 0.5} if spares else {}
         upstreams: list[Mapping[str, object]] = [
-            {"name": "up", "base_url": url + "/v1", "dialect": "openai"}
-            | ({"read_timeout": 0.5} if spares else {})
-            | first,
+            {"name": "up", "base_url": url + "/v1", "dialect": "openai", **patience, **first},
             {"name": "anthropic-up", "base_url": url, "dialect": "anthropic"},
             *spares,
         ]

@@ -282,7 +282,7 @@ def test_places_are_never_too_many_and_go_in_order(most: int, steps: list[tuple[
                     one = Waiting(visit, lambda visit: inside.append(visit))
                     one.on_turn = gone.append
                     row.append(one)
-                    limits.wait(one)
+                    limits.wait(one.on_open)
                 else:
                     assert limits.waiting == 0, "nobody overtakes"
                     visit.enter()
@@ -290,7 +290,7 @@ def test_places_are_never_too_many_and_go_in_order(most: int, steps: list[tuple[
             elif step == "end" and inside:
                 inside.pop(number % len(inside)).ended("ok", None)
             elif step == "leave" and (waiting := [one for one in row if one not in gone]):
-                limits.leave(waiting[number % len(waiting)])
+                limits.leave(waiting[number % len(waiting)].on_open)
                 row.remove(waiting[number % len(waiting)])
             elif step == "turn":
                 await asyncio.sleep(0)
@@ -318,7 +318,9 @@ async def test_a_call_that_fails_when_its_turn_comes_does_not_keep_others(caplog
     for number in range(3):
         visit = Visit(limits, True)
         assert visit.must_wait()
-        limits.wait(Waiting(visit, broken if number == 0 else lambda visit, number=number: _over(visit, gone, number)))
+        limits.wait(
+            Waiting(visit, broken if number == 0 else lambda visit, number=number: _over(visit, gone, number)).on_open
+        )
     first.ended("ok", None)
     late = Visit(limits, True)
     assert late.must_wait(), "nobody overtakes"

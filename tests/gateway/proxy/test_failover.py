@@ -36,8 +36,10 @@ def spares() -> Iterator[socket.socket]:
 async def rig(tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket) -> AsyncGenerator[Inside]:
     """A gateway that has not seen either of them yet, with short patience with the first."""
     spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
-    async with inside(tmp_path, http, [spare], route=[ROUTE]) as made:
+    async with inside(tmp_path, http, [spare], {"max_concurrent": 9}, route=[ROUTE]) as made:
         yield made
+        places = made.gateway.proxy.pools["up"].places
+        assert (places.running, places.waiting) == (0, 0), "however a call ends, its place is free"
 
 
 @asynccontextmanager

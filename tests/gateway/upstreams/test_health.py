@@ -19,12 +19,14 @@ from penstock.gateway.upstreams.health import (
     retry_after,
     take_next,
 )
+from penstock.gateway.upstreams.places import Places
 
 
 @dataclass
 class Upstream:
     name: str
     health: Health = field(default_factory=Health)
+    places: Places = field(default_factory=lambda: Places("it", 1))
 
 
 @pytest.mark.parametrize("why", sorted(COSTLY))
@@ -76,6 +78,16 @@ def test_one_call_probes_and_others_go_elsewhere_meanwhile() -> None:
     assert [taken(33.0), taken(34.0), taken(34.0)] == ["other", "one", "other"]
     one.health.answered(40.0)
     assert [taken(40.0), taken(40.0)] == ["one", "one"]
+
+
+def test_one_that_has_a_place_comes_before_one_that_is_full_and_before_one_that_rests() -> None:
+    rests, full, free = map(Upstream, ("rests", "full", "free"))
+    rests.health.failed("timeout", 0.0)
+    full.places.running = 1
+    left, taken = [rests, full, free], list[str]()
+    while left:
+        taken.append(take_next(left, 0.5).name)
+    assert taken == ["free", "full", "rests"]
 
 
 events = st.one_of(

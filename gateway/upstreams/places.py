@@ -1,0 +1,72 @@
+"""How many calls an upstream, or a server of tools, is given at a time; others wait for a place, in their order.
+
+A call that waits is an entry in a dictionary, as at the gate of an upstream (`upstreams.gate`): no task, no timer of
+its own. Whoever comes while others wait goes to the end.
+
+    if places.full:
+        places.wait(call.on_place)     # called when there is one; or places.leave(call.on_place)
+    places.running += 1                # and at its end, whichever: places.free()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+_log = logging.getLogger("penstock.upstream")
+
+
+class Places:
+    """Those of one upstream, in one process. Asked in the event loop's thread."""
+
+    def __init__(self, what: str, most: int | None) -> None:
+        """`what`: it, for the log. `most`: None where there is no bound."""
+        self.most = most
+        self.running = 0
+        """Calls that have a place."""
+        self._what = what
+        self._waiting: dict[Callable[[], None], None] = {}
+        self._handing_on = False
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a place."""
+        return len(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether a call that comes now must wait."""
+        return self.most is not None and (self.running >= self.most or bool(self._waiting))
+
+    def wait(self, go_on: Callable[[], None]) -> None:
+        """Takes a call that came while others have all places."""
+        self._waiting[go_on] = None
+
+    def leave(self, go_on: Callable[[], None]) -> None:
+        """A call does not wait any more."""
+        self._waiting.pop(go_on, None)
+
+    def free(self) -> None:
+        """A place is free: those who wait take their turns as soon as the call that had it is over."""
+        self.running -= 1
+        self._hand_on_soon()
+
+    def _hand_on_soon(self) -> None:
+        if self._waiting and not self._handing_on:
+            self._handing_on = True
+            asyncio.get_running_loop().call_soon(self._hand_on)
+
+    def _hand_on(self) -> None:
+        """One in each turn of the loop: a call may give its place back at once."""
+        self._handing_on = False
+        if not self._waiting or (self.most is not None and self.running >= self.most):
+            return
+        go_on = next(iter(self._waiting))
+        del self._waiting[go_on]
+        try:
+            go_on()
+        except Exception:
+            # One call that fails must not keep the others waiting.
+            _log.exception("a call that waited for %s could not go on", self._what)
+        self._hand_on_soon()
