@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -88,6 +88,9 @@ class Route(Section):
     """Model name as agents ask for it, or a pattern (`qwen*`)."""
     upstream: list[str] = Field(min_length=1)
     """Name of the upstream, or several: the next is asked while one does not answer, before the first byte."""
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
+    """Upstreams that share its calls, by rollout, and their shares; those without a weight are asked when they do not
+    answer."""
     alias: str | dict[str, str] | None = None
     """Model name to send instead: one for all, or by the name of the upstream."""
     train: bool | Literal["exact"] = False
@@ -106,8 +109,9 @@ class Route(Section):
 
     @model_validator(mode="after")
     def _names_its_own(self) -> Route:
-        if isinstance(self.alias, dict) and (others := self.alias.keys() - self.upstream):
-            raise ValueError(f"alias: {min(others)!r} is none of its upstreams: {', '.join(self.upstream)}")
+        for key, named in (("alias", self.alias), ("weights", self.weights)):
+            if isinstance(named, dict) and (others := named.keys() - self.upstream):
+                raise ValueError(f"{key}: {min(others)!r} is none of its upstreams: {', '.join(self.upstream)}")
         return self
 
     @property

@@ -73,7 +73,7 @@ def _view(pool: Pool) -> UpstreamView:
         paused_s=None if gate.paused_since is None else now - gate.paused_since,
         bound_s=gate.bound_s if gate.paused else None,
         waiting=gate.waiting + pool.places.waiting,
-        running=pool.connections - pool.idle,
+        running=pool.running,
         waited=gate.figures.calls,
         refused=gate.figures.refused,
         health=pool.health.state(now),

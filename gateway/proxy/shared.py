@@ -21,6 +21,7 @@ from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.upstream_settings import Route
+from penstock.gateway.upstreams.affinity import ordered
 from penstock.gateway.upstreams.health import STATES
 from penstock.gateway.upstreams.patience import Patience
 from penstock.gateway.upstreams.pool import Pool
@@ -102,7 +103,10 @@ class Shared:
         of = told(call.dialect, call.path, request.headers)
         if route is None and of is None and call.dialect.unknown:
             return [self.routes.unknown(call.dialect.family, call.path, request.headers)], None, None
-        return *self.routes.along(route, of or call.dialect.family), route
+        pools, alias = self.routes.along(route, of or call.dialect.family)
+        if route is not None and route.weights:
+            pools = ordered(pools, route.weights, call.address.rollout)
+        return pools, alias, route
 
     def pool(self, name: str, model: str | None) -> Pool:
         """The upstream that serves a version of weights; raises `GatewayFault` when it is not configured any more."""
@@ -127,4 +131,4 @@ class Shared:
             self.metrics.upstream_health[(pool.name,)] = STATES.index(pool.health.state(now))
             self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting + pool.places.waiting
             self.metrics.connections(pool.name, "idle", pool.idle)
-            self.metrics.connections(pool.name, "busy", pool.connections - pool.idle)
+            self.metrics.connections(pool.name, "busy", pool.running)

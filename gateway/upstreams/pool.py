@@ -98,6 +98,11 @@ class Pool(Connector):
         self.reach = reach(config)
 
     @property
+    def running(self) -> int:
+        """Connections with a call on them, and those that are being made ready for one."""
+        return self.connections - len(self._idle)
+
+    @property
     def idle(self) -> int:
         """Connections that wait for a call."""
         return len(self._idle)

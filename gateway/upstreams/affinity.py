@@ -1,0 +1,49 @@
+"""Which of several upstreams that share a model's calls is given those of a rollout. Pure.
+
+A conversation is cheapest where its beginning is in the cache. So all calls of a rollout go to the same upstream, by
+weighted rendezvous hashing of its name (Thaler and Ravishankar 1998; the weights as in Schindelhauer and Schomaker
+2005): whichever upstream comes or goes, only the rollouts that it serves move. One that already has more than 1.25
+times its share of the calls under way is passed over for the next of the rollout's own order (consistent hashing with
+bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018), so that no upstream is overrun.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Final, Protocol, TypeVar
+
+MOST: Final = 1.25
+"""How much more than its share an upstream is given."""
+
+
+class Sharing(Protocol):
+    """An upstream."""
+
+    name: str
+
+    @property
+    def running(self) -> int:
+        """Calls that it has."""
+        ...
+
+
+T = TypeVar("T", bound=Sharing)
+
+
+def ordered(upstreams: Sequence[T], weights: Mapping[str, float], rollout: str) -> list[T]:
+    """The order in which upstreams are asked for a call of a rollout. Those without a weight are spares and come last,
+    in their own order."""
+    sharing = [one for one in upstreams if one.name in weights]
+    sharing.sort(key=lambda one: _score(rollout, one.name, weights[one.name]), reverse=True)
+    after = 1 + sum(one.running for one in sharing)
+    all_weights = sum(weights[one.name] for one in sharing)
+    free = [one for one in sharing if one.running < math.ceil(MOST * after * weights[one.name] / all_weights)]
+    crowded = [one for one in sharing if one not in free]
+    return [*free, *crowded, *(one for one in upstreams if one.name not in weights)]
+
+
+def _score(rollout: str, upstream: str, weight: float) -> float:
+    drawn = int.from_bytes(blake2b(f"{rollout}\0{upstream}".encode(), digest_size=8).digest())
+    return -weight / math.log((drawn + 1) / (2**64 + 1))
