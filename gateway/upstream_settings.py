@@ -93,6 +93,9 @@ class Route(Section):
     answer."""
     alias: str | dict[str, str] | None = None
     """Model name to send instead: one for all, or by the name of the upstream."""
+    stream: Literal["live", "whole"] = "live"
+    """`whole` passes an answer on when all of it is there, while another upstream is left: one that breaks off is then
+    made anew. For training and batches."""
     train: bool | Literal["exact"] = False
     """Whether the model is trained: its calls are recorded with token ids and log-probabilities. With `exact` a
     conversation also goes on from the very tokens that the engine made, not from a rendering of its text."""

@@ -28,6 +28,8 @@ WEBSOCKET: Final = "penstock.websocket"
 """The call came as a message on a WebSocket, and its answer is the messages after that."""
 PREWARM: Final = "penstock.prewarm"
 """The call asked for no answer, only that its beginning is read already."""
+WHOLE: Final = "penstock.whole"
+"""True where the answer was to be passed on when all of it was there (`stream = "whole"` of its route)."""
 TRIES: Final = "penstock.tries"
 """The upstreams that were asked before the one that served it: for each its name, when it was given up (milliseconds
 after the call began) and why."""

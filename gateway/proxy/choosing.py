@@ -31,6 +31,8 @@ from penstock.gateway.upstreams.pool import Pool
 
 _REFUSAL: Final = 1 << 20
 """Bytes of a refusal that are held at most."""
+_ANSWER: Final = 64 << 20
+"""Bytes of an answer that are held at most."""
 _PLACED: Final = (State.CONNECTING, State.SENT, State.STREAMING)
 _REFUSED: Final = (400, 413)
 """What is said of requests that could be asked otherwise."""
@@ -49,14 +51,21 @@ class Answered(NamedTuple):
 class Choosing(RecordedCall):
     """One call, with what upstreams have made of it so far."""
 
-    __slots__ = ("_again", "_held", "_place", "_pools", "_queued_at", "_refused", "_sent_at", "_tries")
+    __slots__ = ("_again", "_held", "_place", "_pools", "_queued_at", "_refused", "_sent_at", "_size", "_spoke",
+                 "_tries", "_whole")  # fmt: skip
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
         self._pools: list[Pool] = []
         """Upstreams that have not been tried."""
-        self._held: tuple[bytes, bytes] | None = None
+        self._held: tuple[bytes, list[bytes]] | None = None
         """Head and body, as far as it has come, of an answer that is not passed on yet."""
+        self._size = 0
+        """Bytes of that body."""
+        self._spoke = False
+        """Whether what is held says something."""
+        self._whole = False
+        """Whether an answer is held until it is whole."""
         self._refused: Answered | None = None
         """The last refusal that was not passed on."""
         self._again = False
@@ -148,14 +157,16 @@ class Choosing(RecordedCall):
 
     def _hold(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Does not pass on the head of an answer before it is clear that this is the one."""
-        self._held = head, raw
+        self._held, self._size, self._spoke = (head, [raw]), len(raw), False
         self._look(connection)
 
     def _holds(self, connection: UpstreamConnection, raw: bytes) -> bool:
         """Whether a read belongs to an answer that is held; looks at that once more."""
         if self._held is None:
             return False
-        self._held = self._held[0], self._held[1] + raw
+        self.touched = monotonic()
+        self._held[1].append(raw)
+        self._size += len(raw)
         self._look(connection)
         return True
 
@@ -164,20 +175,29 @@ class Choosing(RecordedCall):
         refused = connection.status in _REFUSED and (self._parts or self._larger())
         if refused or is_down(connection.status):
             # A refusal is held until it is whole.
-            if connection.done or len(self._held[1]) > _REFUSAL:
-                (head, raw), self._held = self._held, None
+            if connection.done or self._size > _REFUSAL:
+                (head, pieces), self._held = self._held, None
                 if refused:
-                    self._ask_otherwise(connection, head, raw)
+                    self._ask_otherwise(connection, head, b"".join(pieces))
                 else:
-                    self._pass_over(connection, head, raw)
-        elif (found := said(connection.pieces, connection.content_type, bool(connection.encoding))) == "an error":
-            self._held = None
-            self._blame("error_event")
-            self.cancel_upstream()
-            self._try_next("error_event")
-        elif connection.done or found == "something":
-            (head, raw), self._held = self._held, None
-            self._tell(connection, head, raw)
+                    self._pass_over(connection, head, b"".join(pieces))
+            return
+        if not self._spoke:
+            found = said(connection.pieces, connection.content_type, bool(connection.encoding))
+            self._spoke = found == "something"
+            if found == "an error":
+                self._held = None
+                self._blame("error_event")
+                self.cancel_upstream()
+                self._try_next("error_event")
+                return
+        if connection.done or (self._spoke and not self._waits_for_all()):
+            (head, pieces), self._held = self._held, None
+            self._tell(connection, head, b"".join(pieces))
+
+    def _waits_for_all(self) -> bool:
+        """Whether an answer that has begun may still be dropped."""
+        return self._whole and self._size < _ANSWER and self._has_spare()
 
     def _pass_over(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Its upstream is down: it is asked once more, or the next one is."""
@@ -257,7 +277,7 @@ class Choosing(RecordedCall):
     def _speechless(self, now: float) -> bool:
         """Whether a stream has begun, has said nothing for too long, and another upstream may."""
         pool = self.record.pool
-        if self._held is None or pool is None or not self._has_spare():
+        if self._held is None or self._spoke or pool is None or not self._has_spare():
             return False
         limit_s = pool.config.first_content_timeout or self._shared.patience.limit_s(self._admitted.model or "")
         return now - self._sent_at > limit_s

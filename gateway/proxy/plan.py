@@ -18,6 +18,7 @@ from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.http.errors import GatewayFault
 from penstock.gateway.http.headers import PROMPT
 from penstock.gateway.http.request import Headers, Request
+from penstock.gateway.model.attributes import WHOLE
 from penstock.gateway.model.release import Pin
 from penstock.gateway.proxy.parts import Send
 from penstock.gateway.proxy.shared import Shared
@@ -79,6 +80,9 @@ def _switched(shared: Shared, call: Admitted, request: Request, found: Uses, pin
 
 
 def _with_features(shared: Shared, send: Send, route: Route | None) -> Send:
+    if route is not None and route.stream == "whole":
+        send.whole = True
+        send.attributes[WHOLE] = True
     if route is not None and isinstance(route.alias, dict):
         asked = send.call.model or ""
         send.aliases = {pool.name: alias_at(route, pool.name) or asked for pool in send.pools}

@@ -36,7 +36,15 @@ class World(NamedTuple):
 
 
 @pytest.fixture
-async def world(tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[World]:
+def stream() -> str:
+    """`stream` of the route."""
+    return "live"
+
+
+@pytest.fixture
+async def world(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> AsyncGenerator[World]:
     """A gateway before both. Its patience with streams that say nothing is shortened, and so are the rests."""
     monkeypatch.setattr(patience, "LEAST_S", 0.5)
     monkeypatch.setattr(health, "FIRST_S", 0.1)
@@ -46,7 +54,7 @@ async def world(tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest
                 {"name": "primary", "base_url": f"{provider.url}/primary/v1", "read_timeout": READ_S, "context": 10},
                 {"name": "spare", "base_url": f"{provider.url}/spare/v1", "read_timeout": READ_S, "context": 1000},
             ],
-            "route": [{"model": "*", "upstream": ["primary", "spare"], "alias": {"spare": SPARE}}],
+            "route": [{"model": "*", "upstream": ["primary", "spare"], "alias": {"spare": SPARE}, "stream": stream}],
             "data": tmp_path / "data",
             "port": 0,
         }
@@ -99,6 +107,15 @@ async def test_what_has_begun_ends_with_an_error_in_bounded_time(world: World, m
     assert got.seconds < SOON_S
     assert world.provider.of(SPARE) == []
     assert (await world.ask("well")).complete
+
+
+@pytest.mark.parametrize("stream", ["whole"])
+@pytest.mark.parametrize("model", ["s08", "s09", "s14"])
+async def test_what_breaks_off_is_made_anew_where_answers_pass_when_they_are_whole(world: World, model: str) -> None:
+    got = await world.ask(model)
+    assert got.complete, got
+    assert got.model == SPARE
+    assert [len(world.provider.of(name)) for name in (model, SPARE)] == [1, 1]
 
 
 async def test_one_that_flaps_costs_nobody_an_answer_and_is_used_again(world: World) -> None:
