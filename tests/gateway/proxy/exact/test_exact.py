@@ -478,7 +478,8 @@ async def test_the_next_upstream_is_tried_where_one_cannot_be_reached(
         spans = await made.tape.spans(made.rollout, 4)
         assert [span.upstream for span in spans] == ["vllm"] * 4
         assert began(spans) == ["first", None, None, None]
-        assert made.gateway.metrics.upstream_retries.total() == 4
+        # From then on it rests.
+        assert made.gateway.metrics.upstream_retries["gone", "connect"] >= 1
 
 
 # -- where a session ends ----------------------------------------------------------------------------------------------
