@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.affinity import CHOICES, made, play
 from penstock.gateway.upstreams.affinity import MOST, ordered
 
 names = st.lists(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_size=8, unique=True)
@@ -72,3 +74,11 @@ def test_spares_come_last_and_in_their_order(sharing: list[str], spares: list[st
     found = [one.name for one in ordered(upstreams, dict.fromkeys(sharing, 1.0), rollout)]
     assert sorted(found[: len(sharing)]) == sorted(sharing)
     assert found[len(sharing) :] == spares
+
+
+def test_it_is_worth_something() -> None:
+    """On engines that are models of a prefix cache (`bench.affinity`)."""
+    calls = made(60)
+    with patch("bench.affinity.CACHE", 40_000):
+        cached = {name: play(calls, 8, choose)[0] for name, choose in CHOICES.items()}
+    assert cached["by rollout"] > 2 * max(cached["in turn"], cached["least busy"])
