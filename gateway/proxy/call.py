@@ -332,6 +332,8 @@ class Call(Choosing):
             self._check_queue(now - self._queued_at)
         elif self._stuck():
             self._give_up_on("internal", internal_fault())
+        elif self.state is State.CONNECTING:
+            self._check_connecting(now)
         elif self.state in (State.SENT, State.STREAMING) and not self.held:
             late = self._late(now)
             if late is not None:

@@ -149,6 +149,13 @@ class Choosing(RecordedCall):
             self.cancel_upstream()
             self._fail(UpstreamFault(503, "busy", message))
 
+    def _check_connecting(self, now: float) -> None:
+        """One call waits for an upstream that does not connect; the others that can go elsewhere need not."""
+        pool = self.record.pool
+        if pool is not None and self._pools and pool.keeps_waiting(now, self.connecting):
+            self.cancel_upstream()
+            self._do("asked elsewhere", lambda: self._try_next("connecting"))
+
     # An answer that is held -----------------------------------------------------------------------------------------
 
     def _must_hold(self, connection: UpstreamConnection) -> bool:

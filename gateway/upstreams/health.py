@@ -106,6 +106,10 @@ class Served(Protocol):
         """Those for calls."""
         ...
 
+    def keeps_waiting(self, now: float) -> bool:
+        """Whether a connection to it has been awaited for long."""
+        ...
+
 
 T = TypeVar("T", bound=Served)
 
@@ -113,7 +117,7 @@ T = TypeVar("T", bound=Served)
 def take_next(upstreams: list[T], now: float) -> T:
     """Takes the next one to ask out of those that are left: the first that is not passed over and has a place, else the
     first that is not passed over, else the first."""
-    able = [at for at, one in enumerate(upstreams) if not one.health.passed_over(now)]
+    able = [at for at, one in enumerate(upstreams) if not (one.health.passed_over(now) or one.keeps_waiting(now))]
     taken = upstreams.pop(next((at for at in able if not upstreams[at].places.full), able[0] if able else 0))
     taken.health.given(now)
     return taken

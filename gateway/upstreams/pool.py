@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Final
 from urllib.parse import urlsplit
 
 from penstock.gateway.http.headers import RequestHeads
@@ -23,6 +24,8 @@ from penstock.gateway.upstreams.health import Health
 from penstock.gateway.upstreams.places import Places
 from penstock.gateway.upstreams.reach import reach
 
+SLOW_S: Final = 1.0
+"""After which a server's machine sends the first packet of a connection once more (RFC 6298, section 2.1)."""
 _log = logging.getLogger("penstock.upstream")
 
 
@@ -32,7 +35,8 @@ class Connector(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.connections = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], float] = {}
+        """Connections that are being made, oldest first, and since when; monotonic seconds."""
 
     @abstractmethod
     async def open(self, connection: UpstreamConnection) -> None:
@@ -49,9 +53,15 @@ class Connector(ABC):
     def connect(self, caller: Caller) -> asyncio.Task[None]:
         """Makes a connection and hands it to the caller; the task can be cancelled."""
         task = asyncio.get_running_loop().create_task(self._connect(caller))
-        self._tasks.add(task)
+        self._tasks[task] = monotonic()
         task.add_done_callback(self._connected)
         return task
+
+    def keeps_waiting(self, now: float, task: asyncio.Task[None] | None = None) -> bool:
+        """Whether a connection other than `task` has been awaited for so long that nobody may answer there: whoever can
+        go elsewhere need not wait as well."""
+        oldest = next(iter(self._tasks.items()), None)
+        return oldest is not None and oldest[0] is not task and now - oldest[1] > SLOW_S
 
     async def _connect(self, caller: Caller) -> None:
         connection = UpstreamConnection(self)
@@ -71,7 +81,7 @@ class Connector(ABC):
             caller.on_connected(connection)
 
     def _connected(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             # The call is left without a link and a task: the next sweep ends it.
             _log.error("a call could not be sent to upstream %r", self.name, exc_info=error)

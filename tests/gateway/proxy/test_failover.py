@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
 from pathlib import Path
 
 import aiohttp
@@ -17,7 +18,7 @@ from fakes.rig import Inside, Rig, inside, odd_on
 from penstock.gateway.model.attributes import TRIES
 from penstock.gateway.proxy import call
 from penstock.gateway.proxy.failover import said
-from penstock.gateway.upstreams import health, patience
+from penstock.gateway.upstreams import health, patience, pool
 
 OK = reply(200, b'{"fine":1}')
 EVENT = chunk(b"data: 1\n\n")
@@ -350,3 +351,44 @@ async def test_a_model_that_begins_late_is_waited_for_from_the_second_time_on(
         assert await tries(rig) == [("up", "no_content")]
         assert rig.gateway.proxy.patience.limit_s("m") > 1.0
         assert rig.gateway.proxy.patience.limit_s("another") == 0.1
+
+
+class Hole:
+    """A way to an upstream on which nothing ever comes back."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def connect(self, connection: object, host: str, port: int) -> None:
+        self.asked += 1
+        await asyncio.Event().wait()
+
+
+async def test_one_that_never_connects_keeps_one_call_waiting_and_no_other(
+    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "SLOW_S", 0.3)
+    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
+    async with AsyncExitStack() as stack:
+        rig = await stack.enter_async_context(inside(tmp_path, http, [spare], {"connect_timeout": 60.0}, route=[ROUTE]))
+        _ = await stack.enter_async_context(odd_on(spares, [request(), send(OK)] * 5))
+        hole = Hole()
+        monkeypatch.setattr(rig.gateway.proxy.pools["up"], "reach", hole)
+        clients = [await stack.enter_async_context(rig.client()) for _ in range(4)]
+        for client in clients:
+            client.send(rig.call())
+        answers = [asyncio.ensure_future(client.message()) for client in clients]
+        for answer in islice(asyncio.as_completed(answers), 3):
+            assert await answer == OK
+        next(answer for answer in answers if not answer.done()).cancel()
+        late = await stack.enter_async_context(rig.client())
+        late.send(rig.call())
+        assert await late.message() == OK
+        assert hole.asked == 4
+        tried = [(span.attributes or {}).get(TRIES) for span in await rig.tape.spans(rig.rollout, 4)]
+        assert sorted((one or [{"why": ""}])[0]["why"] for one in tried) == [
+            "",
+            "connecting",
+            "connecting",
+            "connecting",
+        ]

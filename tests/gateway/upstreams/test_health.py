@@ -27,6 +27,10 @@ class Upstream:
     name: str
     health: Health = field(default_factory=Health)
     places: Places = field(default_factory=lambda: Places("it", 1))
+    slow: bool = False
+
+    def keeps_waiting(self, now: float) -> bool:
+        return self.slow
 
 
 @pytest.mark.parametrize("why", sorted(COSTLY))
@@ -81,13 +85,14 @@ def test_one_call_probes_and_others_go_elsewhere_meanwhile() -> None:
 
 
 def test_one_that_has_a_place_comes_before_one_that_is_full_and_before_one_that_rests() -> None:
-    rests, full, free = map(Upstream, ("rests", "full", "free"))
+    rests, slow, full, free = map(Upstream, ("rests", "slow", "full", "free"))
     rests.health.failed("timeout", 0.0)
+    slow.slow = True
     full.places.running = 1
-    left, taken = [rests, full, free], list[str]()
+    left, taken = [rests, slow, full, free], list[str]()
     while left:
         taken.append(take_next(left, 0.5).name)
-    assert taken == ["free", "full", "rests"]
+    assert taken == ["free", "full", "rests", "slow"]
 
 
 events = st.one_of(
