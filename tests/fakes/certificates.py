@@ -29,7 +29,7 @@ class Authority:
         self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Test authority {name}")])
         made = (
-            self._begun(self._name, self._key, datetime.now(UTC) + 10 * DAY)
+            self._begun(self._name, self._key, -3 * DAY, 10 * DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(x509.KeyUsage(False, False, False, False, False, True, True, False, False), critical=True)
         )
@@ -40,17 +40,17 @@ class Authority:
         self,
         name: str,
         *hosts: str,
+        begins_in: timedelta = -3 * DAY,
         ends_in: timedelta = 5 * DAY,
         passphrase: bytes | None = None,
         of_rsa: bool = False,
     ) -> Path:
-        """A PEM file with a key, then a certificate for these hosts (default: localhost), for a server and a client.
-        It began three days before it ends or now, whichever is earlier."""
+        """A PEM file with a key, then a certificate for these hosts (default: localhost), for a server and a client."""
         key = rsa.generate_private_key(65537, 2048) if of_rsa else ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         kinds = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         made = (
-            self._begun(subject, key, datetime.now(UTC) + ends_in)
+            self._begun(subject, key, begins_in, ends_in)
             .add_extension(x509.ExtendedKeyUsage(kinds), critical=False)
             .add_extension(
                 x509.SubjectAlternativeName([_host(host) for host in hosts or ("localhost", "127.0.0.1")]),
@@ -73,13 +73,18 @@ class Authority:
         return made
 
     def _begun(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, ends: datetime
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey,
+        begins_in: timedelta,
+        ends_in: timedelta,
     ) -> x509.CertificateBuilder:
+        now = datetime.now(UTC)
         return (
             x509.CertificateBuilder(issuer_name=self._name, subject_name=subject, public_key=key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(min(ends, datetime.now(UTC)) - 3 * DAY)
-            .not_valid_after(ends)
+            .not_valid_before(now + begins_in)
+            .not_valid_after(now + ends_in)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import httpx
 import pytest
 from fakes.certificates import Authority, serial
 from fakes.odd import abort, request, send, wait
@@ -23,6 +22,7 @@ from fakes.responses_websocket import Host
 from fakes.rig import MESSAGES, Base, Rig, based
 from fakes.tape import Tape
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionUserMessageParam
 from websockets.asyncio.client import connect as connect_websocket
 from websockets.asyncio.server import serve
 
@@ -100,18 +100,19 @@ async def rig(base: Base, tls: ssl.SSLContext, request: pytest.FixtureRequest) -
         yield Rig(base, Tape(base.url, session), request.node.name.split("[")[0])
 
 
-async def test_the_openai_sdk(rig: Rig, tls: ssl.SSLContext) -> None:
+async def test_the_openai_sdk(rig: Rig, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = DELTA[6:].replace(b"chat.completion.chunk", b"chat.completion").replace(b'"delta"', b'"message"')
     answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(whole), whole)
-    url, said = rig.base.url + rig.path("/v1"), {"role": "user", "content": "hi"}
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.authority.file))
+    url = rig.base.url + rig.path("/v1")
+    said: ChatCompletionUserMessageParam = {"role": "user", "content": "hi"}
     async with (
         rig.upstream([request(), send(STREAM + FIRST + LAST), request(), send(answer)]),
-        httpx.AsyncClient(verify=tls) as http,
+        AsyncOpenAI(base_url=url, api_key="k") as client,
     ):
-        client = AsyncOpenAI(base_url=url, api_key="k", http_client=http)
-        streamed = await client.chat.completions.create(model="m", messages=[said], stream=True)  # type: ignore[list-item]
+        streamed = await client.chat.completions.create(model="m", messages=[said], stream=True)
         assert [one.choices[0].delta.content async for one in streamed] == ["hello"]
-        made = await client.chat.completions.create(model="m", messages=[said])  # type: ignore[list-item]
+        made = await client.chat.completions.create(model="m", messages=[said])
         assert made.choices[0].message.content == "hello"
     assert [span.status for span in await rig.tape.spans(rig.rollout, 2)] == ["ok", "ok"]
 
@@ -196,7 +197,7 @@ async def test_who_is_not_let_in_is_told(rig: Rig, files: Files, tmp_path: Path)
 
 async def test_our_own_client(rig: Rig, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    with pytest.raises(ClientError, match="is not trusted: .*; SSL_CERT_FILE names whom to trust"):
+    with pytest.raises(ClientError, match=r"is not trusted: .*; SSL_CERT_FILE names whom to trust"):
         async with Client(rig.base.url) as client:
             _ = await client.workers()
     with pytest.raises(ClientError, match="this port of the Penstock gateway speaks HTTPS"):
