@@ -25,16 +25,12 @@ from typing import Any, Final
 from penstock.gateway.config import ConfigError
 from penstock.gateway.http.certificates import file_of, load_authorities, load_pair, validity
 from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.answers import ErrorAnswer, Problem
 from penstock.gateway.model.tls_settings import Tls
 
 _SETTINGS: Final = "tls.certificate", "tls.key"
-_SAID: Final = (
-    b'{"error": {"message": "this port of the Penstock gateway speaks HTTPS: write https:// in place of http://", '
-    b'"type": "invalid_request"}}'
-)
-_PLAIN: Final = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
-) % (len(_SAID), _SAID)
+_PLAIN: Final = "this port of the Penstock gateway speaks HTTPS: write https:// in place of http://"
+"""What a client of plain HTTP is told."""
 _log = logging.getLogger("penstock.tls")
 
 
@@ -58,7 +54,7 @@ class _Connection(ssl.SSLObject):
                 raise
             self._failed = True
             if error.reason == "HTTP_REQUEST":
-                self.outgoing.write(_PLAIN)
+                self.outgoing.write(_plain())
             raise ssl.SSLWantReadError from error
 
 
@@ -141,6 +137,14 @@ class ServerTls(ssl.SSLContext):
             what = f"expired at {ends:%Y-%m-%d %H:%M}" if now > ends else f"is not valid before {begins:%Y-%m-%d %H:%M}"
             problem = f"tls.certificate {str(self._certificate)!r} {what} UTC"
         return made, ends.timestamp(), problem
+
+
+def _plain() -> bytes:
+    body = (
+        ErrorAnswer(error=Problem(message=_PLAIN, type="invalid_request")).model_dump_json(exclude_none=True).encode()
+    )
+    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n" + body
 
 
 def server_tls(settings: Tls, metrics: Metrics) -> ServerTls | None:
