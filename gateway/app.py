@@ -78,6 +78,7 @@ from penstock.gateway.server.bridge import ControlPlane
 from penstock.gateway.server.dispatch import Dispatch
 from penstock.gateway.server.health import State
 from penstock.gateway.server.listening import Listening, listen
+from penstock.gateway.server.tls import server_tls
 from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
 from penstock.gateway.store.audit_log import AuditLog
 from penstock.gateway.store.directory import TapeError
@@ -131,6 +132,7 @@ class Gateway:
         self.config = config
         self._translator = make_translator(config)
         self.metrics = Metrics()
+        self._tls = server_tls(config.tls, self.metrics)
         own = tuple(key for key in (admin_key(), read_key(), audit_key()) if key is not None)
         self.pools = {upstream.name: Pool(upstream, own) for upstream in config.upstreams()}
         own_keys, tally = own_secrets(config.secrets()), Tally(self.metrics.masked, self.metrics.masking_failures)
@@ -271,14 +273,14 @@ class Gateway:
         self.retention.start()
         if self._exporter is not None:
             await self._exporter.start()
-        self._listening = await listen(self.config, lambda: ClientConnection(port))
+        self._listening = await listen(self.config, lambda: ClientConnection(port), self._tls)
         self._tick()
         # Objects that live for good need not be collected; calls leave no cycles behind.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
         self.state.started = True
-        host_own(self.mcp.servers, self.bridge, self.config, self.auth, self._listening.address)
+        host_own(self.mcp.servers, self.bridge, self.config, self.auth, self._listening.own_url)
         return self._listening.address
 
     def _tick(self) -> None:
@@ -293,6 +295,8 @@ class Gateway:
             self._wanted.expire(now)
             self.mcp.sessions.sweep(now)
             self.index.tend(self.state.draining)
+            if self._tls is not None:
+                self._tls.look()
         # Idle clients are many and in no hurry.
         for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
             if client.overdue(now, self.config.limits.client_timeout):
@@ -328,6 +332,8 @@ class Gateway:
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)
         self._ticker.cancel()
+        if self._tls is not None:
+            await self._tls.stop()
         for client in list(self._port.clients):
             client.close()
         await self._runner.cleanup()
@@ -357,7 +363,8 @@ async def _run(config: Config) -> None:
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     # Whoever reads the address may send a signal at once.
     shown = f"[{host}]" if ":" in host else host
-    print(f"penstock listening on http://{shown}:{port}", flush=True)
+    scheme = "http" if config.tls.certificate is None else "https"
+    print(f"penstock listening on {scheme}://{shown}:{port}", flush=True)
     await stopping.wait()
     await gateway.stop(hurry)
 

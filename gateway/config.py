@@ -19,6 +19,7 @@ from penstock.gateway.masking import rules as masking_rules
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, http_url
+from penstock.gateway.model.tls_settings import NO_TLS, Tls
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 from penstock.gateway.model.webhook_settings import Webhook
 from penstock.gateway.policy.rules import PolicyRule, check_names
@@ -79,7 +80,6 @@ class Tape(Section):
         default={"online": "pass", "train": "refuse", "val": "refuse", "test": "refuse"}
     )
     """What happens to calls of a mode while the tape cannot be written: `pass` (counted as a gap) or `refuse` (503)."""
-
     keep_bytes: int | None = Field(default=None, gt=0)
     """Bytes that the tape may use; beyond it the oldest rollouts that have ended are forgotten. Without it,
     it grows."""
@@ -154,6 +154,7 @@ class Config(Section):
     """Seconds without a call or an event after which an attempt that no worker has claimed has ended."""
     prices: Path | None = Field(default=None, strict=False)
     """File with the prices of models (`penstock prices`); a list of its own where it is not given."""
+    tls: Tls = NO_TLS
     limits: Limits = Limits()
     tape: Tape = Tape()
     index: Index = Index()

@@ -67,6 +67,9 @@ METRICS: dict[str, Figure] = {
         ("upstream", "why"),
     ),
     "penstock_clients": Figure("gauge", "Connected clients."),
+    "penstock_certificate_expires_timestamp_seconds": Figure(
+        "gauge", "Unix time at which the certificate of [tls] ends; 0 without TLS."
+    ),
     "penstock_queue_rollouts": Figure("gauge", "Rollouts that wait to be claimed.", ("mode",)),
     "penstock_queue_oldest_seconds": Figure("gauge", "Age of the rollout that has waited longest."),
     "penstock_queue_claimed": Figure("gauge", "Attempts in workers' hands."),
@@ -169,6 +172,7 @@ class Metrics:
         "ambiguous_calls",
         "attempts",
         "captured_calls",
+        "certificate_expires_timestamp_seconds",
         "claim_seconds",
         "clients",
         "commit_seconds",
@@ -233,7 +237,7 @@ class Metrics:
         self.request_bytes = self.response_bytes = self.inflight_calls = self.clients = self.ambiguous_calls = 0
         self.recorder_queue_bytes = self.recorder_queue_calls = self.recording_gaps = self.forgotten_rollouts = 0
         self.commits = self.commit_spans = self.tape_bytes = 0
-        self.recorder_wait_seconds = 0.0
+        self.recorder_wait_seconds = self.certificate_expires_timestamp_seconds = 0.0
         self.queue_rollouts: dict[tuple[str, ...], int] = {}
         self.queue_oldest_seconds = 0.0
         self.queue_claimed = self.workers = 0

@@ -44,6 +44,10 @@ class Upstream(Section):
     ca_file: str | None = None
     """PEM file of certificate authorities that its certificate may be of, and its proxy's, besides those that this
     machine trusts."""
+    client_cert: str | None = None
+    """PEM file with the certificate that the gateway shows it as a client."""
+    client_key: str | None = None
+    """PEM file with that certificate's private key. Default: the key is in the file of the certificate."""
     proxy: str | None = None
     """URL of the proxy that leads to it (`http://` or `https://`); it must take CONNECT."""
     proxy_auth_env: str | None = None

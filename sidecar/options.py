@@ -92,8 +92,10 @@ class RunOptions:
 
     def settings(self, gateway: str, command: tuple[str, ...]) -> Settings:
         """What a runner is told. Raises `UsageError`."""
-        from penstock.sidecar.settings import Agents, Judging, Settings, seconds, size, variable
+        from penstock.sidecar.settings import Agents, Judging, Settings, UsageError, seconds, size, variable
 
+        if gateway.startswith("unix:"):
+            raise UsageError(f"agents reach no gateway at {gateway!r}: give its http:// or https:// URL")
         lease_s = seconds("--lease", self.lease)
         agents = Agents(
             command=command,

@@ -50,9 +50,10 @@ _PAGE: Final = f"""<!doctype html>
 <h1>Penstock</h1>
 <p>This is a Penstock gateway. It stands between agents and their model endpoint, passes every call on as it is, and
 records it.</p>
-<p>To record an agent, give it this address as its base URL, with a name of your choice for the rollout:</p>
-<pre>OPENAI_BASE_URL=http://THIS-ADDRESS/rollout/r1/v1 python my_agent.py
-ANTHROPIC_BASE_URL=http://THIS-ADDRESS/rollout/r1 python my_agent.py</pre>
+<p>To record an agent, give it this address, http:// or https:// included, as its base URL, with a name of your choice
+for the rollout:</p>
+<pre>OPENAI_BASE_URL=THIS-ADDRESS/rollout/r1/v1 python my_agent.py
+ANTHROPIC_BASE_URL=THIS-ADDRESS/rollout/r1 python my_agent.py</pre>
 <p>To see what was recorded:</p>
 <pre>penstock rollouts
 penstock show r1</pre>

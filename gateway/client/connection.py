@@ -1,4 +1,7 @@
-"""One connection to a gateway's control API: asking, reading, and turning whatever goes wrong into a `ClientError`."""
+"""One connection to a gateway's control API: asking, reading, and turning whatever goes wrong into a `ClientError`.
+
+A gateway is at `http://HOST:PORT`, `https://HOST:PORT`, or `unix:PATH`, where PATH is that of its socket.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 from yarl import URL
 
+from penstock.gateway.client.tls import CLIENT_CERT, client_context
 from penstock.gateway.model.answers import ErrorAnswer, Page
 from penstock.gateway.model.wording import sentence
 
@@ -23,6 +27,7 @@ Params = Mapping[str, str | int | None]
 PAGE = 1000
 AGENTS_URL = re.compile(r"(/rollout/.*|/v1(beta)?)$")
 """What stands behind the gateway's own URL in that of an agent. To ask there would be a call of a model."""
+UNIX = "unix:"
 CHECK_URL = "check --gateway or PENSTOCK_GATEWAY; `penstock serve` prints the address"
 AWAY = (502, 503, 504)
 """What a proxy answers while the gateway behind it is away."""
@@ -58,11 +63,17 @@ class Connection:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # As many connections as are asked for: every waiting claim holds one.
-        self._session = aiohttp.ClientSession(
-            timeout=TIMEOUT, headers=self._headers, connector=aiohttp.TCPConnector(limit=0)
-        )
+        self._session = aiohttp.ClientSession(timeout=TIMEOUT, headers=self._headers, connector=self._connector())
         return self
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        """As many connections as are asked for: every waiting claim holds one."""
+        if self.url.startswith(UNIX):
+            return aiohttp.UnixConnector(self.url.removeprefix(UNIX), limit=0)
+        try:
+            return aiohttp.TCPConnector(limit=0, ssl=client_context() if self.url.startswith("https:") else True)
+        except OSError as e:
+            raise ClientError(str(e)) from None
 
     async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
@@ -102,7 +113,8 @@ class Connection:
         """A good response; whatever else happens, also while it is read, is a ClientError."""
         if self._session is None:
             raise RuntimeError("use `async with Client(...)`")
-        url = URL(self.url + path, encoded=True).with_query({k: v for k, v in (params or {}).items() if v is not None})
+        base = "http://localhost" if self.url.startswith(UNIX) else self.url
+        url = URL(base + path, encoded=True).with_query({k: v for k, v in (params or {}).items() if v is not None})
         headers = {"Content-Type": "application/json"} if body is not None else {}
         try:
             data = None if body is None else BytesIO(body.encode())
@@ -137,12 +149,16 @@ class Connection:
 
 def _check(url: str) -> None:
     """Raises `ClientError` for what cannot be the URL of a gateway."""
+    if url.startswith(UNIX + "/"):
+        return
     try:
         parts = URL(url)
     except ValueError as e:
         raise ClientError(f"{url!r} is not the URL of a gateway: {e}") from None
     if parts.scheme not in ("http", "https"):
-        raise ClientError(f"{url!r} is not the URL of a gateway: it must start with http:// or https://")
+        raise ClientError(
+            f"{url!r} is not the URL of a gateway: it must start with http:// or https://, or be unix:/PATH"
+        )
     own = AGENTS_URL.sub("", url)
     if own != url:
         raise ClientError(f"{url!r} is the base URL of an agent; the gateway's own is {own}")
@@ -152,13 +168,15 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"there is no host {error.host!r}; {CHECK_URL}"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"its certificate is not trusted: {error.certificate_error}"
+        return f"its certificate is not trusted: {error.certificate_error}; SSL_CERT_FILE names whom to trust"
+    if "CERTIFICATE_REQUIRED" in str(error):
+        return f"it asks for a client certificate; {CLIENT_CERT} names the PEM file with it and its key"
     if isinstance(error, aiohttp.ClientSSLError):
         return f"what answers there does not speak https; is it http://{error.host}:{error.port}?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return "nothing answers there; is `penstock serve` running?"
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return f"the connection was closed without an answer; {CHECK_URL}"
+        return f"the connection was closed without an answer; does it speak https? {CHECK_URL}"
     return str(error) or type(error).__name__
 
 

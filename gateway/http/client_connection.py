@@ -20,6 +20,7 @@ from penstock.gateway.http.request_parser import RequestReader
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _AGREED = b"HTTP/1.1 200 OK\r\n\r\n"
+_LINGER_SECONDS = 1.0
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -183,10 +184,14 @@ class ClientConnection(asyncio.Protocol):
         self.transport.close()
 
     def linger(self) -> None:
-        """Stops writing but still reads: closing at once would reset an answer that is still on its way."""
+        """Stops writing but still reads: closing at once would reset an answer that is still on its way. TLS
+        cannot close one direction, so both are closed a little later."""
         self.served = None
         self.closing = True
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            asyncio.get_running_loop().call_later(_LINGER_SECONDS, self.transport.close)
 
     def drain(self) -> None:
         """No further request: closes now when idle, else after the answer."""

@@ -139,7 +139,7 @@ class McpCall(LimitedCall):
     @property
     def _own(self) -> Own:
         """What stands for the server's URLs."""
-        return Own(self.request, self._admitted.path, self._server)
+        return Own(self.request, self._admitted.path, self._server, self._mcp.servers.scheme)
 
     def _join(self, id: bytes) -> None:
         """Takes part in a session."""

@@ -43,10 +43,10 @@ _LONGEST: Final = 1 << 20
 class Own:
     """What stands for a server: its URLs as one client must see them."""
 
-    def __init__(self, request: Request, below: str, server: ServerPool) -> None:
-        """`below`: the path of the request below the address of its rollout."""
+    def __init__(self, request: Request, below: str, server: ServerPool, scheme: str = "http") -> None:
+        """`below`: the path of the request below the address of its rollout; `scheme`: of the gateway's own port."""
         headers = {low: value.decode("latin-1") for low, _, value in request.headers}
-        scheme = headers.get(b"x-forwarded-proto", "http")
+        scheme = headers.get(b"x-forwarded-proto", scheme)
         target = request.target.decode("latin-1").partition("?")[0]
         below = below.partition("?")[0].removeprefix(WELL_KNOWN)
         address = target.removeprefix(WELL_KNOWN).removesuffix(below)

@@ -20,8 +20,6 @@ from penstock.gateway.mcp.servers import HostedPool, Servers
 from penstock.gateway.model.server_settings import ADMIN_KEY, McpServer
 
 NAME: Final = "penstock"
-_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
-"""Addresses that stand for all of this machine, and one of them that can be reached."""
 
 
 class OwnPool(HostedPool):
@@ -43,12 +41,11 @@ class OwnPool(HostedPool):
             raise ClientFault(error.status, "control", str(error), error.problem.field) from None
 
 
-def host_own(servers: Servers, bridge: Bridge, config: Config, auth: Auth, listens: tuple[str, int]) -> None:
-    """Makes it one of the servers, unless one of that name is configured. `listens`: address and port."""
+def host_own(servers: Servers, bridge: Bridge, config: Config, auth: Auth, url: str) -> None:
+    """Makes it one of the servers, unless one of that name is configured. `url`: where it asks the gateway."""
     if NAME in servers.pools:
         return
-    host, port = _EVERYWHERE.get(listens[0], listens[0]), listens[1]
-    env = {"PENSTOCK_GATEWAY": f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"}
+    env = {"PENSTOCK_GATEWAY": url}
     if auth.admin_key is not None:
         env[ADMIN_KEY] = auth.admin_key
     if "PYTHONPATH" in os.environ:

@@ -162,6 +162,8 @@ class Servers:
         configured = config.mcp.servers.items()
         self.local_only = config.loopback
         """Whether only this machine can connect, so that no key is needed."""
+        self.scheme = "http" if config.tls.certificate is None else "https"
+        """What clients call, where no proxy in front says otherwise."""
         self.pools = {
             name: ServerPool(name, one, own_keys) if one.command is None else HostedPool(name, one, bridge, own_keys)
             for name, one in configured

@@ -1,4 +1,9 @@
-"""Where the gateway listens: a port, and a Unix socket if one is configured. Whoever cannot listen is told why."""
+"""Where the gateway listens: a port, with TLS if that is configured, and a Unix socket if one is. Whoever cannot listen
+is told why.
+
+What the gateway itself starts (`gateway.mcp.own_server`) asks it by HTTP, or where the port speaks TLS, of which that
+knows nothing, by the Unix socket; if none is configured, by one in a directory that only this user can enter.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,9 @@ import asyncio
 import errno
 import os
 import socket
+import ssl
 import stat
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,16 +23,42 @@ from penstock.gateway.config import Config
 from penstock.gateway.model.toml import ConfigError
 
 _BACKLOG: Final = 4096
+_HANDSHAKE_SECONDS: Final = 15.0
+_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+"""Addresses that stand for all of this machine, and one of them that can be reached."""
 
 
 class Listening:
     """What clients connect to."""
 
-    def __init__(self, port: asyncio.Server, path: asyncio.Server | None, config: Config) -> None:
-        self._servers = [one for one in (port, path) if one is not None]
-        self._path = config.socket if path is not None else None
+    def __init__(self, port: asyncio.Server, tls: bool) -> None:
+        self._servers = [port]
+        self._path: Path | None = None
+        self._own: tempfile.TemporaryDirectory[str] | None = None
         name = port.sockets[0].getsockname()
         self.address: tuple[str, int] = (name[0], name[1])
+        self.scheme = "https" if tls else "http"
+
+    @property
+    def own_url(self) -> str:
+        """Where what the gateway itself starts asks it."""
+        if self.scheme == "https":
+            return f"unix:{self._path}"
+        host, port = _EVERYWHERE.get(self.address[0], self.address[0]), self.address[1]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def add_socket(self, path: Path | None, make: Callable[[], asyncio.Protocol]) -> None:
+        """Listens on a Unix socket too, on one of its own where none is named; raises `OSError`."""
+        if path is None:
+            self._own = tempfile.TemporaryDirectory(prefix="penstock-")
+            path = Path(self._own.name) / "gateway.sock"
+        _vacate(path)
+        before = os.umask(0o177)  # only this user may connect
+        try:
+            self._servers.append(await asyncio.get_running_loop().create_unix_server(make, path, backlog=_BACKLOG))
+        finally:
+            os.umask(before)
+        self._path = path
 
     def close(self) -> None:
         """Nobody can connect any more."""
@@ -33,28 +66,29 @@ class Listening:
             one.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+        if self._own is not None:
+            self._own.cleanup()
 
 
-async def listen(config: Config, make: Callable[[], asyncio.Protocol]) -> Listening:
-    """Listens; `make` makes what serves a connection. Raises `ConfigError`."""
-    loop = asyncio.get_running_loop()
+async def listen(config: Config, make: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None) -> Listening:
+    """Listens; `make` makes what serves a connection, `tls` is for the port. Raises `ConfigError`."""
+    loop, host, port = asyncio.get_running_loop(), config.host, config.port
     try:
-        port = await loop.create_server(make, config.host, config.port, backlog=_BACKLOG, reuse_address=True)
+        server = await loop.create_server(
+            make, host, port, backlog=_BACKLOG, reuse_address=True,
+            ssl=tls, ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
+        )  # fmt: skip
     except OSError as error:
-        raise ConfigError(_no_port(config.host, config.port, error)) from None
-    if config.socket is None:
-        return Listening(port, None, config)
-    try:
-        _vacate(config.socket)
-        before = os.umask(0o177)  # only this user may connect
+        raise ConfigError(_no_port(host, port, error)) from None
+    made = Listening(server, tls is not None)
+    if config.socket is not None or tls is not None:
         try:
-            path = await loop.create_unix_server(make, config.socket, backlog=_BACKLOG)
-        finally:
-            os.umask(before)
-    except OSError as error:
-        port.close()
-        raise ConfigError(f"cannot listen on the socket {config.socket}: {error.strerror or error}") from None
-    return Listening(port, path, config)
+            await made.add_socket(config.socket, make)
+        except OSError as error:
+            made.close()
+            where = "a socket of its own" if config.socket is None else f"the socket {config.socket}"
+            raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from None
+    return made
 
 
 def _vacate(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How an upstream is reached: which certificates are good, and the proxy that leads to it.
+"""How an upstream is reached: which certificates are good, which one it is shown, and the proxy that leads to it.
 
 A call's connection is made here (`connect`); requests that the gateway itself makes by aiohttp take `options`.
 """
@@ -11,10 +11,12 @@ import ssl
 from base64 import b64encode
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from penstock.gateway.config import ConfigError
+from penstock.gateway.http.certificates import load_pair
 from penstock.gateway.upstream_settings import Upstream
 
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] ([0-9]{3})[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n")
@@ -119,12 +121,24 @@ class _Asking(asyncio.Protocol):
 def reach(config: Upstream) -> Reach:
     """The way to an upstream; raises `ConfigError` where a file or a variable is missing."""
     tls = urlsplit(config.base_url).scheme == "https"
+    shown = (config.client_cert, config.client_key)
+    if shown != (None, None) and (shown[0] is None or not tls):
+        why = "base_url is not https://" if shown[0] else "client_cert is missing, which names its certificate"
+        key = "client_cert" if shown[0] else "client_key"
+        raise ConfigError(f"upstream.{config.name}.{key} does nothing: {why}")
     try:
         proxy = None if config.proxy is None else _proxy(config.proxy, config.proxy_auth(), config.ca_file)
-        return Reach(_context(config.ca_file) if tls else None, proxy)
+        made = _context(config.ca_file) if tls else None
     except OSError as error:
         why = error.strerror or str(error)
         raise ConfigError(f"upstream.{config.name}.ca_file {config.ca_file!r} cannot be read: {why}") from None
+    if config.client_cert is not None:
+        # Another upstream must not be shown it.
+        made = _new_context(config.ca_file)
+        settings = (f"upstream.{config.name}.client_cert", f"upstream.{config.name}.client_key")
+        key = None if config.client_key is None else Path(config.client_key)
+        load_pair(made, *settings, Path(config.client_cert), key)
+    return Reach(made, proxy)
 
 
 def _proxy(url: str, credential: str | None, ca_file: str | None) -> Proxy:
@@ -136,10 +150,12 @@ def _proxy(url: str, credential: str | None, ca_file: str | None) -> Proxy:
     return Proxy(parts.hostname or "", parts.port or (443 if tls else 80), url, context, encoded)
 
 
-@lru_cache(maxsize=64)
-def _context(ca_file: str | None) -> ssl.SSLContext:
-    """Reading what a machine trusts takes some milliseconds, and all upstreams trust the same."""
+def _new_context(ca_file: str | None) -> ssl.SSLContext:
     made = ssl.create_default_context()
     if ca_file is not None:
         made.load_verify_locations(ca_file)
     return made
+
+
+_context = lru_cache(maxsize=64)(_new_context)
+"""Reading what a machine trusts takes some milliseconds, and all upstreams trust the same."""

@@ -152,12 +152,15 @@ def _post(home: Home, path: str, body: object) -> None:
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
+    from penstock.gateway.client.tls import client_context
+
     headers = {"Authorization": f"Bearer {home[1]}", "Content-Type": "application/json"}
+    context = client_context() if home[0].startswith("https:") else None
     request = Request(home[0] + path, json.dumps(body).encode(), headers)
     end, pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
     while True:
         try:
-            with urlopen(request, timeout=TIMEOUT_S) as response:
+            with urlopen(request, timeout=TIMEOUT_S, context=context) as response:
                 answer = response.read()
             break
         except HTTPError as e:

@@ -107,13 +107,15 @@ async def tell(gateway: str, whose: Whose, made: list[Event]) -> str | None:
         return None
     import aiohttp
 
+    from penstock.gateway.client.tls import client_context
     from penstock.gateway.model.queue import EventsRequest
 
     url = f"{gateway}/rollout/{whose.rollout}/attempt/{whose.attempt or 'a1'}/events"
     headers = {} if whose.token is None else {"Authorization": f"Bearer {whose.token}"}
     timeout = aiohttp.ClientTimeout(total=_SECONDS)
     try:
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as http:
+        connector = aiohttp.TCPConnector(ssl=client_context() if gateway.startswith("https:") else True)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as http:
             for at in range(0, len(made), _MOST):
                 body = EventsRequest(events=made[at : at + _MOST]).model_dump_json(exclude_none=True)
                 kind = {"Content-Type": "application/json"}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
+from penstock.gateway.client.tls import client_context
 from penstock.sidecar.intercept.beyond import Proxy, proxy_for
 from penstock.sidecar.intercept.splice import End
 
@@ -63,7 +64,7 @@ class Ways:
         parts = urlsplit(gateway)
         tls = parts.scheme == "https"
         self._gateway = (parts.hostname or "", parts.port or (443 if tls else 80))
-        self._tls = ssl.create_default_context() if tls else None
+        self._tls = client_context() if tls else None
         self._limits, self.ours = limits, ours
         self.binding: Binding | None = None
         self._bound = asyncio.Event()

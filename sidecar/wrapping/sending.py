@@ -132,11 +132,14 @@ def post(home: Home, body: bytes) -> dict[str, Any]:
 
 def _opener(url: str) -> OpenerDirector:
     """What asks a gateway: on this machine without a proxy, which is for the world outside."""
-    from urllib.request import ProxyHandler, build_opener
+    from urllib.request import BaseHandler, HTTPSHandler, ProxyHandler, build_opener
+
+    from penstock.gateway.client.tls import client_context
 
     host = urlsplit(url).hostname or ""
+    handlers: list[BaseHandler] = [HTTPSHandler(context=client_context())] if url.startswith("https:") else []
     here = host in ("localhost", "::1") or host.startswith("127.")
-    return build_opener(ProxyHandler({})) if here else build_opener()
+    return build_opener(*handlers, ProxyHandler({})) if here else build_opener(*handlers)
 
 
 def _read(text: bytes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -66,6 +67,7 @@ class Gateway:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     python: Path = Path(sys.executable)
     under: tuple[str, ...] = ()
+    tls: ssl.SSLContext | None = None
     url: str = ""
     process: asyncio.subprocess.Process | None = None
 
@@ -113,11 +115,13 @@ class Gateway:
         output = self._running().stdout
         assert output is not None
         line = (await output.readline()).decode()
-        assert line.startswith("penstock listening on http://"), f"its first line was {line!r}"
+        scheme = "http" if self.tls is None else "https"
+        assert line.startswith(f"penstock listening on {scheme}://"), f"its first line was {line!r}"
         return line.split()[-1]
 
     async def _ready(self) -> None:
-        async with aiohttp.ClientSession() as session:
+        connector = aiohttp.TCPConnector(ssl=self.tls or True)
+        async with aiohttp.ClientSession(connector=connector) as session:
             while True:
                 async with session.get(self.url + "/readyz") as response:
                     if response.status == 200:
@@ -171,10 +175,11 @@ async def running(
     env: Mapping[str, str] | None = None,
     python: Path = Path(sys.executable),
     under: tuple[str, ...] = (),
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncGenerator[Gateway]:
     """A gateway that keeps everything below `home`; what it wrote to stderr is printed at the end. `python`: of the
-    environment that it runs in; `under`: a command that runs it, such as `.ci/ordinary`."""
-    made = Gateway(write_config(home, config), home / "data", home / "stderr", flags, env or {}, python, under)
+    environment that it runs in; `under`: a command that runs it, such as `.ci/ordinary`; `tls`: of its clients."""
+    made = Gateway(write_config(home, config), home / "data", home / "stderr", flags, env or {}, python, under, tls)
     try:
         await made.start()
         yield made

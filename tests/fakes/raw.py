@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -164,11 +165,11 @@ class Wire(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def connect(url: str) -> AsyncGenerator[Wire]:
+async def connect(url: str, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Wire]:
     """A connection to the host and port of a URL."""
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
-    _, wire = await loop.create_connection(Wire, str(parts.hostname), parts.port or 80)
+    _, wire = await loop.create_connection(Wire, str(parts.hostname), parts.port or 80, ssl=tls)
     try:
         yield wire
     finally:

@@ -20,6 +20,7 @@ from penstock.gateway.model.server_settings import McpServer
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"\n'
 SECTIONS = {
+    "tls": "[tls]",
     "limits": "[limits]",
     "tape": "[tape]",
     "index": "[index]",
@@ -107,6 +108,10 @@ WRONG = [
     ("", 'port = "80"'),
     ("", "port = true"),
     ("", "data = 1"),
+    ("", "tls = 1"),
+    ("tls", "certificate = 1"),
+    ("tls", "key = 1"),
+    ("tls", "client_ca = 1"),
     ("", "limits = 1"),
     ("", "tape = 1"),
     ("", "otlp = 1"),
@@ -131,6 +136,8 @@ WRONG = [
     ("upstream", "read_timeout = inf"),
     ("upstream", "idle_timeout = nan"),
     ("upstream", "ca_file = 1"),
+    ("upstream", "client_cert = 1"),
+    ("upstream", "client_key = 1"),
     ("upstream", 'proxy = "http://me:pw@x"'),
     ("upstream", "proxy_auth_env = 1"),
     ("route", "model = 1"),

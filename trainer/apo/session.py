@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.tls import client_context
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.budget import Budget
 from penstock.trainer.apo.candidate import Candidate
@@ -138,5 +139,6 @@ async def reflection_session(client: Patient, rollout: str) -> AsyncGenerator[ai
     except ClientError as error:
         if error.status is None:
             raise
-    async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as http:
+    connector = aiohttp.TCPConnector(limit=0, ssl=client_context())
+    async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
         yield http
