@@ -7,6 +7,8 @@ else. Exit codes: 0 done, 1 failed, 2 wrongly called, 130 interrupted.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -74,6 +76,8 @@ app = _application()
 
 def main(arguments: list[str] | None = None) -> None:
     """The console script."""
+    # A process that ends gives all of its memory back at once: to look through it before took a fifth of a command.
+    atexit.register(gc.freeze)
     try:
         app(with_usual(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
