@@ -139,11 +139,17 @@ class Environment:
     def _made_databases(self) -> dict[str, Any]:
         # In one transaction: a new tape waits for the disk once, not once a database.
         with self._env.begin(write=True) as txn:
-            return {name: self._env.open_db(name.encode(), txn, **_flags(name)) for name in DATABASES}
+            return {name: self._open_database(name, txn) for name in DATABASES}
 
     def _read_databases(self) -> dict[str, Any]:
         # Each in its own: what is opened in a transaction that reads ends with it.
-        return {name: self._env.open_db(name.encode(), create=False, **_flags(name)) for name in DATABASES}
+        return {name: self._open_database(name) for name in DATABASES}
+
+    def _open_database(self, name: str, writes: Txn | None = None) -> Any:
+        # Numbers below one key take the eight bytes that they have and no more.
+        sorted_ = name == "order"
+        create = writes is not None
+        return self._env.open_db(name.encode(), writes, create=create, dupsort=sorted_, dupfixed=sorted_)
 
     def _check_format(self, meta: Any, readonly: bool) -> None:
         with self._env.begin(write=not readonly) as txn:
@@ -284,12 +290,6 @@ class Environment:
         """(map, used part of the file), in bytes."""
         info = self._env.info()
         return info["map_size"], (info["last_pgno"] + 1) * self._page_bytes
-
-
-def _flags(name: str) -> dict[str, bool]:
-    # Numbers below one key take the eight bytes that they have and no more.
-    sorted_ = name == "order"
-    return {"dupsort": sorted_, "dupfixed": sorted_}
 
 
 def _open(path: Path, readonly: bool, map_bytes: int) -> lmdb.Environment:
