@@ -15,6 +15,8 @@ BROWSER := .venv-browser
 NEWER ?= $(shell for P in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python3; do $$P -c 'import venv' 2>&- && echo $$P && break; done)
 # Every command starts 1 s later where Python compiles all of Penstock anew each time; some machines ask it to.
 export PYTHONDONTWRITEBYTECODE :=
+# Python compiles what it imports; pip would compile all 19,000 files of a trainer's environment, half of its time.
+export PIP_COMPILE := 0
 # On a machine with a GPU: make install-train TORCH=torch, and the same for install-verl
 TORCH := torch==2.13.0
 

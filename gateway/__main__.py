@@ -7,6 +7,8 @@ else. Exit codes: 0 done, 1 failed, 2 wrongly called, 130 interrupted.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -74,6 +76,7 @@ app = _application()
 
 def main(arguments: list[str] | None = None) -> None:
     """The console script."""
+    _collect_rarely()
     try:
         app(with_usual(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -87,6 +90,14 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _collect_rarely() -> None:
+    """What is imported stays, and a process that ends gives all of its memory back at once: to look through it for
+    garbage, while it is imported and at the end, took a quarter of a command's time.
+    """
+    gc.set_threshold(50_000, 20, 20)
+    atexit.register(gc.freeze)
 
 
 def with_usual(arguments: list[str]) -> list[str]:

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from penstock.gateway.client.connection import Connection
-from penstock.gateway.policy.backtest import PolicyTest, TestedCall, TestedPage
-from penstock.gateway.policy.questions import PolicyAnswer, Question, QuestionList
-from penstock.gateway.policy.rules import PolicyRule
+
+if TYPE_CHECKING:
+    from penstock.gateway.policy.backtest import TestedCall
+    from penstock.gateway.policy.questions import PolicyAnswer, Question
+    from penstock.gateway.policy.rules import PolicyRule
 
 
 class PolicyClient(Connection):
-    """What can be asked about policies, and said to calls that wait."""
+    """What can be asked about policies, and said to calls that wait. What reads rules is imported where it is used: few
+    who have a client ask this."""
 
     async def waiting(self) -> list[Question]:
         """Tool calls that wait for a person, the longest wait first."""
+        from penstock.gateway.policy.questions import QuestionList
+
         return (await self.get("/api/policy/waiting", QuestionList)).waiting
 
     async def answer_waiting(self, question: str, said: PolicyAnswer) -> Question:
         """Lets a tool call run, or not; the call that was meant."""
+        from penstock.gateway.policy.questions import Question
+
         return await self.post(f"/api/policy/waiting/{quote(question, safe='')}", Question, said)
 
     async def try_policy(self, rules: Sequence[PolicyRule], filter: str = "") -> AsyncIterator[TestedCall]:
         """What rules would have done to recorded tool calls, newest first."""
+        from penstock.gateway.policy.backtest import PolicyTest, TestedPage
+
         cursor: str | None = None
         while True:
             asked = PolicyTest(rules=list(rules), filter=filter, cursor=cursor)

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rich.console import Group
 from rich.text import Text
 
-from penstock.gateway.dialects import by_name
-from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.display import span_summary
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import (
@@ -272,11 +270,19 @@ def _what(span: Span) -> str:
 def tokens(span: Span) -> str:
     """As counted; ~80 is an estimate, ? is unknown. Empty for a span that uses no tokens."""
     if span.estimate is None:
-        known = span.usage or (Usage() if uncounted(span, by_name(span.dialect)) else None)
+        known = span.usage or (Usage() if _uncounted(span) else None)
         return "" if known is None else " → ".join(map(tally, (known.input_tokens, known.output_tokens)))
     known, guess = span.usage or Usage(), span.estimate
     pairs = ((known.input_tokens, guess.input_tokens), (known.output_tokens, guess.output_tokens))
     return " → ".join(f"~{about:,}" if count is None and about is not None else tally(count) for count, about in pairs)
+
+
+def _uncounted(span: Span) -> bool:
+    # Most commands show no calls, and need no wire formats.
+    from penstock.gateway.dialects import by_name
+    from penstock.gateway.dialects.token_estimate import uncounted
+
+    return uncounted(span, by_name(span.dialect))
 
 
 def total_tokens(t: Totals) -> str:

@@ -129,17 +129,27 @@ class Environment:
     def _opened(self, readonly: bool) -> dict[str, Any]:
         while True:
             try:
-                databases = {name: self._open_database(name, create=not readonly) for name in DATABASES}
+                databases = self._read_databases() if readonly else self._made_databases()
                 self._check_format(databases["meta"], readonly)
                 return databases
             except lmdb.MapResizedError:
                 # A gateway that is at work has made the file larger since it was opened here.
                 self._env.set_mapsize(0)
 
-    def _open_database(self, name: str, create: bool) -> Any:
+    def _made_databases(self) -> dict[str, Any]:
+        # In one transaction: a new tape waits for the disk once, not once a database.
+        with self._env.begin(write=True) as txn:
+            return {name: self._open_database(name, txn) for name in DATABASES}
+
+    def _read_databases(self) -> dict[str, Any]:
+        # Each in its own: what is opened in a transaction that reads ends with it.
+        return {name: self._open_database(name) for name in DATABASES}
+
+    def _open_database(self, name: str, writes: Txn | None = None) -> Any:
         # Numbers below one key take the eight bytes that they have and no more.
         sorted_ = name == "order"
-        return self._env.open_db(name.encode(), create=create, dupsort=sorted_, dupfixed=sorted_)
+        create = writes is not None
+        return self._env.open_db(name.encode(), writes, create=create, dupsort=sorted_, dupfixed=sorted_)
 
     def _check_format(self, meta: Any, readonly: bool) -> None:
         with self._env.begin(write=not readonly) as txn:

@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 import tomllib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+from fakes.preloaded import penstock
 from fakes.process import PATHS, ROOT, Gateway
 from fakes.provider import Provider
 from fakes.workers import beside
@@ -135,8 +135,8 @@ class Optimising:
         more = (
             {"PENSTOCK_GATEWAY": self.gateway.url, "PYTHONPATH": PATHS, "COLUMNS": "80"} | AGENT_KEY | dict(env or {})
         )
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock", *words),
+        return await penstock(
+            *words,
             cwd=ROOT,
             env=os.environ | more,
             stdout=asyncio.subprocess.PIPE,

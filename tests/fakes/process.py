@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+from fakes.preloaded import penstock
 
 PATIENCE = 60.0
 ROOT = Path(__file__).parents[2]
@@ -94,15 +95,18 @@ class Gateway:
 
     async def start(self, port: int = 0) -> None:
         """Start the process and wait until it is ready."""
-        command = [*self.under, self.python, "-m", "penstock", "serve", "--config", self.config, "--data", self.data]
+        words = ["serve", "--config", self.config, "--data", self.data, "--port", str(port), *self.flags]
+        env = dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(self.env)
         with self.log_path.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *command,
-                *("--port", str(port), *self.flags),
-                env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(self.env),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-            )
+            if self.under or self.python != Path(sys.executable):
+                self.process = await asyncio.create_subprocess_exec(
+                    *(*self.under, self.python, "-m", "penstock", *words),
+                    env=env,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=log,
+                )
+            else:
+                self.process = await penstock(*words, env=env, stdout=asyncio.subprocess.PIPE, stderr=log)
         try:
             async with asyncio.timeout(PATIENCE):
                 self.url = await self._address_line()

@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+from fakes.preloaded import penstock
 from fakes.process import ROOT
 
 from penstock.gateway.client.client import Client
@@ -70,8 +71,8 @@ async def runs(url: str, home: Path) -> AsyncGenerator[StartRun]:
             number = next(numbers)
             out, err = home / f"run-{number}.out", home / f"run-{number}.err"
             with out.open("wb") as stdout, err.open("wb") as stderr:
-                process = await asyncio.create_subprocess_exec(
-                    *(PYTHON, "-m", "penstock", "run", "--gateway", url, *words),
+                process = await penstock(
+                    *("run", "--gateway", url, *words),
                     *(("--", *agent) if agent else ()),
                     env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
                     cwd=cwd,

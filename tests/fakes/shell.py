@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fakes.preloaded import penstock
 from fakes.process import ROOT
 
 PENSTOCK = (sys.executable, "-m", "penstock")
@@ -43,11 +44,14 @@ class Shell:
         self, *arguments: str, stdin: Any = None, stdout: Any = asyncio.subprocess.PIPE, **env: str
     ) -> asyncio.subprocess.Process:
         """A command that runs."""
+        said = asyncio.subprocess.PIPE
+        if self.command == PENSTOCK:
+            return await penstock(
+                *arguments, env=self.env | env, cwd=self.folder, stdin=stdin, stdout=stdout, stderr=said
+            )
         return await asyncio.create_subprocess_exec(
-            *self.command, *arguments,
-            env=self.env | env, cwd=self.folder,
-            stdin=stdin, stdout=stdout, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            *self.command, *arguments, env=self.env | env, cwd=self.folder, stdin=stdin, stdout=stdout, stderr=said
+        )
 
     async def run(self, *arguments: str, stdin: bytes | None = None, **env: str) -> Done:
         """A command that has ended."""

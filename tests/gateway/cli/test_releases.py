@@ -22,6 +22,7 @@ import pytest
 from conftest import StartGateway
 from fakes.experiment import CANDIDATE, SKIP, STABLE, Traffic, policy, prompt
 from fakes.goldens import check_golden, check_widths, text_of
+from fakes.preloaded import penstock
 from fakes.process import ROOT, Gateway, upstreams
 from fakes.provider import Provider
 from fakes.shell import Done, Shell
@@ -257,8 +258,8 @@ async def typed(shell: Shell, keys: bytes, *arguments: str, TERM: str = "dumb") 
     """What a command says on a terminal to somebody who types this."""
     ours, theirs = pty.openpty()
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock", *arguments,
+        process = await penstock(
+            *arguments,
             env=shell.env | {"COLUMNS": "100", "TERM": TERM}, cwd=shell.folder,
             stdin=theirs, stdout=theirs, stderr=theirs,
         )  # fmt: skip

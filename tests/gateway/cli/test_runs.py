@@ -11,7 +11,6 @@ import os
 import pty
 import sqlite3
 import struct
-import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import AsyncGenerator
 from contextlib import closing
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 from fakes.goldens import check_golden, check_widths, text_of
+from fakes.preloaded import penstock
 from fakes.process import Gateway
 from fakes.shell import Done, Shell
 
@@ -134,8 +134,8 @@ async def test_on_a_terminal_a_run_is_drawn(shell: Shell, client: Client) -> Non
     await trained(client, "grpo-1")
     await client.finish_run("grpo-1", RunEnd(status="succeeded"))
     ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock", "runs", "watch", "grpo-1",
+    process = await penstock(
+        "runs", "watch", "grpo-1",
         env=shell.env | {"COLUMNS": "100", "TERM": "xterm"}, cwd=shell.folder,
         stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip

@@ -18,6 +18,7 @@ import pytest
 from conftest import StartGateway
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.formats import Failure
+from fakes.preloaded import penstock
 from fakes.process import ROOT, Gateway, upstreams
 from fakes.provider import Provider
 from fakes.releasing import OLD, system_of
@@ -91,8 +92,8 @@ class Stage:
         self.started += 1
         out, err = self.home / f"{self.started}.out", self.home / f"{self.started}.err"
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "penstock", *words, "--gateway", self.gateway.url),
+            process = await penstock(
+                *(*words, "--gateway", self.gateway.url),
                 *(() if script is None else ("--", sys.executable, str(script))),
                 env=self.env,
                 cwd=self.home,
