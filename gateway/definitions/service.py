@@ -191,7 +191,10 @@ class Definitions:
     # -- what passes --------------------------------------------------------------------------------------------------
 
     def heard(self, exchange: Exchange, answer: bytes) -> None:
-        """An answer passes: it is read in a thread, after what is written to the client now."""
+        """An answer passes: it is read in a thread, after what is written to the client now. Penstock's own tools are
+        nobody else's to change."""
+        if exchange.server not in self._servers:
+            return
         self._coming += 1
         asyncio.get_running_loop().call_soon(self._begin, exchange, answer)
 

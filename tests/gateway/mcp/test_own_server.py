@@ -30,6 +30,7 @@ async def test_a_coding_agent_reads_the_tape(
         assert not {name for name in tools if "reward" in name}
         told = await client.call_tool("list_rollouts", {})
         assert not told.is_error, told
+    assert "Traceback" not in gateway.log
 
 
 async def test_it_writes_where_the_configuration_says_so(start_gateway: StartGateway) -> None:
