@@ -95,9 +95,9 @@ class Owner(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an upstream."""
 
-    __slots__ = ("_buffer", "_garbage", "_headed", "_parser", "caller", "chunked", "content_type", "done", "encoding",
-                 "head_fields", "headers", "hops", "idle_since", "keep_alive", "length_known", "owner", "pieces",
-                 "reused", "seen", "status", "switched", "transport")  # fmt: skip
+    __slots__ = ("_buffer", "_garbage", "_headed", "_parser", "caller", "chunked", "content_type", "cut", "done",
+                 "encoding", "head_fields", "headers", "hops", "idle_since", "keep_alive", "length_known", "owner",
+                 "pieces", "reused", "seen", "status", "switched", "transport")  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -123,6 +123,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.pieces: list[bytes] = []
         """Payload of the last read, without transfer framing."""
         self.seen = self.done = self.chunked = self.length_known = False
+        self.cut = False
+        """Whether only the end of the connection has ended the answer."""
         self.content_type = b""
         """In lower case."""
         self.encoding: bytes | None = None
@@ -255,7 +257,7 @@ class UpstreamConnection(asyncio.Protocol):
         if caller is None:
             return
         if self._headed and exc is None and not (self.chunked or self.length_known):
-            self.done, self.keep_alive = True, False
+            self.done, self.cut, self.keep_alive = True, True, False
             caller.on_data(self, b"")
         else:
             caller.on_broken(self, "upstream_closed")
@@ -279,8 +281,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def ends_itself(self) -> bool:
-        """False when only the end of the connection ends the answer. Asked when the head is there."""
-        return self.chunked or self.length_known or self.done
+        """False when only the end of the connection ends the answer. Asked when the head is there, or later."""
+        return self.chunked or self.length_known or (self.done and not self.cut)
 
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
         """Writes a request; small ones in one packet."""

@@ -113,7 +113,7 @@ class Call(Choosing):
         record = self.record
         record.pool = pool = take_next(self._pools, monotonic())
         if self._aliases:
-            record.body = replace_model(record.body, self._aliases[pool.name])
+            record.body = replace_model(record.plain, self._aliases[pool.name])
         if self._admitted.packed is not None:
             self._pack(self._admitted.packed)
         length = len(record.body) if record.changed else None

@@ -1,0 +1,81 @@
+"""What a client gets, and the tape, where an answer was held or came of another upstream: nothing lost, and an end."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import aiohttp
+from fakes.odd import Odd, Script, close, request, send
+from fakes.raw import Wire, body_of, reply
+from fakes.rig import Inside, inside, odd_on
+
+OK = reply(200, b'{"fine":1}')
+ENDS_BY_CLOSING = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nConnection: close\r\n\r\n"
+NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class Pair:
+    """A gateway before two upstreams, and a client of it."""
+
+    rig: Inside
+    up: Odd
+    spare: Odd
+    client: Wire
+
+
+@asynccontextmanager
+async def pair(
+    home: Path,
+    http: aiohttp.ClientSession,
+    first: Script,
+    second: Script,
+    up: Mapping[str, object] = NOTHING,
+    spare: Mapping[str, object] = NOTHING,
+    route: Mapping[str, object] = NOTHING,
+) -> AsyncGenerator[Pair]:
+    """`first`, `second`: what the upstreams do; `up`, `spare`, `route`: more settings."""
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        spares = [{"name": "spare", "base_url": f"http://127.0.0.1:{listener.getsockname()[1]}/v1", **spare}]
+        routes = [{"model": "m", "upstream": ["up", "spare"], "alias": {"spare": "m-of-spare"}, **route}]
+        rig = await stack.enter_async_context(inside(home, http, spares, up, route=routes))
+        one = await stack.enter_async_context(rig.upstream(first))
+        other = await stack.enter_async_context(odd_on(listener, second))
+        yield Pair(rig, one, other, await stack.enter_async_context(rig.client()))
+
+
+async def test_a_refusal_that_ended_by_closing_ends_at_its_client(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    refused = ENDS_BY_CLOSING % (b"429 Too Many Requests", b"application/json") + b'{"a":1}'
+    async with pair(tmp_path, http, [request(), send(refused), close()], [close()]) as made:
+        made.client.send(made.rig.call())
+        assert await made.client.rest() == refused
+
+
+async def test_an_answer_that_was_held_and_ended_by_closing_ends_at_its_client(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    head = ENDS_BY_CLOSING % (b"200 OK", b"text/event-stream")
+    first = [request(), send(head + b"data: 1\n\n"), send(b"data: [DONE]\n\n"), close()]
+    async with pair(tmp_path, http, first, [request()], route={"stream": "whole"}) as made:
+        made.client.send(made.rig.call(b'{"model":"m","stream":true}'))
+        assert await made.client.rest() == head + b"data: 1\n\ndata: [DONE]\n\n"
+
+
+async def test_a_request_with_a_content_encoding_goes_on_under_the_name_of_the_next(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    packed = gzip.compress(b'{"model":"m","x":1}')
+    async with pair(tmp_path, http, [request(), close()], [request(), send(OK)]) as made:
+        made.client.send(made.rig.call(packed, [("Content-Encoding", "gzip")]))
+        assert await made.client.message() == OK
+        assert body_of(made.up.connections[0].requests[0]) == packed
+        (asked,) = made.spare.connections[0].requests
+        assert body_of(asked) == b'{"model":"m-of-spare","x":1}'
+        assert b"content-encoding" not in asked.lower()
