@@ -211,6 +211,8 @@ class Call(Choosing):
         else:
             if is_down(connection.status):
                 self._blame(f"http_{connection.status}", retry_after(connection.headers))
+            elif self._may_choose:
+                self._listen(connection)
             self._tell(connection, head, raw)
 
     def _tell(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
@@ -256,8 +258,10 @@ class Call(Choosing):
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
         self.touched = now = monotonic()
         if connection.pieces:
+            if self._beginning is not None:
+                self._hear(connection)
             self.record.arrived(connection.pieces, now)
-            connection.pieces = []
+            connection.pieces, self._heard = [], 0
         if connection.done:
             self._complete(connection, out)
         elif out:

@@ -21,7 +21,7 @@ from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.attributes import TRIES
-from penstock.gateway.proxy.failover import again_after, is_down, is_too_long, may_repeat, said
+from penstock.gateway.proxy.failover import Beginning, Said, again_after, is_down, is_too_long, may_repeat
 from penstock.gateway.proxy.recorded_call import RecordedCall
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
@@ -51,8 +51,8 @@ class Answered(NamedTuple):
 class Choosing(RecordedCall):
     """One call, with what upstreams have made of it so far."""
 
-    __slots__ = ("_again", "_held", "_place", "_pools", "_queued_at", "_refused", "_sent_at", "_size", "_spoke",
-                 "_tries", "_whole")  # fmt: skip
+    __slots__ = ("_again", "_beginning", "_heard", "_held", "_place", "_pools", "_queued_at", "_refused", "_sent_at",
+                 "_size", "_spoke_at", "_tries", "_whole")  # fmt: skip
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
@@ -62,8 +62,12 @@ class Choosing(RecordedCall):
         """Head and body, as far as it has come, of an answer that is not passed on yet."""
         self._size = 0
         """Bytes of that body."""
-        self._spoke = False
-        """Whether what is held says something."""
+        self._beginning: Beginning | None = None
+        """Of its answer, while that has not said anything; None where nobody asks."""
+        self._heard = 0
+        """Pieces of its connection that were looked at."""
+        self._spoke_at: float | None = None
+        """When it said something; monotonic seconds."""
         self._whole = False
         """Whether an answer is held until it is whole."""
         self._refused: Answered | None = None
@@ -164,7 +168,8 @@ class Choosing(RecordedCall):
 
     def _hold(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Does not pass on the head of an answer before it is clear that this is the one."""
-        self._held, self._size, self._spoke = (head, [raw]), len(raw), False
+        self._held, self._size = (head, [raw]), len(raw)
+        self._listen(connection)
         self._look(connection)
 
     def _holds(self, connection: UpstreamConnection, raw: bytes) -> bool:
@@ -189,22 +194,34 @@ class Choosing(RecordedCall):
                 else:
                     self._pass_over(connection, head, b"".join(pieces))
             return
-        if not self._spoke:
-            found = said(connection.pieces, connection.content_type, bool(connection.encoding))
-            self._spoke = found == "something"
-            if found == "an error":
-                self._held = None
-                self._blame("error_event")
-                self.cancel_upstream()
-                self._try_next("error_event")
-                return
-        if connection.done or (self._spoke and not self._waits_for_all()):
+        if self._beginning is not None and self._hear(connection) == "an error":
+            self._held = None
+            self._blame("error_event")
+            self.cancel_upstream()
+            self._try_next("error_event")
+        elif connection.done or not self._waits_for_more():
             (head, pieces), self._held = self._held, None
             self._tell(connection, head, b"".join(pieces))
 
-    def _waits_for_all(self) -> bool:
-        """Whether an answer that has begun may still be dropped."""
-        return self._whole and self._size < _ANSWER and self._has_spare()
+    def _waits_for_more(self) -> bool:
+        """Whether what there is of an answer may still be dropped."""
+        return self._size < _ANSWER and (self._beginning is not None or (self._whole and self._has_spare()))
+
+    def _listen(self, connection: UpstreamConnection) -> None:
+        """From now on it is heard when its answer says something."""
+        self._beginning = Beginning(connection.content_type, bool(connection.encoding))
+        self._heard, self._spoke_at = 0, None
+
+    def _hear(self, connection: UpstreamConnection) -> Said:
+        """What a read says that was not looked at yet."""
+        assert self._beginning is not None
+        found = self._beginning.says(connection.pieces[self._heard :])
+        self._heard = len(connection.pieces)
+        if found != "nothing":
+            self._beginning = None
+        if found == "something":
+            self._spoke_at = monotonic()
+        return found
 
     def _pass_over(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Its upstream is down: it is asked once more, or the next one is."""
@@ -284,16 +301,15 @@ class Choosing(RecordedCall):
     def _speechless(self, now: float) -> bool:
         """Whether a stream has begun, has said nothing for too long, and another upstream may."""
         pool = self.record.pool
-        if self._held is None or self._spoke or pool is None or not self._has_spare():
+        if self._held is None or self._beginning is None or pool is None or not self._has_spare():
             return False
         limit_s = pool.config.first_content_timeout or self._shared.patience.limit_s(self._admitted.model or "")
         return now - self._sent_at > limit_s
 
     def _learn_patience(self) -> None:
         """Its stream was whole: how long did it take to say something?"""
-        if self.record.stream and self.record.first_byte_ns is not None and self._may_choose:
-            began = self.record.first_byte_ns / 1e9 + self.request.started - self._sent_at
-            self._shared.patience.took(self._admitted.model or "", began)
+        if self.record.stream and self._spoke_at is not None:
+            self._shared.patience.took(self._admitted.model or "", self._spoke_at - self._sent_at)
 
     @property
     def _may_choose(self) -> bool:

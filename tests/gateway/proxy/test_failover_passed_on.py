@@ -8,15 +8,23 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, process_time
 from types import MappingProxyType
 
 import aiohttp
-from fakes.odd import Odd, Script, close, request, send
-from fakes.raw import Wire, body_of, reply
+from fakes.odd import Odd, Script, close, request, send, wait
+from fakes.raw import Wire, body_of, chunk, events_head, reply
 from fakes.rig import Inside, inside, odd_on
+from fakes.waiting import until
+
+from penstock.gateway.proxy.call import Call
+from penstock.gateway.proxy.failover import Beginning
 
 OK = reply(200, b'{"fine":1}')
 ENDS_BY_CLOSING = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nConnection: close\r\n\r\n"
+ROLE = chunk(b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant"}}]}\n\n')
+EVENT = chunk(b"data: 1\n\n")
+LAST = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
@@ -51,6 +59,12 @@ async def pair(
         yield Pair(rig, one, other, await stack.enter_async_context(rig.client()))
 
 
+def running(made: Pair) -> Call:
+    (call,) = made.rig.gateway.proxy.running
+    assert isinstance(call, Call)
+    return call
+
+
 async def test_a_refusal_that_ended_by_closing_ends_at_its_client(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     refused = ENDS_BY_CLOSING % (b"429 Too Many Requests", b"application/json") + b'{"a":1}'
     async with pair(tmp_path, http, [request(), send(refused), close()], [close()]) as made:
@@ -79,3 +93,44 @@ async def test_a_request_with_a_content_encoding_goes_on_under_the_name_of_the_n
         (asked,) = made.spare.connections[0].requests
         assert body_of(asked) == b'{"model":"m-of-spare","x":1}'
         assert b"content-encoding" not in asked.lower()
+
+
+def test_a_beginning_that_comes_in_many_reads_is_looked_at_once() -> None:
+    began, beginning = process_time(), Beginning(b"text/event-stream")
+    for _ in range(50):
+        for _ in range(4000):
+            assert beginning.says([b" 12345678 "]) == "nothing"
+        assert beginning.says([b"\n"]) == "nothing"
+    assert beginning.says([b"da", b"ta: 1", b"\r"]) == "something"
+    assert process_time() - began < 5.0, "2 MB in 200,000 reads"
+
+
+async def test_a_role_that_comes_at_once_is_not_what_is_waited_for(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    second = [request(), send(events_head() + ROLE), wait("thought"), send(EVENT + LAST)]
+    async with pair(tmp_path, http, [request(), close()], second) as made:
+        made.client.send(made.rig.call(b'{"model":"m","stream":true}'))
+        assert await made.client.until(ROLE) == events_head() + ROLE
+        heard, call = monotonic(), running(made)
+        made.spare.go("thought")
+        assert await made.client.until(LAST) == EVENT + LAST
+        (took,) = made.rig.gateway.proxy.patience._took["m"]
+        assert took >= heard - call._sent_at
+
+
+async def test_the_end_of_an_answer_that_had_to_be_whole_is_not_what_is_waited_for(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    first = [request(), send(events_head() + EVENT), wait("made"), send(LAST)]
+    async with pair(tmp_path, http, first, [request()], route={"stream": "whole"}) as made:
+        made.client.send(made.rig.call(b'{"model":"m","stream":true}'))
+
+        async def spoken() -> bool:
+            return any(isinstance(one, Call) and one._spoke_at is not None for one in made.rig.gateway.proxy.running)
+
+        await until(spoken)
+        call = running(made)
+        spoke = monotonic()
+        made.up.go("made")
+        assert await made.client.until(LAST) == events_head() + EVENT + LAST
+        (took,) = made.rig.gateway.proxy.patience._took["m"]
+        assert took <= spoke - call._sent_at
