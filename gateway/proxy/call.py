@@ -110,8 +110,8 @@ class Call(Choosing):
 
     def _forward(self) -> None:
         """To the next upstream that may serve it."""
-        record = self.record
-        record.pool = pool = take_next(self._pools, monotonic())
+        record, self._given_at = self.record, monotonic()
+        record.pool = pool = take_next(self._pools, self._given_at)
         if self._aliases:
             record.body = replace_model(record.plain, self._aliases[pool.name])
         if self._admitted.packed is not None:

@@ -42,6 +42,9 @@ class Answered(NamedTuple):
     """A whole refusal of an upstream, for want of a better answer."""
 
     pool: Pool
+    body: bytes
+    sent: list[bytes]
+    """As it was asked."""
     connection: UpstreamConnection
     """As it was then."""
     head: bytes
@@ -51,8 +54,8 @@ class Answered(NamedTuple):
 class Choosing(RecordedCall):
     """One call, with what upstreams have made of it so far."""
 
-    __slots__ = ("_again", "_beginning", "_heard", "_held", "_place", "_pools", "_queued_at", "_refused", "_sent_at",
-                 "_size", "_spoke_at", "_tries", "_whole")  # fmt: skip
+    __slots__ = ("_again", "_beginning", "_given_at", "_heard", "_held", "_place", "_pools", "_queued_at", "_refused",
+                 "_sent_at", "_size", "_spoke_at", "_tries", "_whole")  # fmt: skip
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
@@ -78,6 +81,8 @@ class Choosing(RecordedCall):
         """Where it has a place, from when it is connected until it goes elsewhere or ends."""
         self._queued_at: float | None = None
         """Since when it waits for a place; monotonic seconds."""
+        self._given_at = 0.0
+        """When its upstream was chosen; monotonic seconds."""
         self._sent_at = 0.0
         """When the request was written; monotonic seconds."""
         self._tries: list[dict[str, str | int]] = []
@@ -160,6 +165,11 @@ class Choosing(RecordedCall):
             self.cancel_upstream()
             self._do("asked elsewhere", lambda: self._try_next("connecting"))
 
+    def _end(self, status: str, error: str | None) -> None:
+        super()._end(status, error)
+        if self.record.pool is not None:
+            self.record.pool.health.left(self._given_at)
+
     # An answer that is held -----------------------------------------------------------------------------------------
 
     def _must_hold(self, connection: UpstreamConnection) -> bool:
@@ -229,11 +239,7 @@ class Choosing(RecordedCall):
         pool, reason, asked_s = self.record.pool, f"http_{connection.status}", retry_after(connection.headers)
         was_good = pool.health.state(monotonic()) == "good"
         self._blame(reason, asked_s)
-        if connection.done:
-            self._refused = Answered(pool, copy(connection), head, raw)
-            self.release_upstream()
-        else:
-            self.cancel_upstream()
+        self._put_aside(connection, head, raw)
         after_s = again_after(connection.status, asked_s) if was_good and not self._again else None
         if after_s is None:
             self._try_next(reason)
@@ -243,6 +249,15 @@ class Choosing(RecordedCall):
             self._move(State.PLANNING)
             self._wait(asyncio.get_running_loop().call_later(after_s, self._on_time, pool).cancel)
 
+    def _put_aside(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        """Keeps a refusal, where it is whole, and leaves its upstream."""
+        record = self.record
+        if connection.done and record.pool is not None:
+            self._refused = Answered(record.pool, record.body, record.sent, copy(connection), head, raw)
+            self.release_upstream()
+        else:
+            self.cancel_upstream()
+
     def _on_time(self, pool: Pool) -> None:
         """It is time to ask it once more."""
         if self._resumes():
@@ -251,6 +266,8 @@ class Choosing(RecordedCall):
     def _ask_otherwise(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """A request was refused: a part may know how to ask otherwise, or another upstream take a longer prompt."""
         answer, pool = whole(connection.pieces, connection.encoding), self.record.pool
+        if pool is not None:
+            pool.health.answered(monotonic())
         asked = self._parts if connection.status == 400 else ()
         body = next((made for part in asked if (made := part.instead(self.record, answer)) is not None), None)
         if body is not None and pool is not None:
@@ -259,7 +276,7 @@ class Choosing(RecordedCall):
             self.record.body = body
             self._try_next("http_400")
         elif is_too_long(connection.status, answer) and (larger := self._larger()):
-            self.release_upstream()
+            self._put_aside(connection, head, raw)
             self._pools = larger
             self._try_next("too_long")
         else:
@@ -295,7 +312,7 @@ class Choosing(RecordedCall):
         self._note_try(refusal.kind)
         if self.state is not State.PLANNING:
             self._move(State.PLANNING)
-        self.record.pool = refused.pool
+        self.record.pool, self.record.body, self.record.sent = refused.pool, refused.body, refused.sent
         self._tell(refused.connection, refused.head, refused.raw)
 
     def _speechless(self, now: float) -> bool:

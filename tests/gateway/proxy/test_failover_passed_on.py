@@ -12,7 +12,7 @@ from time import monotonic, process_time
 from types import MappingProxyType
 
 import aiohttp
-from fakes.odd import Odd, Script, close, request, send, wait
+from fakes.odd import Odd, Script, close, gone, request, send, wait
 from fakes.raw import Wire, body_of, chunk, events_head, reply
 from fakes.rig import Inside, inside, odd_on
 from fakes.waiting import until
@@ -57,6 +57,9 @@ async def pair(
         one = await stack.enter_async_context(rig.upstream(first))
         other = await stack.enter_async_context(odd_on(listener, second))
         yield Pair(rig, one, other, await stack.enter_async_context(rig.client()))
+
+
+TOO_LONG = reply(400, b'{"error":{"code":"context_length_exceeded","message":"too long"}}')
 
 
 def running(made: Pair) -> Call:
@@ -134,3 +137,34 @@ async def test_the_end_of_an_answer_that_had_to_be_whole_is_not_what_is_waited_f
         assert await made.client.until(LAST) == events_head() + EVENT + LAST
         (took,) = made.rig.gateway.proxy.patience._took["m"]
         assert took <= spoke - call._sent_at
+
+
+async def test_that_a_prompt_is_too_long_tells_more_than_that_the_next_one_breaks_off(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    first = [request(), send(TOO_LONG), request(), send(OK)]
+    async with pair(tmp_path, http, first, [request(), close()], {"context": 10}, {"context": 11}) as made:
+        # It is given one call, to see how it is, and it answers that.
+        health = made.rig.gateway.proxy.pools["up"].health
+        health.failed("timeout", -10.0)
+        made.client.send(made.rig.call())
+        assert await made.client.message() == TOO_LONG
+        assert health.state(0.0) == "good"
+        span = await made.rig.span()
+        assert (span.upstream, span.http_status, span.error) == ("up", 400, "http_400")
+        assert await made.rig.tape.raw(span, "request") == b'{"model":"m"}'
+
+
+async def test_a_client_that_leaves_lets_another_call_show_how_an_upstream_is(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with pair(tmp_path, http, [request(), gone()], [request()]) as made:
+        health = made.rig.gateway.proxy.pools["up"].health
+        health.failed("timeout", monotonic() - 10.0)
+        made.client.send(made.rig.call())
+        up = await made.up.connection(0)
+        assert health.passed_over(monotonic())
+        made.client.close()
+        await up.gone()
+        assert (await made.rig.span()).status == "cancelled"
+        assert not health.passed_over(monotonic())
