@@ -286,12 +286,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
         """Writes a request; small ones in one packet."""
-        if self.transport.is_closing():
-            # It ended before it was used; only its caller does not know yet.
-            asyncio.get_running_loop().call_soon(caller.on_broken, self, "upstream_closed")
-            return
         self.caller = caller
         self._clear()
+        if self.transport.is_closing():
+            # It ended before it was used; only its caller does not know yet.
+            asyncio.get_running_loop().call_soon(self._break, "upstream_closed")
+            return
         if len(body) < 16384:
             self.transport.write(head + body)
         else:

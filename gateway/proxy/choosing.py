@@ -156,7 +156,10 @@ class Choosing(RecordedCall):
                 f"(upstream.max_concurrent = {pool.places.most}); this one has waited in vain for {limit_s:g} s"
             )
             self.cancel_upstream()
-            self._fail(UpstreamFault(503, "busy", message))
+            if self._pools:
+                self._do("asked elsewhere", lambda: self._try_next("busy"))
+            else:
+                self._fail(UpstreamFault(503, "busy", message))
 
     def _check_connecting(self, now: float) -> None:
         """One call waits for an upstream that does not connect; the others that can go elsewhere need not."""

@@ -17,6 +17,7 @@ from fakes.raw import Wire, body_of, chunk, events_head, reply
 from fakes.rig import Inside, inside, odd_on
 from fakes.waiting import until
 
+from penstock.gateway.model.attributes import TRIES
 from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.failover import Beginning
 
@@ -168,3 +169,17 @@ async def test_a_client_that_leaves_lets_another_call_show_how_an_upstream_is(
         await up.gone()
         assert (await made.rig.span()).status == "cancelled"
         assert not health.passed_over(monotonic())
+
+
+async def test_a_call_that_has_waited_for_a_place_in_vain_goes_elsewhere(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    up = {"max_concurrent": 1, "first_byte_timeout": 0.1}
+    async with pair(tmp_path, http, [request()], [request(), send(OK)], up) as made:
+        pools = made.rig.gateway.proxy.pools
+        pools["up"].places.running += 1
+        pools["spare"].health.failed("timeout", monotonic(), 300.0)
+        made.client.send(made.rig.call())
+        assert await made.client.message() == OK
+        assert ((await made.rig.span()).attributes or {})[TRIES][0]["why"] == "busy"
+        assert pools["up"].places.waiting == 0
