@@ -95,9 +95,9 @@ class Owner(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an upstream."""
 
-    __slots__ = ("_buffer", "_garbage", "_headed", "_parser", "caller", "chunked", "content_type", "cut", "done",
-                 "encoding", "head_fields", "headers", "hops", "idle_since", "keep_alive", "length_known", "owner",
-                 "pieces", "reused", "seen", "status", "switched", "transport")  # fmt: skip
+    __slots__ = ("_buffer", "_counted", "_garbage", "_headed", "_parser", "caller", "chunked", "content_type", "cut",
+                 "done", "encoding", "head_fields", "headers", "hops", "idle_since", "keep_alive", "length_known",
+                 "owner", "pieces", "reused", "seen", "status", "switched", "transport")  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -107,6 +107,7 @@ class UpstreamConnection(asyncio.Protocol):
         """True once it has been idle between two calls."""
         self.idle_since = 0.0
         self.switched: Switched | None = None
+        self._counted = False
         self._parser = httptools.HttpResponseParser(self)
         self._clear()
 
@@ -177,6 +178,7 @@ class UpstreamConnection(asyncio.Protocol):
         """The connection stands."""
         self.transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
         self.owner.connections += 1
+        self._counted = True
 
     def data_received(self, data: bytes) -> None:
         """Hands on what arrived; on an idle link anything is a mistake."""
@@ -249,7 +251,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: the end of the answer where nothing else marks it, else a broken one."""
-        self.owner.connections -= 1
+        self._uncount()
         self.owner.forget(self)
         caller, self.caller = self.caller, None
         if self.switched is not None:
@@ -261,6 +263,10 @@ class UpstreamConnection(asyncio.Protocol):
             caller.on_data(self, b"")
         else:
             caller.on_broken(self, "upstream_closed")
+
+    def _uncount(self) -> None:
+        self.owner.connections -= self._counted
+        self._counted = False
 
     def pause_writing(self) -> None:
         """Of a request all is in memory, so there is nothing to hold back."""
@@ -313,3 +319,9 @@ class UpstreamConnection(asyncio.Protocol):
         """Nobody wants the answer any more."""
         self.caller = None
         self.transport.abort()
+
+    def give_up(self) -> None:
+        """It does not come about. It may stand since this very moment: uvloop does not tell then that it is lost."""
+        if self._counted:
+            self.transport.abort()
+            self._uncount()

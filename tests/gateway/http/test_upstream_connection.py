@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
+import uvloop
 from fakes.odd import gone, odd
 
 from penstock.gateway.http.upstream_connection import UpstreamConnection
+from penstock.gateway.upstream_settings import Upstream
+from penstock.gateway.upstreams.pool import Pool
 
 
 class Owner:
@@ -48,3 +52,27 @@ async def test_a_connection_that_ended_before_it_was_used(leaves: bool) -> None:
         await (await upstream.connection(0)).gone()
     assert caller.told == ([] if leaves else ["upstream_closed"])
     assert connection.caller is None
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_connection_that_is_given_up_as_it_comes_about_is_not_counted(
+    run: Callable[[Coroutine[Any, Any, None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = UpstreamConnection.connection_made
+
+    async def given_up() -> None:
+        async with odd([gone()]) as upstream:
+            pool = Pool(Upstream(name="up", base_url=upstream.url))
+
+            def give_up(connection: UpstreamConnection, transport: asyncio.BaseTransport) -> None:
+                made(connection, transport)
+                task.cancel()
+
+            monkeypatch.setattr(UpstreamConnection, "connection_made", give_up)
+            task = pool.connect(cast(Any, Caller()))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await (await upstream.connection(0)).gone()
+            assert pool.connections == 0
+
+    run(given_up())
