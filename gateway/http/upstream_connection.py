@@ -95,9 +95,9 @@ class Owner(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an upstream."""
 
-    __slots__ = ("_buffer", "_garbage", "_headed", "_parser", "caller", "chunked", "content_type", "done", "encoding",
-                 "head_fields", "headers", "hops", "idle_since", "keep_alive", "length_known", "owner", "pieces",
-                 "reused", "seen", "status", "switched", "transport")  # fmt: skip
+    __slots__ = ("_buffer", "_counted", "_garbage", "_headed", "_parser", "caller", "chunked", "content_type", "cut",
+                 "done", "encoding", "head_fields", "headers", "hops", "idle_since", "keep_alive", "length_known",
+                 "owner", "pieces", "reused", "seen", "status", "switched", "transport")  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -107,6 +107,7 @@ class UpstreamConnection(asyncio.Protocol):
         """True once it has been idle between two calls."""
         self.idle_since = 0.0
         self.switched: Switched | None = None
+        self._counted = False
         self._parser = httptools.HttpResponseParser(self)
         self._clear()
 
@@ -123,6 +124,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.pieces: list[bytes] = []
         """Payload of the last read, without transfer framing."""
         self.seen = self.done = self.chunked = self.length_known = False
+        self.cut = False
+        """Whether only the end of the connection has ended the answer."""
         self.content_type = b""
         """In lower case."""
         self.encoding: bytes | None = None
@@ -175,6 +178,7 @@ class UpstreamConnection(asyncio.Protocol):
         """The connection stands."""
         self.transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
         self.owner.connections += 1
+        self._counted = True
 
     def data_received(self, data: bytes) -> None:
         """Hands on what arrived; on an idle link anything is a mistake."""
@@ -247,7 +251,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: the end of the answer where nothing else marks it, else a broken one."""
-        self.owner.connections -= 1
+        self._uncount()
         self.owner.forget(self)
         caller, self.caller = self.caller, None
         if self.switched is not None:
@@ -255,10 +259,14 @@ class UpstreamConnection(asyncio.Protocol):
         if caller is None:
             return
         if self._headed and exc is None and not (self.chunked or self.length_known):
-            self.done, self.keep_alive = True, False
+            self.done, self.cut, self.keep_alive = True, True, False
             caller.on_data(self, b"")
         else:
             caller.on_broken(self, "upstream_closed")
+
+    def _uncount(self) -> None:
+        self.owner.connections -= self._counted
+        self._counted = False
 
     def pause_writing(self) -> None:
         """Of a request all is in memory, so there is nothing to hold back."""
@@ -279,17 +287,17 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def ends_itself(self) -> bool:
-        """False when only the end of the connection ends the answer. Asked when the head is there."""
-        return self.chunked or self.length_known or self.done
+        """False when only the end of the connection ends the answer. Asked when the head is there, or later."""
+        return self.chunked or self.length_known or (self.done and not self.cut)
 
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
         """Writes a request; small ones in one packet."""
-        if self.transport.is_closing():
-            # It ended before it was used; only its caller does not know yet.
-            asyncio.get_running_loop().call_soon(caller.on_broken, self, "upstream_closed")
-            return
         self.caller = caller
         self._clear()
+        if self.transport.is_closing():
+            # It ended before it was used; only its caller does not know yet.
+            asyncio.get_running_loop().call_soon(self._break, "upstream_closed")
+            return
         if len(body) < 16384:
             self.transport.write(head + body)
         else:
@@ -311,3 +319,9 @@ class UpstreamConnection(asyncio.Protocol):
         """Nobody wants the answer any more."""
         self.caller = None
         self.transport.abort()
+
+    def give_up(self) -> None:
+        """It does not come about. It may stand since this very moment: uvloop does not tell then that it is lost."""
+        if self._counted:
+            self.transport.abort()
+            self._uncount()

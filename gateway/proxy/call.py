@@ -110,10 +110,10 @@ class Call(Choosing):
 
     def _forward(self) -> None:
         """To the next upstream that may serve it."""
-        record = self.record
-        record.pool = pool = take_next(self._pools, monotonic())
+        record, self._given_at = self.record, monotonic()
+        record.pool = pool = take_next(self._pools, self._given_at)
         if self._aliases:
-            record.body = replace_model(record.body, self._aliases[pool.name])
+            record.body = replace_model(record.plain, self._aliases[pool.name])
         if self._admitted.packed is not None:
             self._pack(self._admitted.packed)
         length = len(record.body) if record.changed else None
@@ -211,6 +211,8 @@ class Call(Choosing):
         else:
             if is_down(connection.status):
                 self._blame(f"http_{connection.status}", retry_after(connection.headers))
+            elif self._may_choose:
+                self._listen(connection)
             self._tell(connection, head, raw)
 
     def _tell(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
@@ -256,8 +258,10 @@ class Call(Choosing):
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
         self.touched = now = monotonic()
         if connection.pieces:
+            if self._beginning is not None:
+                self._hear(connection)
             self.record.arrived(connection.pieces, now)
-            connection.pieces = []
+            connection.pieces, self._heard = [], 0
         if connection.done:
             self._complete(connection, out)
         elif out:
@@ -338,8 +342,8 @@ class Call(Choosing):
             late = self._late(now)
             if late is not None:
                 self._give_up_on("timeout", UpstreamFault(504, "timeout", f"{self._where()} {late}"))
-            elif self._speechless(now):
-                self._give_up_on("no_content", UpstreamFault(504, "no_content", f"{self._where()} said nothing"))
+            else:
+                self._check_content(now)
 
     def _late(self, now: float) -> str | None:
         """What its upstream has not done in time, and the setting that says so."""

@@ -21,7 +21,7 @@ from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.attributes import TRIES
-from penstock.gateway.proxy.failover import again_after, is_down, is_too_long, may_repeat, said
+from penstock.gateway.proxy.failover import Beginning, Said, again_after, is_down, is_too_long, may_repeat
 from penstock.gateway.proxy.recorded_call import RecordedCall
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
@@ -42,6 +42,9 @@ class Answered(NamedTuple):
     """A whole refusal of an upstream, for want of a better answer."""
 
     pool: Pool
+    body: bytes
+    sent: list[bytes]
+    """As it was asked."""
     connection: UpstreamConnection
     """As it was then."""
     head: bytes
@@ -51,8 +54,8 @@ class Answered(NamedTuple):
 class Choosing(RecordedCall):
     """One call, with what upstreams have made of it so far."""
 
-    __slots__ = ("_again", "_held", "_place", "_pools", "_queued_at", "_refused", "_sent_at", "_size", "_spoke",
-                 "_tries", "_whole")  # fmt: skip
+    __slots__ = ("_again", "_beginning", "_given_at", "_heard", "_held", "_place", "_pools", "_queued_at", "_refused",
+                 "_sent_at", "_size", "_spoke_at", "_tries", "_whole")  # fmt: skip
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
@@ -62,8 +65,12 @@ class Choosing(RecordedCall):
         """Head and body, as far as it has come, of an answer that is not passed on yet."""
         self._size = 0
         """Bytes of that body."""
-        self._spoke = False
-        """Whether what is held says something."""
+        self._beginning: Beginning | None = None
+        """Of its answer, while that has not said anything; None where nobody asks."""
+        self._heard = 0
+        """Pieces of its connection that were looked at."""
+        self._spoke_at: float | None = None
+        """When it said something; monotonic seconds."""
         self._whole = False
         """Whether an answer is held until it is whole."""
         self._refused: Answered | None = None
@@ -74,6 +81,8 @@ class Choosing(RecordedCall):
         """Where it has a place, from when it is connected until it goes elsewhere or ends."""
         self._queued_at: float | None = None
         """Since when it waits for a place; monotonic seconds."""
+        self._given_at = 0.0
+        """When its upstream was chosen; monotonic seconds."""
         self._sent_at = 0.0
         """When the request was written; monotonic seconds."""
         self._tries: list[dict[str, str | int]] = []
@@ -147,7 +156,10 @@ class Choosing(RecordedCall):
                 f"(upstream.max_concurrent = {pool.places.most}); this one has waited in vain for {limit_s:g} s"
             )
             self.cancel_upstream()
-            self._fail(UpstreamFault(503, "busy", message))
+            if self._pools:
+                self._do("asked elsewhere", lambda: self._try_next("busy"))
+            else:
+                self._fail(UpstreamFault(503, "busy", message))
 
     def _check_connecting(self, now: float) -> None:
         """One call waits for an upstream that does not connect; the others that can go elsewhere need not."""
@@ -155,6 +167,11 @@ class Choosing(RecordedCall):
         if pool is not None and self._pools and pool.keeps_waiting(now, self.connecting):
             self.cancel_upstream()
             self._do("asked elsewhere", lambda: self._try_next("connecting"))
+
+    def _end(self, status: str, error: str | None) -> None:
+        super()._end(status, error)
+        if self.record.pool is not None:
+            self.record.pool.health.left(self._given_at)
 
     # An answer that is held -----------------------------------------------------------------------------------------
 
@@ -164,7 +181,8 @@ class Choosing(RecordedCall):
 
     def _hold(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Does not pass on the head of an answer before it is clear that this is the one."""
-        self._held, self._size, self._spoke = (head, [raw]), len(raw), False
+        self._held, self._size = (head, [raw]), len(raw)
+        self._listen(connection)
         self._look(connection)
 
     def _holds(self, connection: UpstreamConnection, raw: bytes) -> bool:
@@ -189,22 +207,34 @@ class Choosing(RecordedCall):
                 else:
                     self._pass_over(connection, head, b"".join(pieces))
             return
-        if not self._spoke:
-            found = said(connection.pieces, connection.content_type, bool(connection.encoding))
-            self._spoke = found == "something"
-            if found == "an error":
-                self._held = None
-                self._blame("error_event")
-                self.cancel_upstream()
-                self._try_next("error_event")
-                return
-        if connection.done or (self._spoke and not self._waits_for_all()):
+        if self._beginning is not None and self._hear(connection) == "an error":
+            self._held = None
+            self._blame("error_event")
+            self.cancel_upstream()
+            self._try_next("error_event")
+        elif connection.done or not self._waits_for_more():
             (head, pieces), self._held = self._held, None
             self._tell(connection, head, b"".join(pieces))
 
-    def _waits_for_all(self) -> bool:
-        """Whether an answer that has begun may still be dropped."""
-        return self._whole and self._size < _ANSWER and self._has_spare()
+    def _waits_for_more(self) -> bool:
+        """Whether what there is of an answer may still be dropped."""
+        return self._size < _ANSWER and (self._beginning is not None or (self._whole and self._has_spare()))
+
+    def _listen(self, connection: UpstreamConnection) -> None:
+        """From now on it is heard when its answer says something."""
+        self._beginning = Beginning(connection.content_type, bool(connection.encoding))
+        self._heard, self._spoke_at = 0, None
+
+    def _hear(self, connection: UpstreamConnection) -> Said:
+        """What a read says that was not looked at yet."""
+        assert self._beginning is not None
+        found = self._beginning.says(connection.pieces[self._heard :])
+        self._heard = len(connection.pieces)
+        if found != "nothing":
+            self._beginning = None
+        if found == "something":
+            self._spoke_at = monotonic()
+        return found
 
     def _pass_over(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Its upstream is down: it is asked once more, or the next one is."""
@@ -212,11 +242,7 @@ class Choosing(RecordedCall):
         pool, reason, asked_s = self.record.pool, f"http_{connection.status}", retry_after(connection.headers)
         was_good = pool.health.state(monotonic()) == "good"
         self._blame(reason, asked_s)
-        if connection.done:
-            self._refused = Answered(pool, copy(connection), head, raw)
-            self.release_upstream()
-        else:
-            self.cancel_upstream()
+        self._put_aside(connection, head, raw)
         after_s = again_after(connection.status, asked_s) if was_good and not self._again else None
         if after_s is None:
             self._try_next(reason)
@@ -226,6 +252,15 @@ class Choosing(RecordedCall):
             self._move(State.PLANNING)
             self._wait(asyncio.get_running_loop().call_later(after_s, self._on_time, pool).cancel)
 
+    def _put_aside(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        """Keeps a refusal, where it is whole, and leaves its upstream."""
+        record = self.record
+        if connection.done and record.pool is not None:
+            self._refused = Answered(record.pool, record.body, record.sent, copy(connection), head, raw)
+            self.release_upstream()
+        else:
+            self.cancel_upstream()
+
     def _on_time(self, pool: Pool) -> None:
         """It is time to ask it once more."""
         if self._resumes():
@@ -234,6 +269,8 @@ class Choosing(RecordedCall):
     def _ask_otherwise(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """A request was refused: a part may know how to ask otherwise, or another upstream take a longer prompt."""
         answer, pool = whole(connection.pieces, connection.encoding), self.record.pool
+        if pool is not None:
+            pool.health.answered(monotonic())
         asked = self._parts if connection.status == 400 else ()
         body = next((made for part in asked if (made := part.instead(self.record, answer)) is not None), None)
         if body is not None and pool is not None:
@@ -242,7 +279,7 @@ class Choosing(RecordedCall):
             self.record.body = body
             self._try_next("http_400")
         elif is_too_long(connection.status, answer) and (larger := self._larger()):
-            self.release_upstream()
+            self._put_aside(connection, head, raw)
             self._pools = larger
             self._try_next("too_long")
         else:
@@ -278,22 +315,25 @@ class Choosing(RecordedCall):
         self._note_try(refusal.kind)
         if self.state is not State.PLANNING:
             self._move(State.PLANNING)
-        self.record.pool = refused.pool
+        self.record.pool, self.record.body, self.record.sent = refused.pool, refused.body, refused.sent
         self._tell(refused.connection, refused.head, refused.raw)
 
-    def _speechless(self, now: float) -> bool:
-        """Whether a stream has begun, has said nothing for too long, and another upstream may."""
+    def _check_content(self, now: float) -> None:
+        """Has a stream begun, and said nothing for so long that another upstream is asked?"""
         pool = self.record.pool
-        if self._held is None or self._spoke or pool is None or not self._has_spare():
-            return False
+        if self._held is None or self._beginning is None or pool is None or not self._has_spare():
+            return
         limit_s = pool.config.first_content_timeout or self._shared.patience.limit_s(self._admitted.model or "")
-        return now - self._sent_at > limit_s
+        if now - self._sent_at > limit_s:
+            self._held = None
+            self.cancel_upstream()
+            self._blame("no_content")
+            self._do("asked elsewhere", lambda: self._try_next("no_content"))
 
     def _learn_patience(self) -> None:
         """Its stream was whole: how long did it take to say something?"""
-        if self.record.stream and self.record.first_byte_ns is not None and self._may_choose:
-            began = self.record.first_byte_ns / 1e9 + self.request.started - self._sent_at
-            self._shared.patience.took(self._admitted.model or "", began)
+        if self.record.stream and self._spoke_at is not None:
+            self._shared.patience.took(self._admitted.model or "", self._spoke_at - self._sent_at)
 
     @property
     def _may_choose(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
 from penstock.gateway.dialects.base import EVENT_STREAM, Dialect
@@ -25,7 +25,6 @@ _PASSING: Final = frozenset({500, 502, 503})
 _NEVER: Final = frozenset({501, 505})
 """Another upstream would say the same."""
 _READS: Final = frozenset({"GET", "HEAD"})
-_EVENT: Final = re.compile(rb"^data:(.*)[\r\n]", re.MULTILINE)
 _PREAMBLES: Final = frozenset({
     "message_start", "content_block_start", "ping", "response.created", "response.queued", "response.in_progress",
     "response.output_item.added", "response.content_part.added",
@@ -63,27 +62,47 @@ def is_too_long(status: int, body: bytes) -> bool:
     return status in (400, 413) and _TOO_LONG.search(body) is not None
 
 
-def said(payload: Sequence[bytes], content_type: bytes, encoded: bool = False) -> Said:
-    """What there is of an answer that has begun. Of a stream of events: nothing while there are only comments and the
-    events that come before content. An answer whose content is `encoded` is not looked into."""
-    if encoded or not content_type.startswith(EVENT_STREAM):
-        return "something" if any(payload) else "nothing"
-    for event in _events(b"".join(payload)):
-        if _is_error(event):
-            return "an error"
-        if not _is_preamble(event):
-            return "something"
-    return "nothing"
+class Beginning:
+    """The beginning of an answer, read by read, until it says something. Every byte is looked at once."""
+
+    __slots__ = ("_line", "_opaque")
+
+    def __init__(self, content_type: bytes, encoded: bool = False) -> None:
+        """An answer whose content is `encoded` is not looked into, nor is one that is no stream of events."""
+        self._opaque = encoded or not content_type.startswith(EVENT_STREAM)
+        self._line: list[bytes] = []
+        """Pieces of a line whose end has not come."""
+
+    def says(self, payload: Sequence[bytes]) -> Said:
+        """What there is in one more read. Of a stream of events: nothing while there are only comments and the events
+        that come before content."""
+        if self._opaque:
+            return "something" if any(payload) else "nothing"
+        for piece in payload:
+            end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
+            if not end:
+                self._line.append(piece)
+                continue
+            lines, self._line = b"".join([*self._line, piece[:end]]).splitlines(), [piece[end:]]
+            for line in lines:
+                if (found := _line_says(line)) != "nothing":
+                    return found
+        return "nothing"
 
 
-def _events(payload: bytes) -> Iterator[Mapping[str, Any]]:
-    """Data of whole lines; empty where that is no JSON object, such as `[DONE]`."""
-    for line in _EVENT.finditer(payload):
-        try:
-            event = json.loads(line[1])
-        except ValueError:
-            event = None
-        yield cast("Mapping[str, Any]", event) if isinstance(event, dict) else {}
+def _line_says(line: bytes) -> Said:
+    if not line.startswith(b"data:"):
+        return "nothing"
+    try:
+        event = json.loads(line[5:])
+    except ValueError:
+        return "something"  # such as `[DONE]`
+    if not isinstance(event, dict):
+        return "something"
+    found = cast("Mapping[str, Any]", event)
+    if _is_error(found):
+        return "an error"
+    return "nothing" if _is_preamble(found) else "something"
 
 
 def _is_error(event: Mapping[str, Any]) -> bool:

@@ -70,6 +70,12 @@ class Health:
         if self.state(now) == "probing":
             self._probe_until = now + PROBE_S
 
+    def left(self, since: float) -> None:
+        """The call that was given to it at this time is over. Where that has not shown how it is, because its client
+        left, another one may."""
+        if self._probe_until == since + PROBE_S:
+            self._probe_until = 0.0
+
     def answered(self, now: float) -> None:
         """It has answered a call. While it rests that was one from before."""
         if self._faults and now >= self._until:

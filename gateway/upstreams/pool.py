@@ -68,14 +68,13 @@ class Connector(ABC):
         try:
             await self.open(connection)
         except TimeoutError as error:
+            connection.give_up()
             caller.on_unreachable("connect_timeout", str(error))
         except (OSError, ValueError) as error:
             # ValueError: a host name that is none (UnicodeError), an address the transport does not take.
             caller.on_unreachable("connect", getattr(error, "strerror", None) or str(error))
         except asyncio.CancelledError:
-            # It may have connected in the very moment in which it was given up.
-            if hasattr(connection, "transport"):
-                connection.transport.abort()
+            connection.give_up()
             raise
         else:
             caller.on_connected(connection)

@@ -191,7 +191,7 @@ class Generation(UpstreamConnection):
         caller = self.caller
         if caller is None:
             return
-        self.pieces = [payload]
+        self.pieces.append(payload)
         raw = b"%x\r\n%b\r\n" % (len(payload), payload) + (b"0\r\n\r\n" if self.done else b"")
         if self._headed:
             caller.on_data(self, raw)

@@ -7,6 +7,8 @@ the client is told to use plain HTTP (426), which clients do that can speak both
 
 from __future__ import annotations
 
+from time import monotonic
+
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.dialects import find
 from penstock.gateway.dialects.base import Dialect
@@ -39,6 +41,7 @@ class Opening(Call):
         assert pool is not None
         if not now:
             return False
+        pool.health.answered(monotonic())
         del shared.running[self]
         shared.metrics.inflight_calls -= 1
         self._move(State.ENDING)

@@ -17,7 +17,7 @@ from fakes.rig import Inside, Rig, inside, odd_on
 
 from penstock.gateway.model.attributes import TRIES
 from penstock.gateway.proxy import call
-from penstock.gateway.proxy.failover import said
+from penstock.gateway.proxy.failover import Beginning
 from penstock.gateway.upstreams import health, patience, pool
 
 OK = reply(200, b'{"fine":1}')
@@ -191,11 +191,11 @@ SSE = b"text/event-stream"
     ],
 )  # fmt: skip
 def test_what_an_answer_says(payload: list[bytes], type: bytes, found: str) -> None:
-    assert said(payload, type) == found
+    assert Beginning(type).says(payload) == found
 
 
 def test_an_answer_with_a_content_encoding_is_not_looked_into() -> None:
-    assert said([b"\x1f\x8b"], SSE, encoded=True) == "something"
+    assert Beginning(SSE, encoded=True).says([b"\x1f\x8b"]) == "something"
 
 
 async def test_a_silent_one_costs_one_call_its_patience_and_no_other(

@@ -84,6 +84,20 @@ def test_one_call_probes_and_others_go_elsewhere_meanwhile() -> None:
     assert [taken(40.0), taken(40.0)] == ["one", "one"]
 
 
+def test_a_call_that_ends_without_showing_how_it_is_lets_another_one_probe() -> None:
+    health = Health()
+    health.failed("timeout", 0.0)
+    health.given(2.0)
+    health.left(1.9)
+    assert health.passed_over(2.1), "another call's end says nothing of the probe"
+    health.left(2.0)
+    assert not health.passed_over(2.1)
+    health.given(2.2)
+    health.failed("timeout", 2.3)
+    health.left(2.2)
+    assert health.state(2.4) == "resting"
+
+
 def test_one_that_has_a_place_comes_before_one_that_is_full_and_before_one_that_rests() -> None:
     rests, slow, full, free = map(Upstream, ("rests", "slow", "full", "free"))
     rests.health.failed("timeout", 0.0)

@@ -482,6 +482,17 @@ async def test_the_next_upstream_is_tried_where_one_cannot_be_reached(
         assert made.gateway.metrics.upstream_retries["gone", "connect"] >= 1
 
 
+async def test_nothing_of_a_stream_is_lost_while_another_upstream_is_left(
+    tmp_path: Path, http: aiohttp.ClientSession, vllm: ScaleOut
+) -> None:
+    upstreams = [{"name": "vllm", "base_url": vllm.openai_url}, {"name": "gone", "base_url": "http://127.0.0.1:1/v1"}]
+    route = [ROUTE | {"upstream": ["vllm", "gone"]}]
+    async with inside(tmp_path, http, upstream=upstreams, route=route) as made:
+        await story(agent_of(made, stream=True), vllm, SAYS)
+        for span in await made.tape.spans(made.rollout, 4):
+            assert b'"role"' in await made.tape.raw(span, "response")
+
+
 # -- where a session ends ----------------------------------------------------------------------------------------------
 
 
