@@ -28,6 +28,7 @@ from penstock.gateway.display.text import (
     tally,
 )
 from penstock.gateway.model.answers import RewardStats, ServerState, Stats
+from penstock.gateway.model.attributes import TRIES
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
@@ -225,7 +226,14 @@ def span_line(span: Span) -> Text:
     first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
     facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := tokens(span)) else "")
     asked = counted(span.tool_calls, "tool call") if span.tool_calls else ""
-    return joined(*label(span), status(span.status), span.error or "", *facts, asked)
+    return joined(*label(span), status(span.status), span.error or "", *facts, asked, _tried(span))
+
+
+def _tried(span: Span) -> str:
+    """Who has served a call that others were asked to serve before."""
+    tries = (span.attributes or {}).get(TRIES, [])
+    before = ", ".join(f"{one['upstream']} ({one['why']})" for one in tries)
+    return clean(f"by {span.upstream} after {before}") if before else ""
 
 
 def label(span: Span) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from penstock.gateway.api.reading import detail_of
 from penstock.gateway.display import queue as pictures
 from penstock.gateway.display import rollout_tree, rollouts
 from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState, SpanDetail, Stats
+from penstock.gateway.model.attributes import TRIES
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import Enqueued, QueueStatus, RewardAnswer
 from penstock.gateway.model.rollout import (
@@ -331,3 +332,10 @@ def test_abbreviation_says_how_much_is_missing() -> None:
     assert rollout_tree.abbreviate("a\n  b", 10) == "a b"
     assert rollout_tree.abbreviate("x" * 1300, 100) == f"{'x' * 100} … 1,200 characters more"
     assert rollout_tree.abbreviate("x\n" * 300, None) == "x\n" * 300
+
+
+def test_a_call_that_another_upstream_has_served_says_so() -> None:
+    tries = [{"upstream": "up", "after_ms": 3, "why": "http_429"}, {"upstream": "up", "after_ms": 9, "why": "connect"}]
+    span = call(upstream="spare", attributes={TRIES: tries})
+    assert text_of(rollouts.span_line(span)).rstrip().endswith("by spare after up (http_429), up (connect)")
+    assert " by " not in text_of(rollouts.span_line(call(upstream="spare")))
