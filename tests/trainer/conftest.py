@@ -1,4 +1,4 @@
-"""What tests of the trainer share: each is computed in one thread; a tiny model, a client, where a real vLLM is."""
+"""What tests of the trainer share: one thread of a CPU for each; a tiny model, a client, where a real vLLM is."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from conftest import StartGateway
 from fakes.engine import FakeEngine
 from fakes.process import ROOT, Gateway, vllms
 from fakes.production import Shop, tokens_of
-from fakes.threads import one_thread
+from fakes.threads import no_gpu, one_thread
 from fakes.vllm_process import VOCABULARY
 
 from penstock.gateway.client.client import Client
 
-__all__ = ["one_thread"]
+__all__ = ["no_gpu", "one_thread"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -25,6 +25,7 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config, Optimiser
 from penstock.trainer.engines import seeds
 from penstock.trainer.engines.checkpoint import State
+from penstock.trainer.engines.memory import enough_memory
 from penstock.trainer.engines.policy import Policy
 from penstock.trainer.mathematics.batch import MicroBatch
 from penstock.trainer.mathematics.loss import Tally, Tokens, policy_loss
@@ -34,7 +35,7 @@ Objective = Callable[[Tensor, Tokens], tuple[Tensor, Tally]]
 
 
 class Engine:
-    """A policy and its optimiser.
+    """A policy and its optimiser. Raises `EngineError` where the GPU's memory does not suffice for it or for a step.
 
     `reference`: whether one is needed beside what `loss.kl` needs. `updates`: how many there will be, for the schedule
     of the learning rate; by default those of the run.
@@ -43,7 +44,8 @@ class Engine:
     def __init__(self, config: Config, reference: bool = False, updates: int | None = None) -> None:
         seeds.seed(config.run.seed)
         self.config = config
-        self.model = Policy(config, reference or config.loss.kl > 0)
+        with enough_memory(config):
+            self.model = Policy(config, reference or config.loss.kl > 0)
         self.updates = config.run.steps * config.optimiser.updates if updates is None else updates
         self.done = 0
         self.optimiser = torch.optim.AdamW(
@@ -54,19 +56,21 @@ class Engine:
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
         """[N] log-probabilities of the trained tokens, in nats, without gradients."""
-        return self.model.logprobs(batch)
+        with enough_memory(self.config):
+            return self.model.logprobs(batch)
 
     def prepared(self, batches: Sequence[MicroBatch], old: bool = False) -> list[MicroBatch]:
         """The batches with what the policy loss needs beside: log-probabilities of the reference where `loss.kl` wants
         them, and those of the policy as it is now, `old`, where more than one update follows."""
-        return [
-            replace(
-                batch,
-                old=_array(self.logprobs(batch)) if old else None,
-                reference=_array(self.model.reference(batch)) if self.config.loss.kl else None,
-            )
-            for batch in batches
-        ]
+        with enough_memory(self.config):
+            return [
+                replace(
+                    batch,
+                    old=_array(self.logprobs(batch)) if old else None,
+                    reference=_array(self.model.reference(batch)) if self.config.loss.kl else None,
+                )
+                for batch in batches
+            ]
 
     def policy(self) -> Objective:
         """The configured policy gradient."""
@@ -75,7 +79,8 @@ class Engine:
     def step(self, batches: Sequence[MicroBatch], objective: Objective) -> dict[str, float]:
         """One update over all micro-batches. Returns the objective's metrics and `entropy`, `grad_norm`,
         `learning_rate`, `skipped`: 1 when a gradient was not finite and the weights were left as they are."""
-        return self.accumulate(batches, objective).report() | self._update()
+        with enough_memory(self.config):
+            return self.accumulate(batches, objective).report() | self._update()
 
     def accumulate(self, batches: Sequence[MicroBatch], objective: Objective) -> Tally:
         """Adds the gradients of a step to what is trained; the first half of `step`."""

@@ -19,7 +19,9 @@ def described(policy: Policy) -> str:
         return f"computes on {policy.config.engine.ranks} ranks of verl"
     size = sum(one.numel() for one in policy.network.parameters())
     if policy.device.type == "cuda":
-        return f"computes on {torch.cuda.get_device_name(policy.device)}: {_short(size)} parameters"
+        slow = ', in float32: engine.dtype = "bfloat16" is several times faster'
+        name = torch.cuda.get_device_name(policy.device)
+        return f"computes on {name}: {_short(size)} parameters{slow if policy.dtype == torch.float32 else ''}"
     why = "" if torch.cuda.is_available() else "there is no usable GPU here: "
     rate = _operations() / (size * (6 if policy.full else 4))
     return (

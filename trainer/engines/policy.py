@@ -1,8 +1,8 @@
 """The policy: a causal language model of transformers, its reference, and the log-probabilities of tokens under both.
 
-Trained weights are in float32 whatever the format of the computation is: a LoRA adapter over a frozen model in
-`engine.dtype`, or all weights under autocast. The reference is the model with its adapter switched off, or a frozen
-copy of all weights.
+Trained weights are in float32 whatever the format of the computation is: all of it is in `engine.dtype` under autocast,
+as the frozen model below a LoRA adapter is anyway. The reference is the model with its adapter switched off, or a
+frozen copy of all weights.
 
 Logits are made only for the columns that a trained token needs, which for agents' long prompts is a small part, and
 where these are many, in pieces (`head`).
@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -62,7 +63,7 @@ class Policy:
         model = _pretrained(path, torch.float32 if self.full else self.dtype)
         if engine.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
-        return model if self.full else _adapted(model, self.config)
+        return model if self.full else _in_format_of_layers(_adapted(model, self.config))
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
         """[N] log-probabilities of the trained tokens, in nats, float32, without gradients."""
@@ -118,7 +119,7 @@ class Policy:
         return torch.from_numpy(array).to(self.device)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.full and self.dtype != torch.float32:
+        if self.dtype != torch.float32:
             return torch.autocast(self.device.type, self.dtype)
         return nullcontext()
 
@@ -212,6 +213,15 @@ def fill_adapter(directory: Path, config: Any, weights: dict[str, Tensor]) -> No
     made.save_pretrained(str(directory))
     tensors = {name: one.detach().to("cpu").contiguous() for name, one in weights.items()}
     save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+
+
+def _in_format_of_layers(network: torch.nn.Module) -> torch.nn.Module:
+    """The network, whose adapter takes the inputs of layers as they are. PEFT would keep each in float32 as well, which
+    is more memory than all other activations."""
+    for module in network.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = False
+    return network
 
 
 def _adapted(model: PreTrainedModel, config: Config) -> torch.nn.Module:

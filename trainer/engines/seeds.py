@@ -30,9 +30,8 @@ def state() -> State:
 
 
 def restore(saved: State) -> None:
-    """Brings all of them back to a `state()`."""
+    """Brings all of them back to a `state()`, which may be of a machine with more GPUs."""
     random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
     torch.set_rng_state(saved["torch"])
-    if saved["cuda"]:
-        torch.cuda.set_rng_state_all(saved["cuda"])
+    torch.cuda.set_rng_state_all(saved["cuda"][: torch.cuda.device_count()])

@@ -258,6 +258,24 @@ def test_bfloat16_computes_alike_and_trains_in_float32(model: Path, tmp_path: Pa
     assert json.loads((tmp_path / "made" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+def test_an_adapter_is_computed_in_the_format_of_the_model(model: Path, tmp_path: Path) -> None:
+    """In float32 it would keep a copy of every layer's input, which is most of a step's memory."""
+    Engine(config(model)).save_adapter(tmp_path / "v1")
+    (batch,) = micro_batches(random_examples(2, VOCABULARY), 4096, "packed")
+    seen: set[Any] = set()
+
+    def look(module: Any, given: Any, made: Any) -> None:
+        seen.update((given[0].dtype, made.dtype))
+
+    for chosen in ({"path": model}, {"path": model, "adapter": tmp_path / "v1"}):
+        engine = Engine(config(model, model=chosen, engine={"dtype": "bfloat16"}))
+        for name, module in engine.model.network.named_modules():
+            if name.endswith("lora_A.default"):
+                module.register_forward_hook(look)
+        engine.step([batch], engine.policy())
+    assert seen == {torch.bfloat16}
+
+
 def test_a_temperature_is_that_of_the_rollouts(model: Path) -> None:
     (batch,) = micro_batches([example("a", [1, 2], [3], [1])], 64, "packed")
     logits = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(torch.tensor([[1, 2]])).logits[0, -1]

@@ -24,3 +24,15 @@ def test_a_machine_without_a_gpu_says_what_it_can_do(tmp_path: Path, monkeypatch
     assert "tokens a second" in described(model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert described(model).startswith("computes on the CPU")
+
+
+def test_a_gpu_is_named_and_float32_is_called_slow_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    for dtype, ends in (
+        ("float32", 'parameters, in float32: engine.dtype = "bfloat16" is several times faster'),
+        ("bfloat16", "parameters"),
+    ):
+        policy = Engine(config(model, engine={"dtype": dtype})).model
+        policy.device = torch.device("cuda")
+        assert described(policy).startswith("computes on a GPU: ")
+        assert described(policy).endswith(ends)
