@@ -27,7 +27,10 @@ def test_a_machine_without_a_gpu_says_what_it_can_do(tmp_path: Path, monkeypatch
 
 
 def test_a_gpu_is_named_and_float32_is_called_slow_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    def name(_: torch.device) -> str:
+        return "a GPU"
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", name)
     for dtype, ends in (
         ("float32", 'parameters, in float32: engine.dtype = "bfloat16" is several times faster'),
         ("bfloat16", "parameters"),
