@@ -52,7 +52,7 @@ class Engine:
     name: str
     running: int = 0
     cached: OrderedDict[str, int] = field(default_factory=OrderedDict[str, int])
-    tokens: int = 0
+    """Tokens, by rollout; the one that was served last is at the end."""
 
     def serve(self, call: Called) -> int:
         """Tokens of the prompt that were in the cache."""

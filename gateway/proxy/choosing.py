@@ -278,7 +278,7 @@ class Choosing(RecordedCall):
             self._pools.insert(0, pool)
             self.record.body = body
             self._try_next("http_400")
-        elif is_too_long(connection.status, answer) and (larger := self._larger()):
+        elif is_too_long(answer) and (larger := self._larger()):
             self._put_aside(connection, head, raw)
             self._pools = larger
             self._try_next("too_long")

@@ -57,9 +57,9 @@ def again_after(status: int, asked_s: float | None) -> float | None:
     return AGAIN_S if status in _PASSING else None
 
 
-def is_too_long(status: int, body: bytes) -> bool:
+def is_too_long(body: bytes) -> bool:
     """Whether a refusal says that the prompt does not fit into the model's context."""
-    return status in (400, 413) and _TOO_LONG.search(body) is not None
+    return _TOO_LONG.search(body) is not None
 
 
 class Beginning:
