@@ -101,9 +101,14 @@ _log = logging.getLogger("penstock.app")
 
 
 def open_store(
-    path: Path, map_bytes: int = MAP_BYTES, memory_bytes: int = MEMORY_BYTES, secrets: Secrets = NONE
+    path: Path,
+    map_bytes: int = MAP_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
+    secrets: Secrets = NONE,
+    lock: int | None = None,
 ) -> Store:
-    """A tape that is written: with what the queue and releases remember of it."""
+    """A tape that is written: with what the queue and releases remember of it. `lock`: of another process that hands
+    it over."""
     return Store(
         path,
         followers=(Waiting(), LiveReleases(audit_key())),
@@ -111,6 +116,7 @@ def open_store(
         map_bytes=map_bytes,
         memory_bytes=memory_bytes,
         secrets=secrets,
+        lock=lock,
     )
 
 
