@@ -303,11 +303,12 @@ class Gateway:
         """Another process is ready: it gets whoever connects from now on. This one serves the clients that it has."""
         self.state.draining = True
         self._port.leave()
-        self._listening.accept_no_more()
-        self.proxy.end_durably()
-        await end_followers(self._runner.app)
+        # That may take a moment, and nobody is to wait for it.
         await self._duties.end(last=False)
+        self._listening.accept_no_more()
+        await end_followers(self._runner.app)
         # What has ended for a client is on the tape before the other process can be asked about it.
+        self.proxy.end_durably()
         await self.recorder.flush()
 
     def _tick(self) -> None:
