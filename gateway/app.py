@@ -26,6 +26,8 @@ from aiohttp import web
 from penstock.gateway.api import routes
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.operations import Operations
+from penstock.gateway.budgets.priced import prices_of
+from penstock.gateway.budgets.service import Budgets
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth, Holder
 from penstock.gateway.calls.conversations import Conversations
@@ -49,7 +51,7 @@ from penstock.gateway.mcp.wrapped.ingest import Wrapped
 from penstock.gateway.mcp.wrapped.ingest import add_to as add_wrapped
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
-from penstock.gateway.model.prices import BUILTIN, Prices
+from penstock.gateway.model.prices import BUILTIN
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import Questions
@@ -115,9 +117,10 @@ def open_store(
 
 
 def _make_auth(store: Store, config: Config) -> Auth:
-    named = [(one.sha256, Holder(one.name, one.role)) for one in config.key]
+    named = [(one.sha256, Holder(one.name, one.role)) for one in config.key if one.role != "call"]
+    callers = [(one.sha256, one.name) for one in config.key if one.role == "call"]
     try:
-        return Auth(admin_key(), store.secret(), read_key(), named)
+        return Auth(admin_key(), store.secret(), read_key(), named, callers)
     except ValueError as error:
         store.close()
         raise ConfigError(str(error)) from None
@@ -129,7 +132,7 @@ class Gateway:
     def __init__(self, config: Config) -> None:
         """Opens the tape; raises `TapeError` or `ConfigError` when it cannot start."""
         config.refuse_open_door()
-        self.config = config
+        self.config, self._prices = config, prices_of(config)
         self._translator = make_translator(config)
         self.metrics = Metrics()
         self._tls = server_tls(config.tls, self.metrics)
@@ -160,6 +163,7 @@ class Gateway:
             config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns,
             lambda: self.proxy.busy, self.pins.forget,
         )  # fmt: skip
+        self.budgets = Budgets(config.budget, self._prices, self.store, self.recorder, self.metrics, self._now_ns)
         self._make_control()
         self._exporter = self._make_exporter()
         self._session: aiohttp.ClientSession | None = None
@@ -204,7 +208,7 @@ class Gateway:
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
             self.state, self.definitions, self.audit_log, self.webhooks, self.questions, Policy(self.config.policy),
             self.retention, self.index, Queries(self.index, self.config.data / "index", self.config.index.sql),
-            Prices(self.config.prices), self.config.route,
+            self._prices, self.config.route, self.budgets,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)
@@ -259,6 +263,7 @@ class Gateway:
             rehearsals=self.rehearsals,
             features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
+            budgets=self.budgets.or_none,
         )
         self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
         self._port = port = Dispatch(self.proxy, plane, self.mcp, self._wanted)
@@ -271,6 +276,7 @@ class Gateway:
         self.adapter_keeper.start()
         self.definitions.start()
         self.retention.start()
+        self.budgets.start()
         if self._exporter is not None:
             await self._exporter.start()
         self._listening = await listen(self.config, lambda: ClientConnection(port), self._tls)
@@ -323,6 +329,7 @@ class Gateway:
             await self.recorder.flush()
             await self._exporter.stop()
         await self.retention.stop()
+        await self.budgets.stop()
         await self.dispatcher.stop()
         await self.coverage.stop()
         await self.releases.stop()
