@@ -18,7 +18,7 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from penstock.gateway.budgets.limits import Limit
@@ -35,7 +35,7 @@ RUN: Final = "penstock.run"
 """The member of a rollout's metadata in which a trainer names its run."""
 _SUM, _RESERVED = struct.Struct(">QQQQQ"), struct.Struct(">QQ")
 _WHO: Final = 16
-"""Bytes behind the key of a sum that say whose a reservation is."""
+"""Bytes behind the key of a sum that say whose a reservation is: the process, then the number of the call."""
 _ID = re.compile(ID_PATTERN)
 
 
@@ -59,7 +59,7 @@ class Sum:
 
     def packed(self) -> bytes:
         """As it is stored."""
-        return _SUM.pack(*astuple(self))
+        return _SUM.pack(self.since_ns, self.used, self.guessed, self.reserved, self.running)
 
 
 class Claim(NamedTuple):
@@ -154,18 +154,26 @@ class BudgetOperations:
         self._tape.put(RESERVERS, process, keys.number(now + LEASE_NS))
 
     def clear(self, found: Iterable[bytes], limits: Sequence[Limit], now: int) -> None:
-        """Takes away sums that count for nothing any more, and what processes have reserved that have died. `found`:
-        keys of sums for which that may be so."""
+        """Takes away what the dead have reserved, and sums that count for nothing any more. `found`: keys of sums for
+        which that may be so."""
+        self.bury(now)
         for key in found:
             stored = self._tape.get(SUMS, key)
-            if stored is None:
-                continue
-            sum_ = self._without_dead(key, Sum.read(stored), now)
-            if not sum_.running and self._is_over(key, sum_, limits, now):
+            if stored is not None and self._is_over(key, Sum.read(stored), limits, now):
                 self._tape.delete(SUMS, key)
-        gone = [process for process, end in self._tape.scan(RESERVERS) if keys.to_number(end) <= now]
-        for process in gone:
+
+    def bury(self, now: int) -> bool:
+        """Frees what processes have reserved whose lease is over; whether there was one."""
+        dead = {process for process, end in self._tape.scan(RESERVERS) if keys.to_number(end) <= now}
+        if not dead:
+            return False
+        for name, value in [it for it in self._tape.scan(RESERVATIONS) if _process(it[0]) in dead]:
+            since, amount = _RESERVED.unpack(value)
+            self._tape.delete(RESERVATIONS, name)
+            self._count(name[:-_WHO], since, amount, Used(0))
+        for process in dead:
             self._tape.delete(RESERVERS, process)
+        return True
 
     def _held(self, asked: Reservation) -> Iterator[tuple[int, Claim]]:
         """Its claims, each on a budget that is known, by their places."""
@@ -179,31 +187,18 @@ class BudgetOperations:
                 yield place, claim._replace(of=run)
 
     def _current(self, claim: Claim, now: int) -> tuple[Sum, Window]:
-        """What is used of its budget now. Where that leaves no room, it is looked for what the dead have reserved."""
-        window, key = window_at(claim.limit.budget.window, now), _key(claim)
-        stored = self._tape.get(SUMS, key)
-        if stored is None or (sum_ := Sum.read(stored)).since_ns < window.since_ns:
-            return Sum(window.since_ns), window
-        if sum_.since_ns > window.since_ns:
-            # The clock went back: what began stays begun.
-            window = window_at(claim.limit.budget.window, sum_.since_ns)
-        if sum_.reserved and not _fits(claim, sum_):
-            sum_ = self._without_dead(key, sum_, now)
+        """What is used of its budget now. Where that leaves no room, what the dead have reserved is freed."""
+        sum_, window = self._now(claim, now)
+        if sum_.reserved and not _fits(claim, sum_) and self.bury(now):
+            return self._now(claim, now)
         return sum_, window
 
-    def _without_dead(self, key: bytes, sum_: Sum, now: int) -> Sum:
-        """Frees what processes have reserved of it whose lease is over."""
-        there = [it for it in self._tape.scan(RESERVATIONS, key) if len(it[0]) == len(key) + _WHO]
-        leases = {process: self._lease(process) for process in {_process(name) for name, _ in there}}
-        dead = [(name, value) for name, value in there if leases[_process(name)] <= now]
-        for name, value in dead:
-            since, amount = _RESERVED.unpack(value)
-            self._tape.delete(RESERVATIONS, name)
-            if since == sum_.since_ns:
-                sum_.reserved, sum_.running = max(0, sum_.reserved - amount), max(0, sum_.running - 1)
-        if dead:
-            self._tape.put(SUMS, key, sum_.packed())
-        return sum_
+    def _now(self, claim: Claim, now: int) -> tuple[Sum, Window]:
+        window, stored = window_at(claim.limit.budget.window, now), self._tape.get(SUMS, _key(claim))
+        if stored is None or (sum_ := Sum.read(stored)).since_ns < window.since_ns:
+            return Sum(window.since_ns), window
+        # Where the clock went back, what began stays begun.
+        return sum_, window if sum_.since_ns == window.since_ns else window_at(claim.limit.budget.window, sum_.since_ns)
 
     def _lease(self, process: bytes) -> int:
         """When it ends; 0 where there is none."""
@@ -213,10 +208,10 @@ class BudgetOperations:
     def _is_over(self, key: bytes, sum_: Sum, limits: Sequence[Limit], now: int) -> bool:
         """Whether a sum counts for nothing any more: its window has ended, or its rollout was forgotten."""
         limit = limit_of(key, limits)
-        if limit is None:
+        if limit is None or sum_.running:
             return False
         if limit.budget.per == "rollout" and self._tape.get("rollouts", keys.rollout_key(limit.of(key))) is None:
-            return not sum_.running
+            return True
         return sum_.since_ns < window_at(limit.budget.window, now).since_ns
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from penstock.gateway.budgets.limits import Limit
 from penstock.gateway.budgets.operations import RESERVERS, SUMS, Sum, limit_of
@@ -27,14 +28,15 @@ class BudgetReader:
         return sorted(found, key=lambda use: (-use.share, use.budget, use.of))
 
     def over(self, now: int, most: int) -> list[bytes]:
-        """Keys of up to so many sums that may count for nothing any more, or hold what the dead have reserved."""
-        found: list[bytes] = []
+        """Keys of up to so many sums that may count for nothing any more."""
         with self._tape.view() as view:
-            dead = any(keys.to_number(end) <= now for _, end in view.scan(RESERVERS))
-            for key, stored in view.scan(SUMS):
-                if len(found) < most and _may_go(view, key, Sum.read(stored), self._limits, now, dead):
-                    found.append(key)
-        return found
+            found = (key for key, stored in view.scan(SUMS) if _may_go(view, key, Sum.read(stored), self._limits, now))
+            return list(islice(found, most))
+
+    def dead(self, now: int) -> bool:
+        """Whether a process is not heard of any more."""
+        with self._tape.view() as view:
+            return any(keys.to_number(end) <= now for _, end in view.scan(RESERVERS))
 
 
 def _uses(view: View, limit: Limit, now: int) -> Iterator[BudgetUse]:
@@ -62,11 +64,9 @@ def _use(limit: Limit, of: str, sum_: Sum) -> BudgetUse:
     )  # fmt: skip
 
 
-def _may_go(view: View, key: bytes, sum_: Sum, limits: Sequence[Limit], now: int, dead: bool) -> bool:
+def _may_go(view: View, key: bytes, sum_: Sum, limits: Sequence[Limit], now: int) -> bool:
     limit = limit_of(key, limits)
-    if limit is None:
+    if limit is None or sum_.running:
         return False
-    if sum_.running:
-        return dead
     gone = limit.budget.per == "rollout" and view.get("rollouts", keys.rollout_key(limit.of(key))) is None
     return gone or sum_.since_ns < window_at(limit.budget.window, now).since_ns

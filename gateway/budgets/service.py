@@ -151,7 +151,7 @@ class Budgets:
         if self._open:
             await self._recorder.submit(lambda tape: BudgetOperations(tape).renew(self._process, self._now_ns()))
         found = await asyncio.to_thread(self.reader.over, self._now_ns(), _AT_ONCE)
-        if found:
+        if found or await asyncio.to_thread(self.reader.dead, self._now_ns()):
             await self._recorder.submit(lambda tape: BudgetOperations(tape).clear(found, self._limits, self._now_ns()))
 
 

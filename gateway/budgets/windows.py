@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import cache
 from typing import NamedTuple
 
 from penstock.gateway.model.budget import MONTH, TOTAL
@@ -25,10 +26,16 @@ def window_at(window: str, at_ns: int) -> Window:
         day = datetime.fromtimestamp(at_ns // 10**9, UTC)
         following = (day.year + 1, 1) if day.month == 12 else (day.year, day.month + 1)
         return Window(_first(day.year, day.month), _first(*following))
-    length = nanoseconds(window)
-    assert length
+    length = _length(window)
     since = at_ns - at_ns % length
     return Window(since, since + length)
+
+
+@cache
+def _length(window: str) -> int:
+    found = nanoseconds(window)
+    assert found, "a budget was checked when it was read"
+    return found
 
 
 def _first(year: int, month: int) -> int:
