@@ -24,12 +24,16 @@ _IMAGES: Final = (b"iVBORw0KGgo", b"R0lGOD", b"UklGR", b"/9j/", b"\\/9j\\/")
 _IMAGE = re.compile(rb'"(?:data:[^"]{0,80}base64,)?(?:iVBORw0KGgo|R0lGOD|UklGR|\\?/9j\\?/)[A-Za-z0-9+/=\\]{64,}+')
 """Images in base64, as they begin: PNG, GIF, WebP, JPEG."""
 _NAMES: Final = (
-    "url", "image_url", "file_url", "file_id", "fileUri", "file_uri", "uri", "previous_response_id", "conversation",
-    "cachedContent", "cached_content",
+    "file_url", "file_id", "fileUri", "file_uri", "previous_response_id", "conversation", "cachedContent",
+    "cached_content",
 )  # fmt: skip
-_QUOTED: Final = tuple(f'"{name}"'.encode() for name in _NAMES)
-_NAMED = re.compile(rb'(?:%b)\s*:\s*"(?!data:)' % b"|".join(_QUOTED))
-"""Members of a request that only name what the provider reads."""
+_MARKS: Final = tuple(f'"{name}"'.encode() for name in (*_NAMES, "image_url", "url", "s3Location"))
+_NAMED = re.compile(
+    rb'"(?:%b)"\s*:\s*"(?!data:)' % "|".join(_NAMES).encode()
+    + rb'|"image_url"\s*:\s*(?:\{\s*(?:"detail"\s*:\s*"\w*"\s*,\s*)?"url"\s*:\s*)?"(?!data:)'
+    + rb'|"type"\s*:\s*"url"|"s3Location"\s*:\s*\{'
+)
+"""Where a request only names what the provider reads. What agents give to tools may have a `url` too."""
 
 
 class Bound(NamedTuple):
@@ -91,7 +95,7 @@ def prompt_tokens(body: bytes) -> int:
     if any(mark in body for mark in _IMAGES):
         found = [len(match[0]) for match in _IMAGE.finditer(body)]
         images, size = len(found), size - sum(found)
-    if any(name in body for name in _QUOTED):
+    if any(mark in body for mark in _MARKS):
         images += sum(1 for _ in _NAMED.finditer(body))
     return size + ADDED + images * IMAGE
 
