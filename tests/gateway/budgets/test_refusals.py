@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from fakes.process import ROOT
 
 from penstock.gateway.budgets.bounds import Bound
 from penstock.gateway.budgets.limits import Limit, cost
@@ -48,6 +49,15 @@ def test_it_frees_with_its_window() -> None:
         "Retry-After": "64800",
         "x-should-retry": "false",
     }
+
+
+def test_the_page_about_budgets_shows_one() -> None:
+    page = (ROOT / "docs" / "budgets.md").read_text(encoding="utf-8")
+    december = 1_796_083_200
+    told = short(199.7, 0.2, 0.31, 1, name="teams", limit=200, window="month")
+    now = (december - 340_512) * 10**9
+    made = refusal([told._replace(window=window_at("month", now))], now, Bound(14_080, 4_096))
+    assert made.message in page.replace("\n", " ")
 
 
 def test_calls_that_run_may_leave_room() -> None:
