@@ -52,3 +52,7 @@ async def test_a_key_for_calls_goes_beside_the_providers_own(tmp_path: Path, htt
         assert provider.log[0].header("x-penstock-token") is None
         async with http.get(gateway.url + "/api/rollouts", headers={"authorization": f"Bearer {key}"}) as answer:
             assert answer.status == 403, "nor without an admin key"
+        url = f"{gateway.url}/rollout/r/attempt/a1/rewards"
+        async with http.post(url, json={"value": 1.0}, headers={"authorization": f"Bearer {key}"}) as answer:
+            assert answer.status == 403
+            assert "the key 'team-a' opens calls and nothing else" in await answer.text()
