@@ -154,6 +154,7 @@ WRONG = [
     ("limits", "recorded_bytes = 1.5"),
     ("limits", "client_timeout = 0"),
     ("limits", "drain_seconds = -1"),
+    ("limits", "drain_delay = -1"),
     ("tape", "keep_bytes = 0"),
     ("tape", 'record = "sometimes"'),
     ("tape", "queue_bytes = 0"),
