@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import anthropic
@@ -39,9 +40,12 @@ async def test_what_is_reserved_for_calls_that_run_at_once_is_never_more_than_th
 ) -> None:
     """Every call has a limit of its own, so there is no error at all: what is used is what was reported, and no more
     than there was."""
-    limit, options = 20_000, {"stream": stream, **({"stream_options": {"include_usage": True}} if stream else {})}
+    limit = 20_000
+    options: Any = {"stream_options": {"include_usage": True}} if stream else {}
     async with world(tmp_path, budget(unit="tokens", limit=limit, window="1h")) as (gateway, _):
-        answers = await asyncio.gather(*(call(http, gateway, max_tokens=900, **options) for _ in range(30)))
+        answers = await asyncio.gather(
+            *(call(http, gateway, max_tokens=900, stream=stream, **options) for _ in range(30))
+        )
         assert {one.status for one in answers} == {200, 429}, "more at once than may be reserved"
         for one in answers:
             assert one.status == 200 or "calls that run may use" in one.message or "call that runs may" in one.message
@@ -52,26 +56,26 @@ async def test_what_is_reserved_for_calls_that_run_at_once_is_never_more_than_th
         assert told[3] == 0
 
 
-APIS = {
-    "/v1/chat/completions": lambda said: said["error"],
-    "/v1/completions": lambda said: said["error"],
-    "/v1/responses": lambda said: said["error"],
-    "/v1/embeddings": lambda said: said["error"],
-    "/v1/messages": lambda said: said["error"],
-    "/v1beta/models/m:generateContent": lambda said: said["error"],
-    "/model/m/converse": lambda said: said,
-}
+APIS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1beta/models/m:generateContent",
+    "/model/m/converse",
+)
 
 
 async def test_every_api_is_refused_in_its_own_shape(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """And no request has changed on its way before that, nor has an answer."""
     cloud = upstream("cloud", "http://127.0.0.1:9", "bedrock")
     async with world(tmp_path, budget(unit="tokens", limit=5), more=cloud) as (gateway, _):
-        for path, error in APIS.items():
+        for path in APIS:
             async with http.post(f"{gateway.address('r')}{path}", json=CHAT | {"max_tokens": 9}) as answer:
                 said = await answer.json()
             assert answer.status == 429, said
-            assert "That is more than the whole budget" in error(said)["message"], path
+            assert "That is more than the whole budget" in said.get("error", said)["message"], path
             assert {"RateLimit", "RateLimit-Policy", "x-should-retry"} <= answer.headers.keys()
         with pytest.raises(openai.RateLimitError, match="budget 'b'"):
             openai.OpenAI(base_url=gateway.openai("r"), api_key="k").responses.create(model="m", input="hello")

@@ -28,18 +28,14 @@ async def test_each_answer_on_a_websocket_is_a_call(tmp_path: Path, http: aiohtt
         config = f'[[upstream]]\nname = "host"\nbase_url = "{host.url}/v1"\n' + toml(budget(limit=2))
         async with running(tmp_path, config) as gateway:
             url = gateway.url.replace("http", "ws") + "/rollout/r/attempt/a1/v1/responses"
-            said: list[dict[str, Any]] = []
+            asked = {"type": "response.create", "model": "m", "input": [{"role": "user", "content": "x"}]}
+            last: dict[str, Any] = {}
             async with connect(url, proxy=None) as connection:
                 for _ in range(3):
-                    await connection.send(
-                        json.dumps(
-                            {"type": "response.create", "model": "m", "input": [{"role": "user", "content": "x"}]}
-                        )
-                    )
-                    while not said or said[-1]["type"] not in ("response.completed", "error"):
-                        said.append(json.loads(await connection.recv()))
-                    last = said.pop()
-                    said.clear()
+                    await connection.send(json.dumps(asked))
+                    last = {"type": ""}
+                    while last["type"] not in ("response.completed", "error"):
+                        last = json.loads(await connection.recv())
             assert (last["type"], last["status"], last["error"]["code"]) == ("error", 429, "budget")
             assert "no room for this call" in last["error"]["message"]
             assert len(host.asked) == 2
