@@ -158,6 +158,8 @@ class Config(Section):
     """Seconds without a call or an event after which an attempt that no worker has claimed has ended."""
     prices: Path | None = Field(default=None, strict=False)
     """File with the prices of models (`penstock prices`); a list of its own where it is not given."""
+    reload_on_change: bool = False
+    """Whether a change of this file reloads the settings, as SIGHUP does."""
     tls: Tls = NO_TLS
     limits: Limits = Limits()
     tape: Tape = Tape()

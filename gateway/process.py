@@ -1,9 +1,10 @@
 """The process of a gateway: starts it, and minds signals.
 
-SIGTERM and SIGINT stop it; a second one ends every wait. SIGHUP starts another process with the same command: that one
-reads the settings anew, with the code as it is installed then, and takes over (`server.handover`). Where it does not
-start, its own words say why, and this one goes on as it is. When this one has served its last call it becomes the
-parent of the other (`server.parent`), so that a reload does not change the process id.
+SIGTERM and SIGINT stop it; a second one ends every wait. SIGHUP starts another process with the same command, and so
+does a change of the configuration file where `reload_on_change` says so: that one reads the settings anew, with the
+code as it is installed then, and takes over (`server.handover`). Where it does not start, its own words say why, and
+this one goes on as it is. When this one has served its last call it becomes the parent of the other (`server.parent`),
+so that a reload does not change the process id.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -29,14 +31,15 @@ from penstock.gateway.store.directory import TapeError
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LOOK_SECONDS: Final = 0.2
+_WATCH_SECONDS: Final = 1.0
 _log = logging.getLogger("penstock.app")
 
 
 class Process:
     """What signals do."""
 
-    def __init__(self, command: list[str]) -> None:
-        """`command`: what starts the next process."""
+    def __init__(self, command: list[str], watched: Path | None) -> None:
+        """`command`: what starts the next process; `watched`: the file whose change does, too."""
         self.stopping, self.hurry = asyncio.Event(), asyncio.Event()
         self.children = set[int]()
         """Processes that were to take over, and have not ended."""
@@ -45,7 +48,9 @@ class Process:
         self._taken = asyncio.Event()
         self._command = command
         self._terminal = _terminal()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        self._watched = watched
+        self._seen = self._tried = _content(watched)
 
     def listen(self) -> None:
         """From now on."""
@@ -53,6 +58,21 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        if self._watched is not None:
+            self._again(self._watch, _WATCH_SECONDS)
+
+    def _again(self, look: Callable[[], None], seconds: float) -> None:
+        self._timers[look] = asyncio.get_running_loop().call_later(seconds, look)
+
+    def _watch(self) -> None:
+        """What has changed counts when it is found the same twice: files are often written in pieces."""
+        before, self._seen = self._seen, _content(self._watched)
+        if self._seen not in (None, self._tried) and self._seen == before and not self.children:
+            self._tried = self._seen
+            _log.info("%s has changed: another process takes over if it can start with that", self._watched)
+            self._reload()
+        if not self._taken.is_set():
+            self._again(self._watch, _WATCH_SECONDS)
 
     def _stop(self, number: int) -> None:
         (self.hurry if self.stopping.is_set() else self.stopping).set()
@@ -76,7 +96,8 @@ class Process:
         elif code or (code is not None and not self.children):
             _log.error("a process that had taken over has ended with status %d", code)
             self.code = code
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look) if self.children else None
+        if self.children:
+            self._again(self._look, _LOOK_SECONDS)
 
     async def run(self, config: Config, taken: Taken | None) -> None:
         """A gateway, from its start to its end."""
@@ -95,8 +116,8 @@ class Process:
         if self._taken.is_set():
             _log.info("another process has taken over: this one ends when its clients have gone or were served")
         await gateway.stop(self.hurry)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
 
 
 def run(
@@ -114,7 +135,8 @@ def run(
         config = load(config_path, data=data, host=host, port=port)
         for handler in logging.getLogger().handlers:
             handler.setFormatter(Discreet(_LOG_FORMAT, own_secrets(config.secrets())))
-        process = uvloop.run(_run(config, command, take_over))
+        watched = config_path if config.reload_on_change else None
+        process = uvloop.run(_run(config, command, watched, take_over))
     except (ConfigError, TapeError, OSError) as error:
         raise SystemExit(f"penstock: {error}") from None
     if process.children:
@@ -122,10 +144,18 @@ def run(
     sys.exit(process.code)
 
 
-async def _run(config: Config, command: list[str], take_over: bool) -> Process:
-    process = Process(command)
+async def _run(config: Config, command: list[str], watched: Path | None, take_over: bool) -> Process:
+    process = Process(command, watched)
     await process.run(config, take(config.data) if take_over else None)
     return process
+
+
+def _content(path: Path | None) -> bytes | None:
+    """What is in the file; None where that cannot be read now."""
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError:
+        return None
 
 
 def _terminal() -> bool:

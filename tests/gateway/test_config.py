@@ -164,6 +164,7 @@ WRONG = [
     ("", "trust_agent_rewards = 1"),
     ("", "quiet_seconds = 0"),
     ("", "prices = 7"),
+    ("", "reload_on_change = 1"),
     ("otlp", 'endpoint = "collector:4318"'),
     ("otlp", "wait = 301"),
     ("", "mcp = 1"),

@@ -287,3 +287,20 @@ async def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
         await client.until(EVENT)
         assert await gateway.terminate() == 0
         assert "cut off 1 calls that had not ended (limits.drain_seconds): of rollout long" in gateway.log
+
+
+async def test_a_changed_file_reloads_where_it_may(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    may = "reload_on_change = true\n"
+    async with serving() as provider, running(tmp_path, may) as gateway:
+        gateway.config.write_text("reload_on_chance = true\n")
+
+        async def is_refused() -> bool:
+            return "goes on" in gateway.log
+
+        await until(is_refused)
+        assert f"{gateway.config}: reload_on_chance" in gateway.log
+        gateway.config.write_text(may + upstreams(openai=provider.openai_url))
+        assert await next_line(gateway) == f"penstock listening on {gateway.url}"
+        async with http.post(f"{gateway.openai('r')}/chat/completions", json={"model": "m"}) as answer:
+            assert answer.status == 200
+        assert await gateway.terminate() == 0
