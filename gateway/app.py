@@ -24,6 +24,8 @@ from penstock.gateway.api import routes
 from penstock.gateway.api.changes import end_followers
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.operations import Operations
+from penstock.gateway.budgets.priced import prices_of
+from penstock.gateway.budgets.service import Budgets
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth, Holder
 from penstock.gateway.calls.conversations import Conversations
@@ -46,7 +48,7 @@ from penstock.gateway.mcp.wrapped.ingest import Wrapped
 from penstock.gateway.mcp.wrapped.ingest import add_to as add_wrapped
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
-from penstock.gateway.model.prices import BUILTIN, Prices
+from penstock.gateway.model.prices import BUILTIN
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import Questions
@@ -119,9 +121,10 @@ def open_store(
 
 
 def _make_auth(store: Store, config: Config) -> Auth:
-    named = [(one.sha256, Holder(one.name, one.role)) for one in config.key]
+    named = [(one.sha256, Holder(one.name, one.role)) for one in config.key if one.role != "call"]
+    callers = [(one.sha256, one.name) for one in config.key if one.role == "call"]
     try:
-        return Auth(admin_key(), store.secret(), read_key(), named)
+        return Auth(admin_key(), store.secret(), read_key(), named, callers)
     except ValueError as error:
         store.close()
         raise ConfigError(str(error)) from None
@@ -134,7 +137,7 @@ class Gateway:
         """Opens the tape; raises `TapeError` or `ConfigError` when it cannot start. `taken`: what another process hands
         over."""
         config.refuse_open_door()
-        self.config = config
+        self.config, self._prices = config, prices_of(config)
         self._translator = make_translator(config)
         self.metrics = Metrics()
         self._tls = server_tls(config.tls, self.metrics)
@@ -167,6 +170,7 @@ class Gateway:
             config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns,
             lambda: self.proxy.busy, self.pins.forget,
         )  # fmt: skip
+        self.budgets = Budgets(config.budget, self._prices, self.store, self.recorder, self.metrics, self._now_ns)
         self._make_control()
         self._duties = Duties(
             self.recorder, self.dispatcher, self.webhooks, self.releases, self.adapter_keeper, self.retention,
@@ -217,7 +221,7 @@ class Gateway:
             self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
             self.state, self.definitions, self.audit_log, self.webhooks, self.questions, Policy(self.config.policy),
             self.retention, self.index, Queries(self.index, self.config.data / "index", self.config.index.sql),
-            Prices(self.config.prices), self.config.route,
+            self._prices, self.config.route, self.budgets,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)
@@ -291,6 +295,7 @@ class Gateway:
             features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
             strict=self.config.tape.record == "strict",
+            budgets=self.budgets.or_none,
         )
         self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
         self._port = Dispatch(self.proxy, plane, self.mcp, self._wanted)
@@ -298,6 +303,7 @@ class Gateway:
         await self.bridge.start()
         self.coverage.start()
         self.definitions.start()
+        self.budgets.start()
 
     async def _let_go(self) -> None:
         """Another process is ready: it gets whoever connects from now on. This one serves the clients that it has."""
@@ -356,6 +362,7 @@ class Gateway:
         self.mcp.sessions.close()
         await self.audit.finish(_CONTROL_SECONDS)
         await self.bridge.stop()
+        await self.budgets.stop()
         await self.coverage.stop()
         await self.offer.close()
         await self._duties.end(last=True)

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.masking import rules as masking_rules
 from penstock.gateway.model.base import LONGEST_S, Mode
+from penstock.gateway.model.budget import Budget
 from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, http_url
 from penstock.gateway.model.tls_settings import NO_TLS, Tls
@@ -42,12 +43,12 @@ def audit_key() -> str | None:
 
 
 class Key(Section):
-    """`[[key]]`: a named key for the control API. `penstock key` makes one."""
+    """`[[key]]`: a named key for the control API, or for calls. `penstock key` makes one."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """What the audit log calls it: a person's, or a program's."""
-    role: Literal["read", "operate", "release"]
-    """What it opens: `read`, also `operate`, or also `release`."""
+    """What the audit log and budgets call it: a person's, a program's, or a team's."""
+    role: Literal["call", "read", "operate", "release"]
+    """What it opens: calls and nothing else, or of the control API `read`, also `operate`, or also `release`."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """SHA-256 of the key, in hex; the key itself is written down nowhere."""
 
@@ -171,6 +172,7 @@ class Config(Section):
     policy: list[PolicyRule] = Field(default=[])
     webhook: list[Webhook] = Field(default=[])
     retention: list[RetentionRule] = Field(default=[])
+    budget: list[Budget] = Field(default=[])
     masking: list[masking_rules.MaskingRule] = Field(default=[])
 
     @field_validator("webhook")
@@ -196,6 +198,14 @@ class Config(Section):
             raise ValueError(f"{wrong[0]!r} is the name of another key: choose one of its own")
         if len({one.sha256 for one in value}) < len(value):
             raise ValueError("two keys have the same sha256: make one for each name")
+        return value
+
+    @field_validator("budget")
+    @classmethod
+    def _budgets_differ(cls, value: list[Budget]) -> list[Budget]:
+        names = [one.name for one in value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"{twice[0]!r} is the name of two budgets: choose one for each")
         return value
 
     @field_validator("policy")

@@ -51,6 +51,7 @@ METRICS: dict[str, Figure] = {
     "penstock_recorder_queue_calls": Figure("gauge", "Calls that wait to be written to the tape."),
     "penstock_recorder_wait_seconds_total": Figure("counter", "Time that calls waited for a full recorder queue."),
     "penstock_recording_gaps_total": Figure("counter", "Calls that were answered but could not be recorded."),
+    "penstock_budget_refusals_total": Figure("counter", "Calls for which a budget had no room.", ("budget",)),
     "penstock_forgotten_rollouts_total": Figure("counter", "Rollouts that were taken off the tape."),
     "penstock_masked_total": Figure("counter", "What masking rules have found in what was recorded.", ("rule",)),
     "penstock_masking_failures_total": Figure(
@@ -171,6 +172,7 @@ class Metrics:
         "_ended",
         "ambiguous_calls",
         "attempts",
+        "budget_refusals",
         "captured_calls",
         "certificate_expires_timestamp_seconds",
         "claim_seconds",
@@ -246,6 +248,7 @@ class Metrics:
         self.rewards: Counter[tuple[str, ...]] = Counter()
         self.captured_calls: Counter[tuple[str, ...]] = Counter()
         self.exact_calls: Counter[tuple[str, ...]] = Counter()
+        self.budget_refusals: Counter[tuple[str, ...]] = Counter()
         self.masked: Counter[tuple[str, ...]] = Counter()
         self.masking_failures: Counter[tuple[str, ...]] = Counter()
         self.mcp_definitions: Counter[tuple[str, ...]] = Counter()

@@ -11,6 +11,7 @@ from typing import Protocol
 from aiohttp import web
 
 from penstock.gateway.api.pages import Tape
+from penstock.gateway.budgets.service import Budgets
 from penstock.gateway.calls.auth import Auth
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.index.link import Link
@@ -69,6 +70,8 @@ class Control:
     """What calls cost."""
     routes: Sequence[Route] = ()
     """Which upstreams serve a model, as configured."""
+    budgets: Budgets | None = None
+    """What calls may use up."""
     keep_alive_s: float = 15.0
     """How often a follower that hears nothing is told that the gateway lives."""
     started_ns: int = field(default_factory=time.time_ns)

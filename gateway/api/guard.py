@@ -27,7 +27,7 @@ from penstock.gateway.calls.auth import Auth, credentials, is_token
 from penstock.gateway.filters.query import QueryError
 from penstock.gateway.http.request import LOOPBACK
 from penstock.gateway.model.answers import ErrorAnswer, Problem
-from penstock.gateway.model.audit import ROLES, Role
+from penstock.gateway.model.audit import CALL, ROLES, Role
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.wording import sentence
 from penstock.gateway.store.directory import TapeError
@@ -198,6 +198,10 @@ def _check_host(host: str, auth: Auth) -> None:
 def _check_key(presented: Sequence[str], path: str, auth: Auth, needs: Role | Literal["public"], what: str) -> str:
     if any(map(is_token, presented)) and path.startswith(("/api", "/metrics")):
         raise ApiError(403, "an agent token opens the data plane for its own rollout only, never the control API")
+    caller = auth.calling(presented)
+    if caller is not None and needs != "public":
+        message = f"the key {caller!r} has the role {CALL!r}, which opens calls and nothing of the control API"
+        raise ApiError(403, message, "Authorization", CALL, ROLES)
     found = auth.holder(presented)
     if needs == "public":
         return "" if found is None else found.name

@@ -23,6 +23,7 @@ from penstock.gateway import metrics
 from penstock.gateway.api import (
     audit,
     breakdown,
+    budgets,
     bulk,
     changes,
     definitions,
@@ -282,6 +283,7 @@ ROUTES: tuple[Route, ...] = (
     *index.ROUTES,
     *breakdown.ROUTES,
     *prices.ROUTES,
+    *budgets.ROUTES,
     *search.ROUTES,
     *sql.ROUTES,
     *retention.ROUTES,

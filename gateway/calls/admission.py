@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from penstock.gateway.calls.address import SESSION_HEADERS, Address, AddressError, from_headers, from_path
-from penstock.gateway.calls.auth import Auth, AuthError
+from penstock.gateway.calls.auth import KEY_PREFIX, Auth, AuthError
 from penstock.gateway.calls.conversations import Answer, Conversations, Ended, Found, new_rollout
 from penstock.gateway.calls.fingerprints import EMPTY, Fingerprints, Read, Story
 from penstock.gateway.calls.tunnel import Tunnel
@@ -58,6 +58,8 @@ class Admitted:
     """The host that its agent has called, behind a sidecar."""
     token: bool = False
     """Whether it came with the agent token of its rollout."""
+    key: str | None = None
+    """Name of the key that it came with, where that is one for calls."""
     baggage: str = ""
     """Its `baggage` header."""
     packed: bytes | None = None
@@ -108,8 +110,8 @@ class Admission:
         except AddressError as error:
             raise ClientFault(400, "address", str(error), error.part) from None
         headers[b"authorization"] = headers.pop(b"proxy-authorization", b"")
-        token = self._authorize(headers)
-        return Tunnel(_agreed(address, token), token is not None, wanted)
+        shown = self._authorize(headers)
+        return Tunnel(_agreed(address, shown.rollout), shown.rollout is not None, wanted, shown.key)
 
     def admit_tunnelled(self, request: Request, hints: Hints, tunnel: Tunnel, server: Pool | None) -> Admitted:
         """A call that came through a tunnel, which says whose it is; an agent token in place of a key says it, too.
@@ -120,13 +122,16 @@ class Admission:
         if dialect.family is MCP and server is None:
             # `/mcp/NAME` is an address of ours, and means nothing on another host.
             dialect = OPAQUE
-        admitted = Admitted(_NOWHERE, dialect, target, request.body(), server or tunnel.wanted, tunnel.token)
+        admitted = Admitted(
+            _NOWHERE, dialect, target, request.body(), server or tunnel.wanted, tunnel.token, tunnel.key
+        )
         if admitted.dialect is not OPAQUE and any(low == b"content-encoding" for low, _, _ in request.headers):
             _unpack(admitted, request)
         headers = {low: value for low, _, value in request.headers}
         admitted.baggage = _baggage(request)
-        token = self._shown(headers)
-        address = _agreed(tunnel.address, token)
+        shown = self._shown(headers)
+        admitted.key = shown.key or tunnel.key
+        address = _agreed(tunnel.address, shown.rollout)
         if address is None:
             named = {low: value for low, value in headers.items() if low in SESSION_HEADERS}
             address = from_headers(named) or self._implicit(admitted, hints)
@@ -135,7 +140,7 @@ class Admission:
 
     def admit_message(self, opening: Admitted, dialect: Dialect, body: bytes, hints: Hints) -> Admitted:
         """A request that came as a message on a WebSocket, whose opening was admitted."""
-        call = Admitted(opening.address, dialect, opening.path, body, opening.wanted, opening.token)
+        call = Admitted(opening.address, dialect, opening.path, body, opening.wanted, opening.token, opening.key)
         call.baggage = opening.baggage
         if opening.address.origin == "implicit":
             call.address = self._implicit(call, hints)
@@ -157,32 +162,37 @@ class Admission:
             _check_path(below)
         elif b"content-encoding" in headers:
             _unpack(admitted, request)
-        token = self._authorize(headers)
-        address = _agreed(address, token)
+        shown = self._authorize(headers)
+        address = _agreed(address, shown.rollout)
         if address is None:
             address = self._implicit(admitted, hints)
         elif address.origin == "implicit":
             hints.last = address.rollout
-        admitted.address, admitted.token, admitted.baggage = address, token is not None, _baggage(request)
+        admitted.address, admitted.token, admitted.key = address, shown.rollout is not None, shown.key
+        admitted.baggage = _baggage(request)
         return admitted
 
-    def _authorize(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """The rollout that a token names; None without one, if none is needed."""
-        rollout = self._shown(headers)
-        if rollout is not None:
-            return rollout
-        if self._token_required and not self._auth.is_admin(_text(headers)):
+    def _authorize(self, headers: Mapping[bytes, bytes]) -> Shown:
+        """What a call comes with; raises `ClientFault` where it needs more."""
+        shown = self._shown(headers)
+        if shown is _NOTHING and self._token_required and not self._auth.is_admin(_text(headers)):
             message = "an agent token is needed: `penstock token ROLLOUT` makes one, give it as the API key"
             raise ClientFault(401, "token", message, "authorization")
-        return None
+        return shown
 
-    def _shown(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """The rollout that a token names; None without one."""
+    def _shown(self, headers: Mapping[bytes, bytes]) -> Shown:
+        """What a call comes with."""
         token = _agent_token(headers)
+        if token is None:
+            return _NOTHING
         try:
-            return None if token is None else self._auth.rollout_of(token, time.time())
+            if token.startswith(KEY_PREFIX):
+                return Shown(None, self._auth.caller(token))
+            return Shown(self._auth.rollout_of(token, time.time()), None)
         except AuthError as error:
-            raise ClientFault(401, "token", f"{error}; make a new one with `penstock token`", "authorization") from None
+            kind = "key NAME --role call" if token.startswith(KEY_PREFIX) else "token"
+            message = f"{error}; make a new one with `penstock {kind}`"
+            raise ClientFault(401, "token", message, "authorization") from None
 
     def _implicit(self, call: Admitted, hints: Hints) -> Address:
         """The implicit rollout of a call that names none. A new one for now, if finding it takes longer."""
@@ -281,6 +291,16 @@ def _settle(some: Iterable[Ended]) -> None:
             ended.answer = None
 
 
+class Shown(NamedTuple):
+    """What a call comes with: an agent token, or a key for calls."""
+
+    rollout: str | None
+    """The one that the token names."""
+    key: str | None
+    """The name of the key."""
+
+
+_NOTHING: Final = Shown(None, None)
 _NOWHERE = Address("nowhere")
 
 

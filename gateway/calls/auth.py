@@ -5,7 +5,8 @@ A token is stateless: `pst_` and the base64 of expiry, rollout and their HMAC-SH
 needs no storage and cannot be revoked alone; a new secret ends them all. Without an admin key everybody who reaches the
 port is admin (the gateway then listens on loopback only), except a request with an agent token: that opens only its
 rollout, whatever else the gateway allows. Of named keys only the SHA-256 is known here, which is enough: they are made
-at random (`make_key`). Only the admin key opens calls. Pure: the caller brings headers and the clock.
+at random (`make_key`). Those with the role `call` open calls of any rollout and nothing else; of the others only the
+admin key does. Pure: the caller brings headers and the clock.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.gateway.model.audit import Role
+from penstock.gateway.model.audit import CALL, Role
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.server_settings import ADMIN_KEY, READ_KEY
 
@@ -68,8 +69,10 @@ class Auth:
         secret: bytes,
         read_key: str | None = None,
         named: Iterable[tuple[str, Holder]] = (),
+        callers: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """`named`: the hash of each named key, and whoever has it."""
+        """`named`: the hash of each named key, and whoever has it; `callers`: that of each that opens calls, and its
+        name."""
         for name, key in ((f"admin key ({ADMIN_KEY})", admin_key), (f"read key ({READ_KEY})", read_key)):
             if key is not None and (not key or key.startswith(PREFIX)):
                 raise ValueError(f"the {name} must not be empty nor start with {PREFIX!r}, which marks agent tokens")
@@ -78,7 +81,7 @@ class Auth:
                 f"{READ_KEY} is set and {ADMIN_KEY} is not: without an admin key everybody may change everything, so a "
                 f"read key protects nothing; set {ADMIN_KEY} too, or unset {READ_KEY}"
             )
-        self._named = dict(named)
+        self._named, self._callers = dict(named), dict(callers)
         if self._named and admin_key is None:
             raise ValueError(
                 f"there are named keys and {ADMIN_KEY} is not set: without an admin key everybody may change "
@@ -126,7 +129,7 @@ class Auth:
 
     def holder(self, presented: Sequence[str]) -> Holder | None:
         """Who has these keys, all that a request presents; None: nobody whom the control API knows."""
-        if any(map(is_token, presented)):
+        if any(map(is_token, presented)) or self.calling(presented) is not None:
             return None
         if self.admin_key is None:
             return Holder("", "admin")
@@ -136,6 +139,20 @@ class Auth:
             return Holder("read", "read")
         hashes = (key_hash(key) for key in presented if key.startswith(KEY_PREFIX))
         return next((found for it in hashes if (found := self._named.get(it)) is not None), None)
+
+    def calling(self, presented: Iterable[str]) -> str | None:
+        """The name of a key among them that opens calls and nothing else."""
+        keys = (key for key in presented if self._callers and key.startswith(KEY_PREFIX))
+        return next((name for key in keys if (name := self._callers.get(key_hash(key))) is not None), None)
+
+    def caller(self, key: str) -> str:
+        """The name of a named key that opens calls; raises `AuthError`."""
+        found, of_api = self._callers.get(key_hash(key)), self._named.get(key_hash(key))
+        if found is not None:
+            return found
+        if of_api is not None:
+            raise AuthError(f"the key {of_api.name!r} has the role {of_api.role!r}; calls need one with {CALL!r}")
+        raise AuthError("this named key is not one of this gateway's")
 
     def _sign(self, payload: bytes) -> bytes:
         mac = self._mac.copy()

@@ -27,6 +27,7 @@ from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import NONE, About
 from penstock.gateway.store.codec import Body
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 from penstock.gateway.upstreams.pool import Pool
 
 _log = logging.getLogger("penstock.recorder")
@@ -71,6 +72,7 @@ class Record:
         "response_bytes",
         "response_headers",
         "sent",
+        "settle",
         "sides",
         "span_id",
         "status",
@@ -124,6 +126,8 @@ class Record:
         """How another body of its agent's goes upstream; None when as it is."""
         self.sides: list[Side] = []
         """Parties that were spoken with in another wire format, as far as they have come."""
+        self.settle: Callable[[Transaction, Entry], None] | None = None
+        """What is done in the transaction of its span; None for nothing."""
         self._size = 0
         self._limit = limit
         self._redactor = redactor
@@ -267,7 +271,7 @@ class Record:
         if uncounted(entry, call.dialect):
             self._count(entry, request if kept else self.plain, response.plain if kept else self.response())
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
-        entry.request_bytes = len(self.body)
+        entry.settle, entry.request_bytes = self.settle, len(self.body)
         entry.response_bytes, entry.truncated = self.response_bytes, self.truncated
 
     def _count(self, entry: Entry, request: bytes, response: bytes) -> None:

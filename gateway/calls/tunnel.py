@@ -30,6 +30,8 @@ class Tunnel:
     """Whether its agent token was shown."""
     wanted: Pool
     """The host that the agent has called."""
+    key: str | None = None
+    """Name of the key that was shown."""
 
 
 def host_of(target: str) -> tuple[str, int] | None:

@@ -1,21 +1,22 @@
-"""`penstock key`: makes keys for people and programs that use the control API."""
+"""`penstock key`: makes keys for people and programs that use the control API, or make calls."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 
-def make(name: str, /, *, role: Literal["read", "operate", "release"] = "read") -> None:
-    """Make a named key for the control API: the key, and what penstock.toml keeps of it.
+def make(name: str, /, *, role: Literal["call", "read", "operate", "release"] = "read") -> None:
+    """Make a named key for the control API or for calls: the key, and what penstock.toml keeps of it.
 
-    It is printed this once and stored nowhere. Commands take it from PENSTOCK_ADMIN_KEY.
+    It is printed this once and stored nowhere. Commands take it from PENSTOCK_ADMIN_KEY, agents as their API key.
 
     Parameters
     ----------
     name
-        Whose it is: what the audit log calls it.
+        Whose it is: what the audit log and budgets call it.
     role
-        What it opens: read; operate (the queue, upstreams, tools, tokens) as well; or release (versions, releases) too.
+        What it opens: call (model calls, and nothing else); or of the control API read; operate (the queue, upstreams,
+        tools, tokens) as well; or release (versions, releases) too.
     """
     from penstock.gateway.calls.auth import key_hash, make_key
     from penstock.gateway.client.console import made

@@ -14,6 +14,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "tools",
         "stats",
         "prices",
+        "budgets",
         "sql",
         "upstreams",
         "changes",

@@ -53,6 +53,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "Show a rollout as a tree: attempts, calls, and what each call added to the conversation.",
     ),
     "prices": Command("penstock.gateway.cli.prices:prices", "Show the prices of models that costs are computed with."),
+    "budgets": Command("penstock.gateway.cli.budgets:budgets", "Show what is used of budgets, the fullest first."),
     "sql": Command("penstock.gateway.cli.sql:sql", "Ask the tape by SQL: one SELECT, in DuckDB's SQL."),
     "stats": Command(
         "penstock.gateway.cli.reading:stats",
@@ -72,7 +73,7 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "key": Command(
         "penstock.gateway.cli.keys:make",
-        "Make a named key for the control API: the key, and what penstock.toml keeps of it.",
+        "Make a named key for the control API or for calls: the key, and what penstock.toml keeps of it.",
     ),
     "token": Command(
         "penstock.gateway.cli.reading:token",

@@ -1,4 +1,4 @@
-"""The part of the typed client that speaks of the index, and of SQL."""
+"""The part of the typed client that speaks of the index, of SQL, and of what stays and may be used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from penstock.gateway.client.connection import Connection
 from penstock.gateway.model.audit import UNSAID, Said
+from penstock.gateway.model.budget import BudgetPage
 from penstock.gateway.model.forgotten import Forgotten, Holding
 from penstock.gateway.model.index import IndexView
 from penstock.gateway.model.retention import ForgottenPage, HoldingList, RetentionStatus
@@ -14,7 +15,7 @@ from penstock.gateway.model.sql import SqlAnswer, SqlRequest, SqlViews
 
 
 class IndexClient(Connection):
-    """What can be asked about the index and done to it, and about what was forgotten."""
+    """What can be asked about the index and done to it, about what was forgotten, and about budgets."""
 
     async def forget(self, rollout: str, said: Said = UNSAID) -> Forgotten:
         """Takes a rollout off the tape for good."""
@@ -40,6 +41,10 @@ class IndexClient(Connection):
         """Rollouts that were forgotten, by name."""
         async for one in self.rows("/api/retention/forgotten", ForgottenPage, {}, limit, lambda page: page.forgotten):
             yield one
+
+    async def budgets(self, budget: str | None = None, limit: int = 100) -> BudgetPage:
+        """What is used of budgets, the fullest first."""
+        return await self.get("/api/budgets", BudgetPage, {"budget": budget, "limit": limit})
 
     async def index(self) -> IndexView:
         """How the index is, and how far it has read."""

@@ -105,6 +105,7 @@ class SyncClient:
     spans = _waited(Client.spans)
     recent_spans = _waited(Client.recent_spans)
     prices = _waited(Client.prices)
+    budgets = _waited(Client.budgets)
     forget = _waited(Client.forget)
     hold_rollout = _waited(Client.hold_rollout)
     lift_hold = _waited(Client.lift_hold)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 
@@ -13,6 +13,8 @@ class Refusal(Exception):
     """JSON-RPC's code, where it has one of its own."""
     data: Mapping[str, str] = MappingProxyType({})
     """What else errors of JSON-RPC tell programs."""
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    """More headers of the answer."""
 
     def __init__(self, status: int, kind: str, message: str, field: str | None = None) -> None:
         """`status`: HTTP; `kind`: short reason for the span; `field`: what in the request is meant."""

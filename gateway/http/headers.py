@@ -50,6 +50,7 @@ _REASONS: Final = {
     404: b"Not Found",
     413: b"Content Too Large",
     426: b"Upgrade Required",
+    429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     502: b"Bad Gateway",
@@ -154,10 +155,11 @@ def client_head(head: bytes, hops: frozenset[bytes], close: bool) -> bytes:
 
 def refusal_head(refusal: Refusal, length: int, keep_alive: bool) -> bytes:
     """The head of an answer of the gateway's own."""
-    return b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n" % (
+    return b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b%b\r\n" % (
         refusal.status,
         _REASONS[refusal.status],
         length,
+        b"".join(b"%b: %b\r\n" % header for header in refusal.headers),
         b"" if keep_alive else b"Connection: close\r\n",
     )
 

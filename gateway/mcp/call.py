@@ -101,7 +101,7 @@ class McpCall(LimitedCall):
         headers = {low: value for low, _, value in self.request.headers}
         if self._mcp.servers.local_only and not call.token and call.wanted is None:
             check_origin(headers)
-        self._server.check(headers, call.token)
+        self._server.check(headers, call.token or call.key is not None)
         if first is not None and first.method == _OPENING:
             self._belong(new_rollout())
         self._join(headers.get(SESSION, b"") or self._server.own_path(call.path).encode("latin-1"))

@@ -32,7 +32,7 @@ class OwnPool(HostedPool):
     def check(self, headers: Mapping[bytes, bytes], token: bool) -> None:
         """Raises `ClientFault` for who may not use the control API."""
         if token:
-            raise ClientFault(403, "control", "an agent token opens its own rollout only, never Penstock's own tools")
+            raise ClientFault(403, "control", "agent tokens and keys for calls never open Penstock's own tools")
         named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
         try:
             asked = {**named, "Host": named.get("host", "")}

@@ -76,7 +76,8 @@ class ServerPool(Pool):
         raise ClientFault(404, "path", message, "path")
 
     def check(self, headers: Mapping[bytes, bytes], token: bool) -> None:
-        """Raises `ClientFault` for a call that this server is not for. `token`: whether it has an agent token."""
+        """Raises `ClientFault` for a call that this server is not for. `token`: whether it has an agent token, or a
+        key for calls."""
 
     def headers(self, headers: Headers, address: Address) -> Headers:
         """Those of a request as they are sent: the client's own."""

@@ -14,8 +14,10 @@ from penstock.gateway.model.base import Noun
 from penstock.gateway.model.resource import Person
 
 Role = Literal["read", "operate", "release", "admin"]
-"""What a key may do: only read; also operate the queue, upstreams and tools, and make agent tokens; also register
-versions and decide about releases; everything, calls included. Each may do what those before it may."""
+"""What a key may do at the control API: only read; also operate the queue, upstreams and tools, and make agent tokens;
+also register versions and decide about releases; everything, calls included. Each may do what those before it may."""
+CALL: Final = "call"
+"""The role of a key that opens calls, and nothing at the control API."""
 ROLES: tuple[Role, ...] = get_args(Role)
 NOBODY: Final = "api"
 """Stands for who has not said a name."""

@@ -6,12 +6,14 @@ recorder twice: before it is sent upstream, and before the last byte of its answ
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
 
+from penstock.gateway.budgets.operations import Short
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.conversations import Answer
 from penstock.gateway.calls.record import Record, whole
@@ -106,6 +108,31 @@ class Recording(ABC):
 
     # Its beginning, on the tape -------------------------------------------------------------------------------------
 
+    def _reserve_first(self, then: Callable[[], None], names: Iterable[str] = ()) -> None:
+        """Goes on; where budgets count it, when what it may use is reserved. `names`: what upstreams call its model."""
+        budgets = self._shared.budgets
+        reserving = None if budgets is None else budgets.reserve(self._admitted, self.record, names)
+        if reserving is None:
+            then()
+        else:
+            self._waits_since = monotonic()
+            self._wait()
+            reserving.add_done_callback(lambda done: self._on_reserved(done, then))
+
+    def _on_reserved(self, done: asyncio.Future[list[Short]], then: Callable[[], None]) -> None:
+        self._shared.metrics.recorder_wait_seconds += monotonic() - self._waits_since
+        error = done.exception()
+        if self._resumes():
+            self._do("sent", lambda: self._go_reserved([] if error else done.result(), error, then))
+
+    def _go_reserved(self, short: list[Short], error: BaseException | None, then: Callable[[], None]) -> None:
+        if short and self._shared.budgets is not None:
+            raise self._shared.budgets.refusal(short, self._admitted, self.record)
+        if error is None:
+            then()
+        else:
+            self._go_unannounced(then)
+
     def _announce_first(self, then: Callable[[], None]) -> None:
         """Goes on; in a strict gateway when it is on disk that the call is under way, so that nothing is ever done
         upstream that the tape does not tell of."""
@@ -164,6 +191,8 @@ class Recording(ABC):
     def _recorded(self, kept: bool) -> None:
         """It was read, which tells whether an answer that came whole is a good one; only now is it counted."""
         self._move(State.ENDED)
+        if not kept and self._shared.budgets is not None:
+            self._shared.budgets.lost(self.record)
         record, seconds = self.record, ((self.record.end_ns or 0) - self.request.started_ns) / 1e9
         metrics = self._shared.metrics
         metrics.call_ended(self._admitted.dialect.name, record.status, seconds)

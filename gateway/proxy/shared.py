@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.gateway.budgets.service import Budgets
 from penstock.gateway.calls.admission import Admission, Admitted
 from penstock.gateway.config import Config
 from penstock.gateway.dialects import told
@@ -69,6 +70,8 @@ class Shared:
     """What some calls need besides."""
     epoch_ns: int
     """What the clock of the tape adds to the monotonic one."""
+    budgets: Budgets | None = None
+    """What calls may use up; None where nothing says that."""
     patience: Patience = field(default_factory=Patience)
     """With models whose streams begin late."""
     running: OrderedDict[Running, None] = field(default_factory=OrderedDict[Running, None])

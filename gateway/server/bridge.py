@@ -14,6 +14,7 @@ from collections.abc import Callable
 from penstock.gateway.api.operations import Operations
 from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.http.client_connection import ClientConnection
+from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.headers import control_head, framed
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
@@ -41,6 +42,9 @@ def agent_target(method: str, call: Admitted) -> bytes | None:
     path = call.path.partition("?")[0]
     if method != "POST" or path not in _AGENT_PATHS:
         return None
+    if call.key is not None and not call.token:
+        message = f"the key {call.key!r} opens calls and nothing else; rewards, events and traces need an agent token"
+        raise ClientFault(403, "token", message, "authorization")
     if call.address.origin == "implicit":
         return b"/agent/none" + path.encode() if path in (TRACES, WRAPPED) else None
     kind = "token" if call.token else "open"

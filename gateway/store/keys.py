@@ -40,6 +40,9 @@
 | `holes`    | database NUL its last number (u64)  | its first: numbers of the log or of bodies that were forgotten |
 | `forgotten` | rollout NUL                        | that it was forgotten: when, why, and what of it is still there |
 | `held`     | rollout NUL                         | who wants it kept, and why                                     |
+| `budgets`  | budget NUL how it is counted NUL whose NUL | what is used and reserved of it in a window             |
+| `reservations` | that key, process (8 bytes) number (u64) | what a call that runs may use of it                   |
+| `reservers` | process (8 bytes)                  | until when (u64) what it has reserved stays so                 |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
 are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never

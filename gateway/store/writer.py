@@ -73,6 +73,8 @@ class Writer:
             for item in items:
                 if isinstance(item, Entry):
                     self._tables.put(batch, item)
+                    if item.settle is not None:
+                        item.settle(transaction, item)
                 else:
                     item.run(transaction)
 

@@ -71,7 +71,7 @@ class Response(Recording):
         check_passing(self._shared)
         if self._shared.recorder.failing is not None:
             self._shared.check_gap(self._admitted)
-        self._announce_first(self._go)
+        self._reserve_first(lambda: self._announce_first(self._go))
 
     def _go(self) -> None:
         self._move(State.SENT)

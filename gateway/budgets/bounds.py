@@ -1,0 +1,127 @@
+"""How many tokens a request may use at most: what is reserved for it. Pure.
+
+A token stands for a byte of text at least, so a prompt has no more of them than its request has bytes; names and braces
+in it make up for what templates add. Images are counted apart, because their tokens do not follow from their bytes, and
+so is what a request only names: a file, a URL, an earlier response. An answer has as many as its request allows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.loose_json import UNREADABLE, arr, count, lenient, loads
+
+ADDED: Final = 1024
+"""Tokens that a provider may add to any prompt, such as what it says of tools."""
+IMAGE: Final = 8192
+"""Tokens of an image, or of something that is only named."""
+_IMAGES: Final = (b"iVBORw0KGgo", b"R0lGOD", b"UklGR", b"/9j/", b"\\/9j\\/")
+_IMAGE = re.compile(rb'"(?:data:[^"]{0,80}base64,)?(?:iVBORw0KGgo|R0lGOD|UklGR|\\?/9j\\?/)[A-Za-z0-9+/=\\]{64,}+')
+"""Images in base64, as they begin: PNG, GIF, WebP, JPEG."""
+_NAMES: Final = (
+    "file_url", "file_id", "fileUri", "file_uri", "previous_response_id", "conversation", "cachedContent",
+    "cached_content",
+)  # fmt: skip
+_MARKS: Final = tuple(f'"{name}"'.encode() for name in (*_NAMES, "image_url", "url", "s3Location"))
+_NAMED = re.compile(
+    rb'"(?:%b)"\s*:\s*"(?!data:)' % "|".join(_NAMES).encode()
+    + rb'|"image_url"\s*:\s*(?:\{\s*(?:"detail"\s*:\s*"\w*"\s*,\s*)?"url"\s*:\s*)?"(?!data:)'
+    + rb'|"type"\s*:\s*"url"|"s3Location"\s*:\s*\{'
+)
+"""Where a request only names what the provider reads. What agents give to tools may have a `url` too."""
+
+
+class Bound(NamedTuple):
+    """Tokens that a call may use at most."""
+
+    prompt: int
+    answer: int | None
+    """None where the request sets no limit."""
+    answers: int = 1
+    """How many answers it asks for."""
+
+    def answered(self, otherwise: int) -> int:
+        """Tokens of all its answers. `otherwise`: of one whose request sets no limit."""
+        return self.answers * (otherwise if self.answer is None else self.answer)
+
+
+class _Config(msgspec.Struct):
+    """Gemini's and Bedrock's."""
+
+    maxOutputTokens: Any = None
+    max_output_tokens: Any = None
+    maxTokens: Any = None
+    candidateCount: Any = None
+    candidate_count: Any = None
+
+
+class _Asked(msgspec.Struct):
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    n: Any = None
+    best_of: Any = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    generationConfig: msgspec.Raw = msgspec.Raw()
+    generation_config: msgspec.Raw = msgspec.Raw()
+    inferenceConfig: msgspec.Raw = msgspec.Raw()
+
+
+_asked = lenient(_Asked)
+_config = msgspec.json.Decoder(_Config).decode
+
+
+def bound(dialect: Dialect, *bodies: bytes) -> Bound:
+    """Of a request: as its client has sent it, and as it goes on."""
+    prompt = max(map(prompt_tokens, bodies))
+    if not dialect.generates:
+        return Bound(prompt, 0)
+    asked = _asked(bodies[0])
+    configs = [_read(raw) for raw in (asked.generationConfig, asked.generation_config, asked.inferenceConfig)]
+    limits = [asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens]
+    limits += [value for one in configs for value in (one.maxOutputTokens, one.max_output_tokens, one.maxTokens)]
+    many = [asked.n, asked.best_of, *(value for one in configs for value in (one.candidateCount, one.candidate_count))]
+    return Bound(prompt, _highest(limits), (_highest(many) or 1) * _prompts(asked.prompt))
+
+
+def prompt_tokens(body: bytes) -> int:
+    """At most so many, images and what is only named being guessed."""
+    images, size = 0, len(body)
+    if any(mark in body for mark in _IMAGES):
+        found = [len(match[0]) for match in _IMAGE.finditer(body)]
+        images, size = len(found), size - sum(found)
+    if any(mark in body for mark in _MARKS):
+        images += sum(1 for _ in _NAMED.finditer(body))
+    return size + ADDED + images * IMAGE
+
+
+def _read(raw: msgspec.Raw) -> _Config:
+    try:
+        return _config(raw) if bytes(raw) else _Config()
+    except UNREADABLE:
+        return _Config()
+
+
+def _highest(values: Iterable[Any]) -> int | None:
+    return max((found for value in values if (found := _whole(value)) is not None), default=None)
+
+
+def _whole(value: Any) -> int | None:
+    """A count, as servers take it that are not strict: 100.0 and "100" are ones too."""
+    if isinstance(value, float) and value.is_integer():
+        return count(int(value))
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value):
+        return int(value)
+    return count(value)
+
+
+def _prompts(raw: msgspec.Raw) -> int:
+    """How many prompts a completion has: each is answered."""
+    said = bytes(raw)
+    found = arr(loads(said)) if said.startswith(b"[") else []
+    return len(found) if any(isinstance(one, str | list) for one in found) else 1

@@ -1,0 +1,69 @@
+"""Which budgets count a call, and what it may use of each at most. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from penstock.gateway.budgets.bounds import ADDED, Bound, bound
+from penstock.gateway.budgets.limits import Limit, cost
+from penstock.gateway.budgets.operations import Claim
+from penstock.gateway.budgets.refusal import unpriced
+from penstock.gateway.calls.admission import UNPACKED, Admitted
+from penstock.gateway.calls.record import Record
+from penstock.gateway.model.budget import Per
+from penstock.gateway.model.prices import Price
+
+_MOST: Final = 1 << 62
+"""What a call may claim at most: more than any budget has, and less than a record can hold."""
+
+
+def budgets_of(limits: Iterable[Limit], call: Admitted, record: Record) -> list[tuple[Limit, str | None]]:
+    """The budgets that count a call, and whose of each; None for that of the run of its rollout."""
+    whose: Mapping[Per, tuple[str | None, ...]] = {
+        "all": ("",),
+        "key": _some(call.key),
+        "agent": _some(call.address.agent),
+        "rollout": (call.address.rollout,),
+        "run": (None,),
+        "arm": tuple(record.arm.split(",")) if record.arm else (),
+    }
+    return [
+        (limit, of)
+        for limit in limits
+        for of in whose[limit.budget.per]
+        if (of is None or limit.is_for(of)) and limit.is_about(call.model)
+    ]
+
+
+def claims_of(
+    found: Sequence[tuple[Limit, str | None]], call: Admitted, record: Record, prices: Iterable[Price]
+) -> Iterator[Claim]:
+    """What it may use of these; raises `Refusal` where nobody can say. `prices`: those that it may have."""
+    counts_tokens = any(limit.budget.unit != "calls" for limit, _ in found)
+    asked, known = bound_of(call, record) if counts_tokens else Bound(0, 0), list(prices)
+    for limit, of in found:
+        budget = limit.budget
+        if budget.unit == "calls":
+            yield Claim(limit, of, 1)
+        elif budget.unit == "tokens":
+            yield Claim(limit, of, min(_MOST, asked.prompt + asked.answered(budget.answer_tokens)))
+        elif known:
+            answer = min(_MOST, asked.answered(budget.answer_tokens))
+            yield Claim(limit, of, min(_MOST, max(cost(price, asked.prompt, answer) for price in known)))
+        elif budget.unpriced == "refuse":
+            raise unpriced(budget, call.model)
+
+
+def bound_of(call: Admitted, record: Record) -> Bound:
+    """What it may use at most."""
+    packed = any(low == b"content-encoding" and value != b"identity" for low, _, value in record.request.headers)
+    if packed and call.packed is None:
+        # Nobody knows what is in it.
+        return Bound(UNPACKED + ADDED, None)
+    bodies = (call.body, record.plain) if record.changed else (call.body,)
+    return bound(call.dialect, *bodies)
+
+
+def _some(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)

@@ -1,0 +1,240 @@
+"""Budgets on the tape, as operations inside a write transaction: all that is known of them is there, so any number of
+processes that write one tape share them.
+
+A call reserves what it may use at most, of all its budgets or of none, before it goes out. With its span that is
+settled: what it has used counts in the window in which it began, whatever had been reserved. A reservation is good
+for as long as the process that made it is heard of (`renew`); what one has reserved that died is free when its lease
+is over.
+
+    budgets         key of a sum                            window (u64) used (u64) guessed (u64) reserved (u64)
+                                                            running (u64)
+    reservations    key of a sum, process (8), number (u64) window (u64) amount (u64)
+    reservers       process (8)                             end of its lease (u64)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from penstock.gateway.budgets.limits import Limit
+from penstock.gateway.budgets.windows import Window, window_at
+from penstock.gateway.dialects.loose_json import obj, text
+from penstock.gateway.model.base import ID_PATTERN
+from penstock.gateway.store import keys
+from penstock.gateway.store.transaction import Transaction
+
+SUMS, RESERVATIONS, RESERVERS = "budgets", "reservations", "reservers"
+LEASE_NS: Final = 60 * 10**9
+"""How long what a process has reserved stays reserved when nothing is heard of it."""
+RUN: Final = "penstock.run"
+"""The member of a rollout's metadata in which a trainer names its run."""
+_SUM, _RESERVED = struct.Struct(">QQQQQ"), struct.Struct(">QQ")
+_WHO: Final = 16
+"""Bytes behind the key of a sum that say whose a reservation is: the process, then the number of the call."""
+_ID = re.compile(ID_PATTERN)
+
+
+@dataclass(slots=True)
+class Sum:
+    """What is used of one budget in one window; counted as in `limits`."""
+
+    since_ns: int
+    """When the window began."""
+    used: int = 0
+    guessed: int = 0
+    """The part of it that nobody counted."""
+    reserved: int = 0
+    running: int = 0
+    """How many calls have reserved that."""
+
+    @staticmethod
+    def read(stored: bytes) -> Sum:
+        """The inverse of `packed`."""
+        return Sum(*_SUM.unpack(stored))
+
+    def packed(self) -> bytes:
+        """As it is stored."""
+        return _SUM.pack(self.since_ns, self.used, self.guessed, self.reserved, self.running)
+
+
+class Claim(NamedTuple):
+    """What a call may use of a budget."""
+
+    limit: Limit
+    of: str | None
+    """Whose budget; None where the tape tells: that of the run of its rollout."""
+    amount: int
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """What a call may use, of all its budgets."""
+
+    claims: Sequence[Claim]
+    rollout: str
+    began_ns: int
+    who: bytes
+    """The process and the number of the call there: `_WHO` bytes."""
+    held: list[tuple[int, Claim]] = field(default_factory=list[tuple[int, Claim]])
+    """The claims whose budgets are known, by their places."""
+
+
+class Short(NamedTuple):
+    """A budget that has no room for a call."""
+
+    claim: Claim
+    sum: Sum
+    window: Window
+
+
+class Used(NamedTuple):
+    """What a call has used of a budget."""
+
+    amount: int
+    guessed: bool = False
+    """Whether nobody has counted it."""
+
+
+class BudgetOperations:
+    """What can be done in one transaction."""
+
+    def __init__(self, tape: Transaction) -> None:
+        self._tape = tape
+
+    def reserve(self, asked: Reservation, now: int) -> list[Short]:
+        """Reserves what a call may use; or else says which budgets have no room for it, and reserves nothing."""
+        asked.held = list(self._held(asked))
+        found = [(claim, *self._current(claim, now)) for _, claim in asked.held]
+        short = [Short(*one) for one in found if not _fits(*one[:2])]
+        if short:
+            return short
+        for claim, sum_, window in found:
+            key = _key(claim)
+            sum_.reserved += claim.amount
+            sum_.running += 1
+            self._tape.put(SUMS, key, sum_.packed())
+            self._tape.put(RESERVATIONS, key + asked.who, _RESERVED.pack(window.since_ns, claim.amount))
+        if found and self._lease(asked.who[:8]) < now + LEASE_NS // 2:
+            self.renew(asked.who[:8], now)
+        return []
+
+    def settle(self, asked: Reservation, used: Sequence[Used]) -> None:
+        """Counts what a call has used and frees what it has reserved. `used`: of each of its claims."""
+        for place, claim in asked.held or self._held(asked):
+            key = _key(claim)
+            stored = self._tape.get(RESERVATIONS, key + asked.who)
+            if stored is not None:
+                since, amount = _RESERVED.unpack(stored)
+                self._tape.delete(RESERVATIONS, key + asked.who)
+            else:
+                # Nothing was reserved, because the tape did not take it; or its lease was over.
+                since, amount = window_at(claim.limit.budget.window, asked.began_ns).since_ns, None
+            self._count(key, since, amount, used[place])
+
+    def _count(self, key: bytes, since: int, amount: int | None, used: Used) -> None:
+        stored = self._tape.get(SUMS, key)
+        sum_ = Sum(since) if stored is None else Sum.read(stored)
+        if since > sum_.since_ns:
+            sum_ = Sum(since)
+        if since < sum_.since_ns or (amount is None and not used.amount):
+            return
+        if amount is not None:
+            sum_.reserved, sum_.running = max(0, sum_.reserved - amount), max(0, sum_.running - 1)
+        sum_.used += used.amount
+        sum_.guessed += used.amount if used.guessed else 0
+        self._tape.put(SUMS, key, sum_.packed())
+
+    def renew(self, process: bytes, now: int) -> None:
+        """What a process has reserved stays reserved for longer."""
+        self._tape.put(RESERVERS, process, keys.number(now + LEASE_NS))
+
+    def clear(self, found: Iterable[bytes], limits: Sequence[Limit], now: int) -> None:
+        """Takes away what the dead have reserved, and sums that count for nothing any more. `found`: keys of sums for
+        which that may be so."""
+        self.bury(now)
+        for key in found:
+            stored = self._tape.get(SUMS, key)
+            if stored is not None and self._is_over(key, Sum.read(stored), limits, now):
+                self._tape.delete(SUMS, key)
+
+    def bury(self, now: int) -> bool:
+        """Frees what processes have reserved whose lease is over; whether there was one."""
+        dead = {process for process, end in self._tape.scan(RESERVERS) if keys.to_number(end) <= now}
+        if not dead:
+            return False
+        for name, value in [it for it in self._tape.scan(RESERVATIONS) if _process(it[0]) in dead]:
+            since, amount = _RESERVED.unpack(value)
+            self._tape.delete(RESERVATIONS, name)
+            self._count(name[:-_WHO], since, amount, Used(0))
+        for process in dead:
+            self._tape.delete(RESERVERS, process)
+        return True
+
+    def _held(self, asked: Reservation) -> Iterator[tuple[int, Claim]]:
+        """Its claims, each on a budget that is known, by their places."""
+        run: str | None = None
+        for place, claim in enumerate(asked.claims):
+            if claim.of is not None:
+                yield place, claim
+                continue
+            run = _run(self._tape.get("tasks", keys.rollout_key(asked.rollout))) if run is None else run
+            if run and claim.limit.is_for(run):
+                yield place, claim._replace(of=run)
+
+    def _current(self, claim: Claim, now: int) -> tuple[Sum, Window]:
+        """What is used of its budget now. Where that leaves no room, what the dead have reserved is freed."""
+        sum_, window = self._now(claim, now)
+        if sum_.reserved and not _fits(claim, sum_) and self.bury(now):
+            return self._now(claim, now)
+        return sum_, window
+
+    def _now(self, claim: Claim, now: int) -> tuple[Sum, Window]:
+        window, stored = window_at(claim.limit.budget.window, now), self._tape.get(SUMS, _key(claim))
+        if stored is None or (sum_ := Sum.read(stored)).since_ns < window.since_ns:
+            return Sum(window.since_ns), window
+        # Where the clock went back, what began stays begun.
+        return sum_, window if sum_.since_ns == window.since_ns else window_at(claim.limit.budget.window, sum_.since_ns)
+
+    def _lease(self, process: bytes) -> int:
+        """When it ends; 0 where there is none."""
+        stored = self._tape.get(RESERVERS, process)
+        return 0 if stored is None else keys.to_number(stored)
+
+    def _is_over(self, key: bytes, sum_: Sum, limits: Sequence[Limit], now: int) -> bool:
+        """Whether a sum counts for nothing any more: its window has ended, or its rollout was forgotten."""
+        limit = limit_of(key, limits)
+        if limit is None or sum_.running:
+            return False
+        if limit.budget.per == "rollout" and self._tape.get("rollouts", keys.rollout_key(limit.of(key))) is None:
+            return True
+        return sum_.since_ns < window_at(limit.budget.window, now).since_ns
+
+
+def limit_of(key: bytes, limits: Iterable[Limit]) -> Limit | None:
+    """The budget that a sum is of; None where it is not configured any more."""
+    return next((limit for limit in limits if key.startswith(limit.prefix)), None)
+
+
+def _fits(claim: Claim, sum_: Sum) -> bool:
+    return sum_.used + sum_.reserved + claim.amount <= claim.limit.most
+
+
+def _key(claim: Claim) -> bytes:
+    return claim.limit.key(claim.of or "")
+
+
+def _process(reservation: bytes) -> bytes:
+    return reservation[-_WHO : -_WHO + 8]
+
+
+def _run(task: bytes | None) -> str:
+    """The run that a rollout belongs to; empty for none."""
+    if task is None or RUN.encode() not in task:
+        return ""
+    found = text(obj(json.loads(task)[1]).get(RUN)) or ""
+    return found if _ID.fullmatch(found) else ""

@@ -1,0 +1,72 @@
+"""Budgets of a tape, as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from penstock.gateway.budgets.limits import Limit
+from penstock.gateway.budgets.operations import RESERVERS, SUMS, Sum, limit_of
+from penstock.gateway.budgets.windows import window_at
+from penstock.gateway.model.budget import BudgetUse
+from penstock.gateway.store import keys
+from penstock.gateway.store.reader import Reader
+from penstock.gateway.store.view import View
+
+
+class BudgetReader:
+    """What is used of the budgets that are configured."""
+
+    def __init__(self, tape: Reader, limits: Sequence[Limit]) -> None:
+        self._tape, self._limits = tape, limits
+
+    def uses(self, now: int, name: str | None = None) -> list[BudgetUse]:
+        """Of each in the window of this moment, the fullest first. `name`: only of this budget."""
+        with self._tape.view() as view:
+            asked = (limit for limit in self._limits if name in (None, limit.budget.name))
+            found = [use for limit in asked for use in _uses(view, limit, now)]
+        return sorted(found, key=lambda use: (-use.share, use.budget, use.of))
+
+    def over(self, now: int, most: int) -> list[bytes]:
+        """Keys of up to so many sums that may count for nothing any more."""
+        with self._tape.view() as view:
+            found = (key for key, stored in view.scan(SUMS) if _may_go(view, key, Sum.read(stored), self._limits, now))
+            return list(islice(found, most))
+
+    def dead(self, now: int) -> bool:
+        """Whether a process is not heard of any more."""
+        with self._tape.view() as view:
+            return any(keys.to_number(end) <= now for _, end in view.scan(RESERVERS))
+
+
+def _uses(view: View, limit: Limit, now: int) -> Iterator[BudgetUse]:
+    window, named = window_at(limit.budget.window, now), _always(limit)
+    for key, stored in view.scan(SUMS, limit.prefix):
+        sum_, of = Sum.read(stored), limit.of(key)
+        if sum_.since_ns >= window.since_ns and limit.is_for(of):
+            named.discard(of)
+            yield _use(limit, of, sum_)
+    yield from (_use(limit, of, Sum(window.since_ns)) for of in sorted(named))
+
+
+def _always(limit: Limit) -> set[str]:
+    """Whose budgets are shown also when nothing of them is used."""
+    budget = limit.budget
+    return {""} if budget.per == "all" else {one for one in budget.only if not set("*?") & set(one)}
+
+
+def _use(limit: Limit, of: str, sum_: Sum) -> BudgetUse:
+    budget, window = limit.budget, window_at(limit.budget.window, sum_.since_ns)
+    return BudgetUse(
+        budget=budget.name, per=budget.per, of=of, unit=budget.unit, limit=budget.limit, used=limit.shown(sum_.used),
+        guessed=limit.shown(sum_.guessed), reserved=limit.shown(sum_.reserved), running=sum_.running,
+        window=budget.window, since_ns=window.since_ns, frees_ns=window.ends_ns,
+    )  # fmt: skip
+
+
+def _may_go(view: View, key: bytes, sum_: Sum, limits: Sequence[Limit], now: int) -> bool:
+    limit = limit_of(key, limits)
+    if limit is None or sum_.running:
+        return False
+    gone = limit.budget.per == "rollout" and view.get("rollouts", keys.rollout_key(limit.of(key))) is None
+    return gone or sum_.since_ns < window_at(limit.budget.window, now).since_ns

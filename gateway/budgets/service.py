@@ -1,0 +1,179 @@
+"""Budgets as calls see them: what is reserved for each before it goes out, and how that is settled. For the event loop.
+
+A budget counts calls that use tokens up. It is asked once per call, however many upstreams are tried. A call that no
+budget counts costs a look at each of them, and where none is configured there is no such service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Final
+
+from penstock.gateway.budgets import refusal
+from penstock.gateway.budgets.claims import bound_of, budgets_of, claims_of
+from penstock.gateway.budgets.limits import Limit
+from penstock.gateway.budgets.operations import LEASE_NS, BudgetOperations, Reservation, Short, Used
+from penstock.gateway.budgets.reader import BudgetReader
+from penstock.gateway.budgets.spending import spent, used
+from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.record import Record
+from penstock.gateway.dialects.token_estimate import estimated
+from penstock.gateway.http.errors import Refusal
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.budget import Budget, BudgetUse
+from penstock.gateway.model.prices import Prices, Tokens
+from penstock.gateway.store import Store, keys
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
+
+EVERY_S: Final = LEASE_NS / 3e9
+"""How often leases are renewed, and what is over is taken away; s."""
+_AT_ONCE: Final = 1000
+"""Sums that are taken away in one transaction."""
+_log = logging.getLogger("penstock.budgets")
+
+
+class Budgets:
+    """All of them. `start` before use, `stop` before the recorder closes."""
+
+    def __init__(
+        self,
+        budgets: Iterable[Budget],
+        prices: Prices,
+        store: Store,
+        recorder: Recorder,
+        metrics: Metrics,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._limits = [Limit(budget) for budget in budgets]
+        self._prices, self._recorder, self._metrics, self._now_ns = prices, recorder, metrics, now_ns
+        self.reader = BudgetReader(store, self._limits)
+        self._process, self._numbers = secrets.token_bytes(8), count()
+        self._open = set[bytes]()
+        """Calls that have reserved something; changed by the recorder's thread."""
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- a call ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, call: Admitted, record: Record, names: Iterable[str] = ()) -> asyncio.Future[list[Short]] | None:
+        """Reserves what a call may use at most: done when that is on the tape, with the budgets that have no room for
+        it. None where no budget counts it, or it was asked for before. `names`: what upstreams call its model. Raises
+        `Refusal`."""
+        if not call.dialect.uses_tokens or record.settle is not None or record.request.websocket:
+            return None
+        found = budgets_of(self._limits, call, record)
+        if not found:
+            return None
+        models, began = self._models(call, record, names), record.request.started_ns
+        priced = [price for name in models if (price := self._prices.price(name, began)) is not None]
+        claims = list(claims_of(found, call, record, priced))
+        who = self._process + keys.number(next(self._numbers))
+        asked = Reservation(claims, call.address.rollout, began, who)
+        record.settle = Settlement(self, record, asked, models)
+        return self._recorder.submit(partial(self._reserve, asked))
+
+    def refusal(self, short: Sequence[Short], call: Admitted, record: Record) -> Refusal:
+        """What its client is told where there is no room."""
+        for one in short:
+            self._metrics.budget_refusals[(one.claim.limit.budget.name,)] += 1
+        return refusal.refusal(short, self._now_ns(), bound_of(call, record))
+
+    def lost(self, record: Record) -> None:
+        """The tape did not take the span of a call: what it has reserved is free."""
+        if isinstance(record.settle, Settlement):
+            self._recorder.submit(record.settle.release).add_done_callback(lambda done: done.exception())
+
+    def _models(self, call: Admitted, record: Record, names: Iterable[str]) -> list[str]:
+        """What its model is called: by its client, and on its way."""
+        sent = record.call.dialect.model(record.plain, record.call.path) if record.changed else None
+        return list(dict.fromkeys(name for name in (call.model, sent, *names) if name))
+
+    def uses(self, name: str | None = None) -> list[BudgetUse]:
+        """What is used of them in the windows of this moment; reads the tape. `name`: only of this budget."""
+        return self.reader.uses(self._now_ns(), name)
+
+    # -- on the recorder's thread ------------------------------------------------------------------------------------
+
+    def _reserve(self, asked: Reservation, tape: Transaction) -> list[Short]:
+        self._open.add(asked.who)
+        return BudgetOperations(tape).reserve(asked, self._now_ns())
+
+    def settle(self, tape: Transaction, asked: Reservation, spent: Sequence[Used]) -> None:
+        """Counts what a call has used, and frees what it has reserved."""
+        self._open.discard(asked.who)
+        BudgetOperations(tape).settle(asked, spent)
+
+    def cost(self, served: str | None, models: Iterable[str], at_ns: int, tokens: Tokens) -> float | None:
+        """What so many tokens cost of the model that answered, or else of the one that was asked for."""
+        found = (self._prices.cost(served, name, at_ns, tokens) for name in models)
+        return next((dollars for dollars in found if dollars is not None), None)
+
+    # -- meanwhile ---------------------------------------------------------------------------------------------------
+
+    @property
+    def or_none(self) -> Budgets | None:
+        """What calls ask: nothing where no budget is configured."""
+        return self if self._limits else None
+
+    def start(self) -> None:
+        """Begins to renew leases and to take away what is over."""
+        if self._limits:
+            self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        """Ends that."""
+        self._stopping.set()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                await self._tend()
+            except TapeError:
+                pass  # the recorder has told of it
+            except Exception:
+                _log.exception("budgets could not be tended")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._stopping.wait()
+
+    async def _tend(self) -> None:
+        if self._open:
+            await self._recorder.submit(lambda tape: BudgetOperations(tape).renew(self._process, self._now_ns()))
+        found = await asyncio.to_thread(self.reader.over, self._now_ns(), _AT_ONCE)
+        if found or await asyncio.to_thread(self.reader.dead, self._now_ns()):
+            await self._recorder.submit(lambda tape: BudgetOperations(tape).clear(found, self._limits, self._now_ns()))
+
+
+class Settlement:
+    """How what a call has reserved is settled: in the transaction of its span."""
+
+    __slots__ = ("_asked", "_budgets", "_models", "_record")
+
+    def __init__(self, budgets: Budgets, record: Record, asked: Reservation, models: Sequence[str]) -> None:
+        """`models`: what its model is called, by its client and on its way."""
+        self._budgets, self._record, self._asked, self._models = budgets, record, asked, models
+
+    def __call__(self, tape: Transaction, entry: Entry) -> None:
+        """With its span."""
+        cost = partial(self._budgets.cost, entry.model_served, self._models, entry.start_ns)
+        self._budgets.settle(tape, self._asked, used(self._asked.claims, spent(entry, self._said), cost))
+
+    def release(self, tape: Transaction) -> None:
+        """Where its span is lost."""
+        self._budgets.settle(tape, self._asked, [Used(0)] * len(self._asked.claims))
+
+    def _said(self) -> int:
+        """About how many tokens its answer has, as far as it came."""
+        texts = self._record.call.dialect.texts_said(self._record.stream)
+        return estimated(None, b"", self._record.response(), texts).output_tokens or 0

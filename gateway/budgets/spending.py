@@ -1,0 +1,57 @@
+"""What a call has used, by its span. Pure.
+
+A call that was refused, did not reach its upstream, or was left before a byte of the answer was there has used nothing.
+Any other has used what its provider reports. Where nobody counted, the estimate of its tokens counts, and is marked as
+a guess; so is what was reserved where there is nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from penstock.gateway.budgets.limits import nanodollars
+from penstock.gateway.budgets.operations import Claim, Used
+from penstock.gateway.model.prices import Tokens
+from penstock.gateway.model.span import Usage
+from penstock.gateway.store.records import Entry
+
+
+class Spent(NamedTuple):
+    """Tokens of a call."""
+
+    tokens: Tokens
+    guessed: bool
+
+
+def spent(entry: Entry, said: Callable[[], int]) -> Spent | None:
+    """The tokens of a call; None for one that has used nothing. `said`: about how many the texts of its answer have, as
+    far as it came."""
+    refused = entry.http_status is None or entry.http_status >= 400 or entry.error == "error_body"
+    if entry.upstream is None or entry.first_byte_ns is None or refused:
+        return None
+    usage, (asked, made) = entry.usage or Usage(), entry.estimate or (None, None)
+    output, guessed = usage.output_tokens, asked is not None or made is not None
+    if entry.status != "ok" and output is not None and (heard := said()) > output:
+        # Of an answer that was broken off, some providers have told only how it began.
+        output, guessed = heard, True
+    prompt = asked if usage.input_tokens is None else usage.input_tokens
+    output = made if output is None else output
+    return Spent(Tokens(prompt, output, usage.cached_tokens, usage.cache_write_tokens), guessed)
+
+
+def used(claims: Sequence[Claim], found: Spent | None, cost: Callable[[Tokens], float | None]) -> list[Used]:
+    """What that is of each budget. `cost`: of so many tokens; None where there is no price."""
+    return [Used(0) if found is None else _used(claim, found, cost) for claim in claims]
+
+
+def _used(claim: Claim, found: Spent, cost: Callable[[Tokens], float | None]) -> Used:
+    unit, tokens = claim.limit.budget.unit, found.tokens
+    if unit == "calls":
+        return Used(1)
+    if tokens.input is None and tokens.output is None:
+        return Used(claim.amount, guessed=True)
+    if unit == "tokens":
+        return Used((tokens.input or 0) + (tokens.output or 0), found.guessed)
+    dollars = cost(tokens)
+    return Used(claim.amount, guessed=True) if dollars is None else Used(nanodollars(dollars), found.guessed)

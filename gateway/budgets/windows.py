@@ -1,0 +1,42 @@
+"""The windows in which budgets are counted, one after the other from 1970 on, in UTC. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from typing import NamedTuple
+
+from penstock.gateway.model.budget import MONTH, TOTAL
+from penstock.gateway.model.times import nanoseconds
+
+
+class Window(NamedTuple):
+    """One of them."""
+
+    since_ns: int
+    ends_ns: int | None
+    """None where it never does."""
+
+
+def window_at(window: str, at_ns: int) -> Window:
+    """The one that a moment is in. A length of time begins at its multiples: `1h` on the hour, `1d` at midnight."""
+    if window == TOTAL:
+        return Window(0, None)
+    if window == MONTH:
+        day = datetime.fromtimestamp(at_ns // 10**9, UTC)
+        following = (day.year + 1, 1) if day.month == 12 else (day.year, day.month + 1)
+        return Window(_first(day.year, day.month), _first(*following))
+    length = _length(window)
+    since = at_ns - at_ns % length
+    return Window(since, since + length)
+
+
+@cache
+def _length(window: str) -> int:
+    found = nanoseconds(window)
+    assert found, "a budget was checked when it was read"
+    return found
+
+
+def _first(year: int, month: int) -> int:
+    return int(datetime(year, month, 1, tzinfo=UTC).timestamp()) * 10**9

@@ -1,0 +1,35 @@
+"""`penstock budgets`: what is used of budgets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.gateway.cli.terminal import show
+from penstock.gateway.client.console import LOCAL, Json, Url, with_client
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+
+def budgets(name: str | None = None, /, *, limit: int = 100, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Show what is used of budgets, the fullest first.
+
+    Parameters
+    ----------
+    name
+        Only of this budget.
+    limit
+        How many rows at most.
+    """
+    import time
+
+    from penstock.gateway.display import budgets
+
+    async def ask(client: Client) -> None:
+        found = await client.budgets(name, limit)
+        none = (
+            "Nothing is used of it, or there is no budget of this name." if name else "penstock.toml has no [[budget]]."
+        )
+        show(found.budgets, json, lambda: budgets.budgets(found, time.time_ns()), none)
+
+    with_client(gateway, ask)

@@ -1,0 +1,70 @@
+"""A process that reserves and settles on a tape that others write too: `python budget_writer.py PATH SEED CALLS LIMIT`.
+
+It has up to ten calls under way, each of which uses at most what it has reserved. Each refusal is compared with what is
+on the tape in that very transaction. It prints what its calls have used, and how many passed and were refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from penstock.gateway.app import open_store
+from penstock.gateway.budgets.limits import Limit
+from penstock.gateway.budgets.operations import RESERVATIONS, BudgetOperations, Claim, Reservation, Used
+from penstock.gateway.model.budget import Budget
+from penstock.gateway.store import Store, keys
+from penstock.gateway.store.operation import Task
+from penstock.gateway.store.transaction import Transaction
+
+
+def limit(most: int) -> Limit:
+    """The budget that all of them share."""
+    return Limit(Budget(name="shared", unit="tokens", limit=most, window="total"))
+
+
+def reserve(store: Store, asked: Reservation) -> bool:
+    """Whether there is room, which must be true."""
+
+    def do(tape: Transaction) -> bool:
+        short = BudgetOperations(tape).reserve(asked, time.time_ns())
+        (claim,) = asked.claims
+        there = [int.from_bytes(value[8:]) for _, value in tape.scan(RESERVATIONS, claim.limit.key(""))]
+        for one in short:
+            assert one.sum.used + one.sum.reserved + claim.amount > claim.limit.most, "refused for nothing"
+            assert (one.sum.reserved, one.sum.running) == (sum(there), len(there))
+        return not short
+
+    task = Task(do)
+    store.write([task])
+    return bool(task.result)
+
+
+def main() -> None:
+    """Makes its calls."""
+    path, seed, calls, most = sys.argv[1:]
+    chance, process, used, passed, refused = random.Random(int(seed)), os.urandom(8), 0, 0, 0
+    under_way: list[Reservation] = []
+    with open_store(Path(path), lock=os.open(os.devnull, os.O_RDONLY)) as store:
+        for number in range(int(calls)):
+            claim = Claim(limit(int(most)), "", chance.randrange(1, 100))
+            asked = Reservation([claim], "r", time.time_ns(), process + keys.number(number))
+            if reserve(store, asked):
+                passed += 1
+                under_way.append(asked)
+            else:
+                refused += 1
+            while under_way and (len(under_way) == 10 or number + 1 == int(calls) or chance.random() < 0.4):
+                over = under_way.pop(chance.randrange(len(under_way)))
+                took = chance.choice((0, over.claims[0].amount, chance.randrange(over.claims[0].amount + 1)))
+                used += took
+                store.write([Task(lambda tape, r=over, u=took: BudgetOperations(tape).settle(r, [Used(u)]))])  # type: ignore[misc]
+    print(json.dumps([used, passed, refused]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""How much a request may use at most: of every format, and of requests that are none."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.budgets.bounds import ADDED, IMAGE, Bound, bound, prompt_tokens
+from penstock.gateway.dialects import find
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(300_000)).decode()
+JPEG = base64.b64encode(b"\xff\xd8\xff\xe0" + bytes(range(256)) * 900).decode()
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "embeddings": "/v1/embeddings",
+    "gemini": "/v1beta/models/gemini-2.5-pro:generateContent",
+    "converse": "/model/anthropic.claude/converse",
+}
+
+
+def asked(api: str, body: Any) -> Bound:
+    return bound(find("POST", PATHS[api]), json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "answer", "answers"),
+    [
+        ("chat", {"max_tokens": 7}, 7, 1),
+        ("chat", {"max_completion_tokens": 7, "n": 3}, 7, 3),
+        ("chat", {"max_completion_tokens": 7, "max_tokens": 9}, 9, 1),
+        ("chat", {"max_tokens": 7.0}, 7, 1),
+        ("chat", {"max_tokens": "7"}, 7, 1),
+        ("chat", {"max_tokens": None, "n": None}, None, 1),
+        ("chat", {"max_tokens": -1, "n": 0}, None, 1),
+        ("chat", {"max_tokens": True}, None, 1),
+        ("chat", {"max_tokens": 1e300, "n": "many"}, None, 1),
+        ("chat", {"max_tokens": 7, "generationConfig": "none", "inferenceConfig": [1]}, 7, 1),
+        ("chat", [], None, 1),
+        ("completions", {"max_tokens": 7, "prompt": ["a", "b"], "n": 2}, 7, 4),
+        ("completions", {"max_tokens": 7, "prompt": [1, 2, 3], "best_of": 5}, 7, 5),
+        ("completions", {"max_tokens": 7, "prompt": [[1, 2], [3]]}, 7, 2),
+        ("completions", {"max_tokens": 7, "prompt": "a"}, 7, 1),
+        ("responses", {"max_output_tokens": 7}, 7, 1),
+        ("messages", {"max_tokens": 7}, 7, 1),
+        ("embeddings", {"input": "a"}, 0, 1),
+        ("gemini", {"generationConfig": {"maxOutputTokens": 7, "candidateCount": 2}}, 7, 2),
+        ("gemini", {"generation_config": {"max_output_tokens": 7, "candidate_count": 2}}, 7, 2),
+        ("converse", {"inferenceConfig": {"maxTokens": 7}}, 7, 1),
+        ("converse", {"inferenceConfig": {"maxTokens": {}}}, None, 1),
+    ],
+)
+def test_the_limit_of_the_answer_is_found_where_each_api_has_it(api: str, body: Any, answer: int, answers: int) -> None:
+    found = asked(api, body)
+    assert (found.answer, found.answers) == (answer, answers)
+    assert found.answered(100) == answers * (100 if answer is None else answer)
+
+
+@given(st.binary(max_size=300) | st.from_regex(rb'\{"max_tokens":.{0,40}\}', fullmatch=True))
+def test_a_request_that_is_none_has_a_bound_too(body: bytes) -> None:
+    for path in PATHS.values():
+        found = bound(find("POST", path), body)
+        assert found.prompt >= len(body)
+        assert found.answers >= 1
+
+
+@given(st.text())
+def test_a_prompt_has_no_more_tokens_than_bytes(said: str) -> None:
+    """Not even where each byte is one, as of scripts that a tokenizer does not know."""
+    body = json.dumps({"messages": [{"role": "user", "content": said}]}, ensure_ascii=False).encode("utf-8", "replace")
+    assert prompt_tokens(body) >= len(said.encode("utf-8", "replace")) + ADDED
+
+
+@pytest.mark.parametrize("picture", [PNG, JPEG])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,PICTURE"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "PICTURE"}},
+        {"inlineData": {"mimeType": "image/png", "data": "PICTURE"}},
+        {"type": "input_image", "image_url": "data:image/jpeg;base64,PICTURE"},
+    ],
+)
+def test_the_tokens_of_an_image_do_not_follow_from_its_bytes(picture: str, part: Any) -> None:
+    said = json.dumps({"messages": [{"content": [part, part]}]}).replace("PICTURE", picture)
+    for body in (said, said.replace("/", "\\/")):
+        assert 2 * IMAGE < prompt_tokens(body.encode()) < 2 * IMAGE + ADDED + 500
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}},
+        {"type": "input_file", "file_id": "file-1"},
+        {"fileData": {"fileUri": "gs://bucket/film.mp4"}},
+        {"previous_response_id": "resp_1"},
+        {"type": "image", "source": {"type": "url", "url": "https://example.com/cat.png"}},
+        {"type": "image_url", "image_url": {"detail": "high", "url": "https://example.com/cat.png"}},
+        {"type": "input_image", "image_url": "https://example.com/cat.png"},
+        {"image": {"source": {"s3Location": {"uri": "s3://bucket/cat.png"}}}},
+    ],
+)
+def test_what_is_only_named_is_counted_as_an_image(part: Any) -> None:
+    body = json.dumps({"input": [part]}).encode()
+    assert prompt_tokens(body) == len(body) + ADDED + IMAGE
+
+
+def test_words_about_images_are_words() -> None:
+    words = json.dumps({"image_url": "https://example.com", "data": "iVBORw0KGgo"})
+    said = json.dumps({"content": words, "url": {"a": "b"}, "input": {"url": "https://example.com"}})
+    assert prompt_tokens(said.encode()) == len(said) + ADDED
+
+
+def test_the_larger_of_what_came_and_what_goes_on_counts() -> None:
+    dialect = find("POST", PATHS["chat"])
+    assert bound(dialect, b'{"max_tokens":5}', b'{"max_tokens":5,"messages":[]}') == Bound(30 + ADDED, 5)

@@ -1,0 +1,135 @@
+"""Clients that leave, and gateways that die: what of their calls counts, and when what they had reserved is free."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fakes.budgets import CHAT, GOOD, budget, call, toml, uses, world
+from fakes.odd import gone, odd, request, send
+from fakes.process import running, upstreams
+from fakes.raw import chunk, events_head
+from fakes.rig import Inside, inside
+from fakes.waiting import until
+
+from penstock.gateway.app import open_store
+from penstock.gateway.budgets.operations import RESERVATIONS, RESERVERS
+from penstock.gateway.store import keys
+from penstock.gateway.store.operation import Task
+from penstock.gateway.store.transaction import Transaction
+
+
+def event(text: str) -> bytes:
+    return chunk(b"data: " + json.dumps({"choices": [{"delta": {"content": text}}]}).encode() + b"\n\n")
+
+
+async def shown(rig: Inside) -> dict[str, Any]:
+    (use,) = (await rig.tape.get("/api/budgets"))["budgets"]
+    return use
+
+
+async def test_a_client_that_leaves_before_it_was_answered_has_used_nothing(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with AsyncExitStack() as stack:
+        told = budget(unit="tokens", limit=11_000)
+        rig = await stack.enter_async_context(inside(tmp_path, http, budget=[told]))
+        up = await stack.enter_async_context(rig.upstream([request(), gone()], [request(), send(GOOD)]))
+        async with rig.client() as client:
+            client.send(rig.call(json.dumps(CHAT).encode()))
+
+            async def runs() -> bool:
+                return bool((await shown(rig))["running"]) and bool(up.connections)
+
+            await until(runs)
+            assert (await shown(rig))["reserved"] > 9_000
+            async with rig.client() as second:
+                second.send(rig.call(json.dumps(CHAT).encode()))
+                assert (await second.message()).startswith(b"HTTP/1.1 429")
+        assert await uses(http, rig.base.url) == [("b", "", 0, 0)]
+        async with rig.client() as third:
+            third.send(rig.call(json.dumps(CHAT).encode()))
+            assert await third.message() == GOOD
+        assert await uses(http, rig.base.url) == [("b", "", 18, 0)]
+
+
+async def test_of_an_answer_that_was_left_counts_what_came(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with AsyncExitStack() as stack:
+        told = budget(unit="tokens", limit=11_000)
+        rig = await stack.enter_async_context(inside(tmp_path, http, budget=[told]))
+        script = [request(), send(events_head() + event("word " * 400)), gone()]
+        _ = await stack.enter_async_context(rig.upstream(script))
+        async with rig.client() as client:
+            client.send(rig.call(json.dumps(CHAT | {"stream": True}).encode()))
+            await client.until(b"word word")
+        ((_, _, used, reserved),) = await uses(http, rig.base.url)
+        assert 400 <= used <= 700
+        assert reserved == 0
+        use = await shown(rig)
+        assert use["guessed"] == used, "nobody has counted it"
+
+
+async def test_a_client_that_leaves_while_it_is_reserved_leaves_nothing_behind(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with inside(tmp_path, http, budget=[budget()]) as rig:
+        for _ in range(20):
+            async with rig.client() as client:
+                client.send(rig.call(json.dumps(CHAT).encode()))
+        assert await uses(http, rig.base.url) == [("b", "", 0, 0)]
+        with rig.gateway.store.view() as view:
+            assert list(view.scan(RESERVATIONS)) == []
+
+
+async def test_what_a_killed_gateway_has_reserved_is_free_at_the_end_of_its_lease(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with AsyncExitStack() as stack:
+        up = await stack.enter_async_context(odd([request(), gone()], [request(), send(GOOD)]))
+        config = upstreams(up.url + "/v1") + toml(budget(limit=1))
+        gateway = await stack.enter_async_context(running(tmp_path, config))
+        hanging = asyncio.ensure_future(call(http, gateway))
+
+        async def runs() -> bool:
+            async with http.get(gateway.url + "/api/budgets") as page:
+                return bool((await page.json())["budgets"][0]["running"])
+
+        await until(runs)
+        _ = await gateway.kill()
+        with pytest.raises(aiohttp.ClientError):
+            await hanging
+        await gateway.start(gateway.port)
+        refused = await call(http, gateway)
+        assert refused.status == 429, "its lease is not over"
+        assert "one call that runs may use 1 call more" in refused.message
+        _ = await gateway.terminate()
+        end_leases(gateway.data)
+        await gateway.start(gateway.port)
+        assert (await call(http, gateway)).status == 200
+        assert await uses(http, gateway.url) == [("b", "", 1, 0)]
+
+
+def _end(process: bytes, tape: Transaction) -> None:
+    tape.put(RESERVERS, process, keys.number(1))
+
+
+def end_leases(data: Path) -> None:
+    """As if a minute had gone by."""
+    with open_store(data) as store:
+        with store.view() as view:
+            processes = [process for process, _ in view.scan(RESERVERS)]
+        store.write([Task(partial(_end, process)) for process in processes])
+
+
+async def test_a_gateway_that_stops_settles_what_runs(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with world(tmp_path, budget(limit=2)) as (gateway, _):
+        assert (await call(http, gateway)).status == 200
+        await gateway.restart()
+        assert await uses(http, gateway.url) == [("b", "", 1, 0)]
+        assert [(await call(http, gateway)).status for _ in range(2)] == [200, 429]
