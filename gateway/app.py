@@ -117,7 +117,7 @@ def open_store(
 def _make_auth(store: Store, config: Config) -> Auth:
     named = [(one.sha256, Holder(one.name, one.role)) for one in config.key]
     try:
-        return Auth(admin_key(), store.secret(), read_key(), named)
+        return Auth(admin_key(), store.secret(), read_key(), named, config.local_names())
     except ValueError as error:
         store.close()
         raise ConfigError(str(error)) from None
@@ -251,7 +251,7 @@ class Gateway:
             config=self.config,
             pools=self.pools,
             routes=self._routes,
-            admission=Admission(self.auth, Conversations(), self.config.token_required),
+            admission=Admission(self.auth, Conversations(), self.config.token_required, self.config.loopback),
             recorder=self.recorder,
             metrics=self.metrics,
             redactor=self._redactor,
