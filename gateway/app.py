@@ -34,6 +34,7 @@ from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.discreet_log import Discreet
 from penstock.gateway.http.redact import Redactor
+from penstock.gateway.http.request_parser import HEADER_BYTES
 from penstock.gateway.index.link import Link
 from penstock.gateway.index.sql.runner import Queries
 from penstock.gateway.masking.masker import Tally, masker
@@ -217,6 +218,9 @@ class Gateway:
             access_log=None,
             shutdown_timeout=_CONTROL_SECONDS,
             auto_decompress=False,
+            # How large a head may be is decided where it comes in.
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
         )
 
     def _ask_upstreams(self) -> aiohttp.ClientSession:

@@ -23,6 +23,7 @@ from pydantic.json_schema import models_json_schema
 from penstock.gateway.filters.query import FIELDS
 from penstock.gateway.model.answers import ErrorAnswer
 from penstock.gateway.model.audit import Role
+from penstock.gateway.model.base import ID_PATTERN
 
 REF = "#/components/schemas/{model}"
 OCTETS, EVENTS, HTML, TEXT = "application/octet-stream", "text/event-stream", "text/html", "text/plain"
@@ -39,6 +40,10 @@ PATH_HELP = {
     "question": "Id of a tool call that waits for a person.",
     "sequence": "Number of a span within its attempt, from 1.",
 }
+
+
+_SEQUENCE = {"type": "integer", "minimum": 1, "maximum": 999_999_999}
+_ID = {"type": "string", "pattern": ID_PATTERN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,7 @@ def error_statuses(route: Route) -> list[int]:
 
 def _path_parameters(route: Route) -> Iterator[dict[str, Any]]:
     for name in route.path_parameters:
-        schema = {"type": "integer", "minimum": 1} if name == "sequence" else {"type": "string"}
+        schema = _SEQUENCE if name == "sequence" else _ID
         yield {"name": name, "in": "path", "required": True, "description": PATH_HELP[name], "schema": schema}
 
 

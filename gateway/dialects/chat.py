@@ -106,8 +106,8 @@ _offers = msgspec.json.Decoder(_Offers).decode
 
 
 _READ = 2 << 20
-"""Bytes at the end of a stream in which the ends of its choices are looked for: that takes a second, and nothing else is
-recorded meanwhile."""
+"""Bytes at the end of a stream in which the ends of its choices are looked for: that takes a second, in which nothing
+else is recorded."""
 
 
 class Framed(Post):
