@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -156,8 +156,8 @@ def error_statuses(route: Route) -> list[int]:
     checked = (400,) if route.query or route.body or route.path_parameters else ()
     found = (404,) if route.path_parameters else ()
     keyed = () if route.public else (401,)
-    typed = (415,) if route.body else ()
-    return sorted({*checked, *found, *keyed, 403, *typed, *route.errors})
+    typed = (413, 415) if route.body else ()
+    return sorted({*checked, *found, *keyed, 403, *typed, 431, *route.errors})
 
 
 def _path_parameters(route: Route) -> Iterator[dict[str, Any]]:
@@ -198,9 +198,23 @@ def _schemas(routes: Sequence[Route]) -> dict[str, Any]:
     wanted = [(m, "serialization") for m in (*answers, ErrorAnswer)] + [(m, "validation") for m in bodies]
     _, top = models_json_schema(list(dict.fromkeys(wanted)), ref_template=REF)  # pyright: ignore[reportArgumentType]
     schemas: dict[str, Any] = top["$defs"]
+    _close(schemas)
     for model in models_within([m for m, _ in wanted]):
         _describe(schemas.get(model.__name__, {}), field_docs(model))
     return schemas
+
+
+def _close(schema: Any) -> None:
+    """Where names have a pattern there are no others; pydantic does not say so."""
+    if isinstance(schema, dict):
+        found: dict[str, Any] = schema
+        if "patternProperties" in found:
+            found["additionalProperties"] = False
+        for inner in found.values():
+            _close(inner)
+    elif isinstance(schema, list):
+        for inner in cast(list[Any], schema):
+            _close(inner)
 
 
 def _describe(schema: dict[str, Any], docs: dict[str, str]) -> None:

@@ -33,13 +33,9 @@ async def test_the_api_is_as_it_says(
     async with http.post(gateway.openai("r1") + "/chat/completions", json={"model": "m", "messages": []}) as answer:
         assert answer.status == 200
     words = ["--config-file", Path(__file__).with_name("schemathesis.toml"), "run", "--phases", PHASES]
+    words.append(f"{gateway.url}/api/openapi.json")
     process = await asyncio.create_subprocess_exec(
-        COMMAND,
-        *words,
-        f"{gateway.url}/api/openapi.json",
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        COMMAND, *words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
         told = (await process.communicate())[0].decode()
