@@ -24,6 +24,7 @@ from pydantic import BaseModel, ValidationError
 from penstock.gateway.api import compression
 from penstock.gateway.api.pages import CursorError
 from penstock.gateway.calls.auth import Auth, credentials, is_token
+from penstock.gateway.dialects.loose_json import MOST_OBJECTS, MOST_VALUES, is_bulky
 from penstock.gateway.filters.query import QueryError
 from penstock.gateway.model.answers import ErrorAnswer, Problem
 from penstock.gateway.model.audit import ROLES, Role
@@ -160,6 +161,9 @@ def body_of(content_type: str, body: bytes, model: type[M]) -> M:
     media = content_type.partition(";")[0].strip().lower()
     if media != "application/json":
         raise ApiError(415, "the body must be JSON", "Content-Type", media, ("application/json",))
+    if is_bulky(body):
+        allowed = (f"{MOST_OBJECTS} objects and arrays", f"{MOST_VALUES} values")
+        raise ApiError(413, "the body holds more than is read in one request: send it in parts", "body", None, allowed)
     return _validated(model, lambda: model.model_validate_json(body))
 
 
