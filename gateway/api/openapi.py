@@ -207,7 +207,7 @@ def _schemas(routes: Sequence[Route]) -> dict[str, Any]:
 def _close(schema: Any) -> None:
     """Where names have a pattern there are no others; pydantic does not say so."""
     if isinstance(schema, dict):
-        found: dict[str, Any] = schema
+        found = cast(dict[str, Any], schema)
         if "patternProperties" in found:
             found["additionalProperties"] = False
         for inner in found.values():

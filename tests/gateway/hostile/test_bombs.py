@@ -41,9 +41,8 @@ def zstd_bomb() -> bytes:
 
 
 def brotli_bomb() -> bytes:
-    packer = brotli.Compressor(quality=1)
-    # It knows no way to say the same block twice, and 300 MB are as good as 10 GB behind a limit of 64.
-    return b"".join(packer.process(ZEROS) for _ in range(300)) + packer.finish()
+    """It knows no way to say the same block twice, and 300 MB are as good as 10 GB behind a limit of 64."""
+    return brotli.compress(ZEROS * 300, quality=1)
 
 
 BOMBS: dict[str, Callable[[], bytes]] = {"gzip": gzip_bomb, "zstd": zstd_bomb, "br": brotli_bomb}
