@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import zlib
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import brotli
 import pytest
 import zstandard
 from fakes.odd import Script, request, send
-from fakes.raw import chunk, events_head, head, post, reply
+from fakes.raw import chunk, events_head, get, head, post, reply
 from fakes.rig import CHAT, Rig
 from hypothesis import given
 from hypothesis import strategies as st
@@ -223,3 +224,22 @@ async def test_a_body_of_many_values_is_refused_by_the_control_api(rig: Rig, pat
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b'"field":"body"' in answer
     assert rig.base.peak - before < 64 * MEGABYTE
+
+
+@pytest.mark.parametrize("depth", [300, 10_000])
+async def test_the_control_api_reads_nothing_that_is_too_deep(rig: Rig, depth: int) -> None:
+    deep = b"[" * depth + b"]" * depth
+    cursor = base64.urlsafe_b64encode(b"[" * depth).decode().rstrip("=")
+    asked = [
+        post("/api/rollouts", b'{"rollouts":[{"input":' + deep + b"}]}", host="localhost"),
+        post("/api/policy/test", b'{"rules":' + deep + b"}", host="localhost"),
+        get(f"/api/spans?cursor={cursor}", host="localhost"),
+        get(f"/api/spans?filter={'-' * depth}status:ok", host="localhost"),
+    ]
+    async with rig.client() as client:
+        for sent in asked:
+            client.send(sent)
+            answer = await client.message()
+            assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 200 ")), (sent[:60], answer)
+            assert answer.startswith(b"HTTP/1.1 400 ") or depth < 10_000, sent[:60]
+    assert "Traceback" not in rig.base.log
