@@ -31,7 +31,7 @@ from penstock.sidecar.options import RunOptions
 from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
-MOST = 285
+MOST = 287
 APO = ROOT / "docs" / "apo.md"
 
 

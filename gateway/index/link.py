@@ -76,10 +76,7 @@ class Link:
     def __init__(
         self, path: Path, when: When, newest: Callable[[], int], sealed: int = SEALED, prices: Path = BUILTIN
     ) -> None:
-        """Deletes what the processes of an earlier gateway have left beside the files.
-
-        `newest`: the last change of the tape; called from any thread. `prices`: the file of prices."""
-        clear(path / "index")
+        """`newest`: the last change of the tape; called from any thread. `prices`: the file of prices."""
         self._path, self._when, self._newest, self._sealed, self._prices = path, when, newest, sealed, prices
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,6 +87,10 @@ class Link:
         self._said = ""
         self.missing = any(find_spec(name) is None for name in ("duckdb", "numpy", "pyarrow"))
         """It cannot be had: its extra is not installed."""
+
+    def begin(self) -> None:
+        """Deletes what the processes of an earlier gateway, which have ended, have left beside the files."""
+        clear(self._path / "index")
 
     @property
     def has_files(self) -> bool:
