@@ -8,6 +8,7 @@ VERL := .venv-verl
 PROVIDERS := .venv-providers
 MCP := .venv-mcp
 MCP1 := .venv-mcp1
+SCHEMATHESIS := .venv-schemathesis
 CLIENTS := .venv-clients
 MITMPROXY := .venv-mitmproxy
 BROWSER := .venv-browser
@@ -21,7 +22,7 @@ export PIP_COMPILE := 0
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-clients install-mitmproxy install-browser demo demo-sidecar demo-apo demo-rl demo-pairs test test-vllm test-train test-verl test-providers test-mcp test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser demo demo-sidecar demo-apo demo-rl demo-pairs test test-vllm test-train test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +109,14 @@ $(MCP1)/.installed: Makefile
 
 install-mcp: $(MCP)/.installed $(MCP1)/.installed ## Install MCP's suite, inspector and older SDK into .venv-mcp, .venv-mcp1 (400 MB; needs npm)
 
+# Not beside the other tests: pytest would load its plugin for each of them.
+$(SCHEMATHESIS)/.installed: Makefile
+	$(PYTHON) -m venv $(SCHEMATHESIS)
+	$(SCHEMATHESIS)/bin/pip install --quiet --disable-pip-version-check 'schemathesis>=4.32.5,<5'
+	@touch $@
+
+install-schemathesis: $(SCHEMATHESIS)/.installed ## Install what tries the control API by its OpenAPI into .venv-schemathesis (95 MB)
+
 $(MITMPROXY)/.installed: Makefile
 	@test -n "$(NEWER)" || { echo "mitmproxy needs Python 3.12 or newer, and there is none on the PATH: make $@ NEWER=/path/to/python3.13"; exit 1; }
 	$(NEWER) -m venv $(MITMPROXY)
@@ -169,6 +178,9 @@ test-providers: install install-providers ## Test translation, with its own SDKs
 test-mcp: install install-mcp ## Test with the official conformance suite of MCP, both its sides, and with its other clients
 	$(BIN)/python -m pytest -n 0 tests/conformance
 
+test-api: install install-schemathesis ## Ask the control API everything that its OpenAPI document allows, and what it does not
+	$(BIN)/python -m pytest -n 0 tests/openapi
+
 test-clients: install install-clients ## Compare what agents send behind a sidecar with what they send without it
 	$(BIN)/python -m pytest -n 0 tests/clients
 
@@ -178,7 +190,7 @@ test-mitmproxy: install install-mitmproxy ## Test the sidecar with mitmproxy as 
 test-web: install install-browser ## Test the TUI in a real browser
 	$(BIN)/python -m pytest -n 0 tests/tui/browser
 
-test-all: test test-web test-providers test-mcp test-clients test-mitmproxy test-vllm test-train test-verl test-extras test-deploy ## Run every suite, each in its environment
+test-all: test test-web test-providers test-mcp test-api test-clients test-mitmproxy test-vllm test-train test-verl test-extras test-deploy ## Run every suite, each in its environment
 
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .
@@ -204,4 +216,4 @@ soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000
 
 clean: ## Remove everything that was made
-	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(MITMPROXY) $(BROWSER) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(SCHEMATHESIS) $(MITMPROXY) $(BROWSER) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis

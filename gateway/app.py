@@ -33,6 +33,7 @@ from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, r
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
+from penstock.gateway.http.request_parser import HEADER_BYTES
 from penstock.gateway.index.link import Link
 from penstock.gateway.index.sql.runner import Queries
 from penstock.gateway.masking.masker import Tally, masker
@@ -124,7 +125,7 @@ def _make_auth(store: Store, config: Config) -> Auth:
     named = [(one.sha256, Holder(one.name, one.role)) for one in config.key if one.role != "call"]
     callers = [(one.sha256, one.name) for one in config.key if one.role == "call"]
     try:
-        return Auth(admin_key(), store.secret(), read_key(), named, callers)
+        return Auth(admin_key(), store.secret(), read_key(), named, callers, config.local_names())
     except ValueError as error:
         store.close()
         raise ConfigError(str(error)) from None
@@ -234,6 +235,9 @@ class Gateway:
             access_log=None,
             shutdown_timeout=_CONTROL_SECONDS,
             auto_decompress=False,
+            # How large a head may be is decided where it comes in.
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
         )
 
     def _ask_upstreams(self) -> aiohttp.ClientSession:
@@ -286,7 +290,7 @@ class Gateway:
             config=self.config,
             pools=self.pools,
             routes=self._routes,
-            admission=Admission(self.auth, Conversations(), self.config.token_required),
+            admission=Admission(self.auth, Conversations(), self.config.token_required, self.config.loopback),
             recorder=self.recorder,
             metrics=self.metrics,
             redactor=self._redactor,

@@ -9,15 +9,16 @@ import os
 import re
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.masking import rules as masking_rules
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.budget import Budget
+from penstock.gateway.model.local_names import LocalNames
 from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, http_url
 from penstock.gateway.model.tls_settings import NO_TLS, Tls
@@ -65,7 +66,7 @@ class Limits(Section):
     recorded_bytes: int = Field(default=64 << 20, gt=0)
     """Largest part of a response body that is kept; the rest passes on and the span is marked truncated."""
     client_timeout: float = Field(default=120.0, gt=0)
-    """Seconds without a byte after which a client's connection is closed: between requests and within one."""
+    """Seconds without a byte after which a client's connection is closed, and those that a request's head may take."""
     drain_delay: float = Field(default=0.0, ge=0, le=LONGEST_S)
     """Seconds after SIGTERM in which it still takes connections, while `/readyz` says that it stops: as long as a load
     balancer needs to notice."""
@@ -144,6 +145,9 @@ class Config(Section):
 
     host: str = "127.0.0.1"
     """Address to listen on."""
+    names: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,253}$")]] = Field(default=[])
+    """Names of this gateway, beside `localhost`, by which it is asked and whose web pages may ask it while no key is
+    needed."""
     port: int = Field(default=4747, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     socket: Path | None = Field(default=None, strict=False)
@@ -279,6 +283,12 @@ class Config(Section):
             return ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    def local_names(self) -> LocalNames:
+        """By which it is asked where it asks for no key. An upstream's host may be led to it."""
+        own = (self.host, f"[{self.host}]") if self.loopback else ()
+        hosts = (urlsplit(upstream.base_url).hostname for upstream in self.upstreams())
+        return LocalNames((*self.names, *own), (host for host in hosts if host))
 
     @property
     def token_required(self) -> bool:

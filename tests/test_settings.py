@@ -32,7 +32,7 @@ from penstock.sidecar.options import RunOptions
 from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
-MOST = 295
+MOST = 296
 APO = ROOT / "docs" / "apo.md"
 
 

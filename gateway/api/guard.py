@@ -1,10 +1,10 @@
 """What every request to the control API passes before and after its handler.
 
 Before: without an admin key the gateway trusts whoever reaches its loopback port, so the Host header must name the
-loopback. That refuses a web page that rebinds its own name to 127.0.0.1. Then the key is checked: its role must be
-the one that the route needs, or a higher one; agent tokens never pass. After: every error becomes one shape of JSON,
-and every answer carries the headers that keep browsers from guessing, framing or caching it. Also here: reading
-parameters and bodies through pydantic, for the same errors.
+loopback, and so must Origin if there is one. That refuses web pages, those that rebind their own name to 127.0.0.1
+among them. Then the key is checked: its role must be the one that the route needs, or a higher one; agent tokens never
+pass. After: every error becomes one shape of JSON, and every answer carries the headers that keep browsers from
+guessing, framing or caching it. Also here: reading parameters and bodies through pydantic, for the same errors.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pydantic import BaseModel, ValidationError
 from penstock.gateway.api import compression
 from penstock.gateway.api.pages import CursorError
 from penstock.gateway.calls.auth import Auth, credentials, is_token
+from penstock.gateway.dialects.loose_json import MOST_OBJECTS, MOST_VALUES, is_bulky
 from penstock.gateway.filters.query import QueryError
-from penstock.gateway.http.request import LOOPBACK
 from penstock.gateway.model.answers import ErrorAnswer, Problem
 from penstock.gateway.model.audit import CALL, ROLES, Role
 from penstock.gateway.model.base import ID_PATTERN
@@ -133,7 +133,7 @@ def check(
 ) -> str:
     """The name of the key that a request comes with; raises `ApiError` when it may not pass. `needs`: the least role
     that opens `what`."""
-    _check_host(headers.get("Host", ""), auth)
+    _check_names(headers, auth)
     return _check_key(list(credentials(headers)), path, auth, "public" if path in public else needs, what)
 
 
@@ -161,6 +161,9 @@ def body_of(content_type: str, body: bytes, model: type[M]) -> M:
     media = content_type.partition(";")[0].strip().lower()
     if media != "application/json":
         raise ApiError(415, "the body must be JSON", "Content-Type", media, ("application/json",))
+    if is_bulky(body):
+        allowed = (f"{MOST_OBJECTS} objects and arrays", f"{MOST_VALUES} values")
+        raise ApiError(413, "the body holds more than is read in one request: send it in parts", "body", None, allowed)
     return _validated(model, lambda: model.model_validate_json(body))
 
 
@@ -189,10 +192,17 @@ def sequence_of(request: web.Request) -> int:
     return int(value)
 
 
-def _check_host(host: str, auth: Auth) -> None:
-    if auth.admin_key is None and not LOOPBACK.fullmatch(host):
-        allowed = ("localhost", "127.0.0.1", "[::1]")
+def _check_names(headers: Mapping[str, str], auth: Auth) -> None:
+    """Refuses what a page of a foreign site asks: of a gateway without a key nothing else would."""
+    if auth.admin_key is not None:
+        return
+    host, origin = headers.get("Host", ""), headers.get("Origin", "")
+    allowed = ("localhost", "127.0.0.1", "[::1]", "`names` in the settings")
+    if not auth.names.is_own(host):
         raise ApiError(403, "without an admin key the control API answers to local names only", "Host", host, allowed)
+    if origin and not auth.names.is_own(origin.partition("://")[2]):
+        message = "without an admin key the control API answers to pages of this machine only"
+        raise ApiError(403, message, "Origin", origin, allowed)
 
 
 def _check_key(presented: Sequence[str], path: str, auth: Auth, needs: Role | Literal["public"], what: str) -> str:

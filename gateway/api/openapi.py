@@ -15,14 +15,15 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from penstock.gateway.filters.query import FIELDS
 from penstock.gateway.model.answers import ErrorAnswer
-from penstock.gateway.model.audit import Role
+from penstock.gateway.model.audit import Role, Said
+from penstock.gateway.model.base import ID_PATTERN
 
 REF = "#/components/schemas/{model}"
 OCTETS, EVENTS, HTML, TEXT = "application/octet-stream", "text/event-stream", "text/html", "text/plain"
@@ -39,6 +40,10 @@ PATH_HELP = {
     "question": "Id of a tool call that waits for a person.",
     "sequence": "Number of a span within its attempt, from 1.",
 }
+
+
+_SEQUENCE = {"type": "integer", "minimum": 1, "maximum": 999_999_999}
+_ID = {"type": "string", "pattern": ID_PATTERN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,8 @@ def _operation(route: Route) -> dict[str, Any]:
         "responses": {"200": _answer(route), **{str(status): _error(status) for status in error_statuses(route)}},
     }
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _json(route.body)}
+        # Where all that can be said is why, nothing need be.
+        operation["requestBody"] = {"required": route.body is not Said, "content": _json(route.body)}
     if route.public:
         operation["security"] = [{}]
     return operation
@@ -150,13 +156,13 @@ def error_statuses(route: Route) -> list[int]:
     checked = (400,) if route.query or route.body or route.path_parameters else ()
     found = (404,) if route.path_parameters else ()
     keyed = () if route.public else (401,)
-    typed = (415,) if route.body else ()
-    return sorted({*checked, *found, *keyed, 403, *typed, *route.errors})
+    typed = (413, 415) if route.body else ()
+    return sorted({*checked, *found, *keyed, 403, *typed, 431, *route.errors})
 
 
 def _path_parameters(route: Route) -> Iterator[dict[str, Any]]:
     for name in route.path_parameters:
-        schema = {"type": "integer", "minimum": 1} if name == "sequence" else {"type": "string"}
+        schema = _SEQUENCE if name == "sequence" else _ID
         yield {"name": name, "in": "path", "required": True, "description": PATH_HELP[name], "schema": schema}
 
 
@@ -192,9 +198,23 @@ def _schemas(routes: Sequence[Route]) -> dict[str, Any]:
     wanted = [(m, "serialization") for m in (*answers, ErrorAnswer)] + [(m, "validation") for m in bodies]
     _, top = models_json_schema(list(dict.fromkeys(wanted)), ref_template=REF)  # pyright: ignore[reportArgumentType]
     schemas: dict[str, Any] = top["$defs"]
+    _close(schemas)
     for model in models_within([m for m, _ in wanted]):
         _describe(schemas.get(model.__name__, {}), field_docs(model))
     return schemas
+
+
+def _close(schema: Any) -> None:
+    """Where names have a pattern there are no others; pydantic does not say so."""
+    if isinstance(schema, dict):
+        found = cast(dict[str, Any], schema)
+        if "patternProperties" in found:
+            found["additionalProperties"] = False
+        for inner in found.values():
+            _close(inner)
+    elif isinstance(schema, list):
+        for inner in cast(list[Any], schema):
+            _close(inner)
 
 
 def _describe(schema: dict[str, Any], docs: dict[str, str]) -> None:

@@ -276,7 +276,7 @@ def decode_cursor(name: str, cursor: str | None) -> Mark | None:
     try:
         blob = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         kind, *mark = json.loads(blob)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise CursorError("is not a cursor that this gateway gave", cursor) from None
     if kind != name or not any(_fits(mark, shape) for shape in MARKS[name]):
         raise CursorError("is a cursor of another list", cursor)

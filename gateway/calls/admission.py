@@ -39,6 +39,9 @@ UNPACKED: Final = 32 << 20
 """A request that is longer than this without its content encoding is not read, because the event loop would wait;
 bytes.
 """
+_PACKED_LIGHTLY: Final = 64
+"""How many times as long as it came such a request may be, from a megabyte on: it is held as long as its call runs, and
+a hundred bytes can stand for all of `UNPACKED`. Text and images come nowhere near it."""
 _log = logging.getLogger("penstock.proxy")
 _UNREAD: Final = "\0"
 """Stands for a model name that was not read yet; no model is called that."""
@@ -92,8 +95,13 @@ class Admitted:
 class Admission:
     """Knows the keys and the conversations."""
 
-    def __init__(self, auth: Auth, conversations: Conversations, token_required: bool) -> None:
+    def __init__(self, auth: Auth, conversations: Conversations, token_required: bool, local_only: bool) -> None:
+        """`local_only`: whether only this machine can connect."""
         self._auth = auth
+        self._foreign_pages = local_only and not token_required
+        """Whether a page of a foreign site could call, in the browser of somebody on this machine."""
+        self._hosts: set[bytes] = set()
+        """Some that may be named in `Host`."""
         self._conversations = conversations
         self._fingerprints = Fingerprints()
         self._token_required = token_required
@@ -163,6 +171,8 @@ class Admission:
         elif b"content-encoding" in headers:
             _unpack(admitted, request)
         shown = self._authorize(headers)
+        if self._foreign_pages and shown is _NOTHING and hints.peer:
+            self._check_names(headers)
         address = _agreed(address, shown.rollout)
         if address is None:
             address = self._implicit(admitted, hints)
@@ -171,6 +181,17 @@ class Admission:
         admitted.address, admitted.token, admitted.key = address, shown.rollout is not None, shown.key
         admitted.baggage = _baggage(request)
         return admitted
+
+    def _check_names(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raises `ClientFault` for what a page of a foreign site asks: it would use the keys of this gateway."""
+        host, origin = headers.get(b"host", b""), headers.get(b"origin", b"")
+        if host not in self._hosts:
+            if host and not self._auth.names.may_be_asked(host.decode("latin-1")):
+                raise _foreign("host", host)
+            if len(self._hosts) < _HOSTS:
+                self._hosts.add(host)
+        if origin and not self._auth.names.may_ask(origin.decode("latin-1"), host.decode("latin-1")):
+            raise _foreign("origin", origin)
 
     def _authorize(self, headers: Mapping[bytes, bytes]) -> Shown:
         """What a call comes with; raises `ClientFault` where it needs more."""
@@ -302,6 +323,16 @@ class Shown(NamedTuple):
 
 _NOTHING: Final = Shown(None, None)
 _NOWHERE = Address("nowhere")
+_HOSTS: Final = 64
+
+
+def _foreign(field: str, value: bytes) -> ClientFault:
+    shown = value.decode("latin-1")[:100]
+    message = (
+        f"{shown!r} is no name of this machine: without agent tokens only local programs and pages are served; if it "
+        "is one, add it to `names` in the settings"
+    )
+    return ClientFault(403, "origin", message, field)
 
 
 def _agreed(address: Address | None, token: str | None) -> Address | None:
@@ -322,7 +353,8 @@ def _baggage(request: Request) -> str:
 def _unpack(call: Admitted, request: Request) -> None:
     """Undoes the content encoding of a request. What cannot be undone passes as it came, unread."""
     names = b",".join(value for low, _, value in request.headers if low == b"content-encoding")
-    body, problem = decode_body(call.body, names.decode("latin-1"), UNPACKED)
+    limit = min(UNPACKED, max(1 << 20, _PACKED_LIGHTLY * len(call.body)))
+    body, problem = decode_body(call.body, names.decode("latin-1"), limit)
     if problem is None and body is not call.body:
         call.body, call.packed = body, call.body
 

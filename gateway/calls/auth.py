@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from penstock.gateway.model.audit import CALL, Role
 from penstock.gateway.model.base import ID_PATTERN
+from penstock.gateway.model.local_names import LocalNames
 from penstock.gateway.model.server_settings import ADMIN_KEY, READ_KEY
 
 PREFIX = "pst_"
@@ -70,9 +71,10 @@ class Auth:
         read_key: str | None = None,
         named: Iterable[tuple[str, Holder]] = (),
         callers: Iterable[tuple[str, str]] = (),
+        names: LocalNames | None = None,
     ) -> None:
         """`named`: the hash of each named key, and whoever has it; `callers`: that of each that opens calls, and its
-        name."""
+        name. `names`: by which it is asked where it asks for no key."""
         for name, key in ((f"admin key ({ADMIN_KEY})", admin_key), (f"read key ({READ_KEY})", read_key)):
             if key is not None and (not key or key.startswith(PREFIX)):
                 raise ValueError(f"the {name} must not be empty nor start with {PREFIX!r}, which marks agent tokens")
@@ -91,6 +93,7 @@ class Auth:
             raise ValueError(f"{READ_KEY} is the same as {ADMIN_KEY}, which changes things: choose another read key")
         if len(secret) < 16:
             raise ValueError("the token secret must have at least 16 bytes")
+        self.names = names or LocalNames()
         self.admin_key = admin_key
         self.read_key = read_key
         # Prepared once: keying it costs more than signing a name.

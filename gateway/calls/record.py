@@ -32,6 +32,8 @@ from penstock.gateway.upstreams.pool import Pool
 
 _log = logging.getLogger("penstock.recorder")
 _OVERHEAD = 1024
+_MANY = 64
+"""Chunks of one read from which on they are kept as one piece: of a byte each they would take ten times the memory."""
 _CAME = About(answer=True)
 PROMPTS = "penstock.prompts.sha256"
 """Attribute of a call: the hashes of its prompts as the agent sent them, by resource."""
@@ -159,7 +161,7 @@ class Record:
         self.response_bytes += size
         if self._size + size <= self._limit and not self.truncated:
             self._size += size
-            self.pieces += pieces
+            self.pieces += pieces if len(pieces) <= _MANY else (b"".join(pieces),)
             self.marks += (elapsed // 1000, size)
         else:
             self.truncated = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from typing import Protocol
 
 import brotli
@@ -26,6 +27,10 @@ ZSTD_WINDOW = 8 << 20
 """The most that RFC 9659 allows for HTTP."""
 BLOCK = 1 << 16
 """About how many bytes brotli gives at a time: it knows no bound of its own, and 512 bytes can stand for gigabytes."""
+MOST_ENCODINGS = 4
+"""Encodings of a body that are undone, one after the other. Nobody sends more than two, and each may take as long."""
+MOST_MEMBERS = 1 << 14
+"""Members of an encoded body that are read: each takes a decoder of its own."""
 CUT = "ends early"
 """The problem of a body that is good as far as it goes."""
 EXCERPT = 300
@@ -82,8 +87,11 @@ def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
 
 def decode_body(body: bytes, content_encoding: str | None, limit: int = LIMIT) -> tuple[bytes, str | None]:
     """A body without its content encodings, and what was wrong with it."""
-    names = [name.strip().lower() for name in (content_encoding or "").split(",")]
-    for name in reversed([name for name in names if name not in ("", "identity")]):
+    told = [name.strip().lower() for name in (content_encoding or "").split(",")]
+    names = [name for name in told if name not in ("", "identity")]
+    if len(names) > MOST_ENCODINGS:
+        return body, f"{len(names)} content encodings are more than the {MOST_ENCODINGS} that are undone"
+    for name in reversed(names):
         make = _inflater(name, body, limit)
         if make is None:
             return body, f"content encoding {name[:40]!r} is not supported"
@@ -130,16 +138,22 @@ def _inflater(name: str, body: bytes, limit: int) -> Callable[[], _Inflater] | N
 
 def _inflate(make: Callable[[], _Inflater], body: bytes, limit: int) -> tuple[bytes, str | None]:
     """Members of a body one after the other; gzip and zstd allow for several."""
-    decoded, inflater, ended = bytearray(), make(), not body
+    # Gives what was written without a copy of it.
+    decoded, size = BytesIO(), 0
+    inflater, ended, members = make(), not body, 0
     for start in range(0, len(body), SLICE):
         piece = body[start : start + SLICE]
         while piece:
             try:
-                decoded += inflater.decompress(piece)
+                size += decoded.write(inflater.decompress(piece))
             except (zlib.error, brotli.error, zstandard.ZstdError) as error:
-                return bytes(decoded), f"cannot be decoded ({error})"
-            if len(decoded) > limit:
-                return bytes(decoded[:limit]), f"larger than {limit} bytes once decoded"
+                return decoded.getvalue(), f"cannot be decoded ({error})"
+            if size > limit:
+                decoded.truncate(limit)
+                return decoded.getvalue(), f"larger than {limit} bytes once decoded"
             ended, piece = inflater.eof, inflater.unused_data
-            inflater = make() if ended else inflater
-    return bytes(decoded), None if ended else CUT
+            if ended:
+                inflater, members = make(), members + 1
+            if members > MOST_MEMBERS:
+                return decoded.getvalue(), f"it has more than {MOST_MEMBERS} members"
+    return decoded.getvalue(), None if ended else CUT

@@ -105,6 +105,11 @@ _asked = msgspec.json.Decoder(_Asked).decode
 _offers = msgspec.json.Decoder(_Offers).decode
 
 
+_READ = 2 << 20
+"""Bytes at the end of a stream in which the ends of its choices are looked for: that takes a second, in which nothing
+else is recorded."""
+
+
 class Framed(Post):
     """What chat and text completions share: the frame around their choices."""
 
@@ -140,7 +145,8 @@ class Framed(Post):
 
     def _finished(self, response: bytes, wanted: int) -> bool:
         """Whether all choices of a stream have ended; some servers send nothing after that."""
-        choices = self.assemble(response, [])["choices"]
+        end = response if len(response) <= _READ else response[response.find(b"\n\n", len(response) - _READ) + 2 :]
+        choices = self.assemble(end, [])["choices"]
         return len(choices) >= wanted and _complete(choices)
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:

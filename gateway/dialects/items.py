@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, arr, loads, peek, peeked
+from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, arr, is_bulky, loads, peek, peeked
 
 LARGE: Final = 256 << 10
 """Bytes of a request above which cutting it would hold others up."""
 ANSWERS: Final = ("_call_output", "_approval_response")
 """How the types of those items end with which a client answers the model, where items have types."""
+MOST_ITEMS: Final = 1 << 16
+"""Items of a conversation, and members of a request, that are read of a large one."""
 _STEP = 64 << 10
 _BLANK = re.compile(rb"[ \t\n\r]*")
 _SCALAR = re.compile(rb"[^ \t\n\r,\]}]+")
@@ -26,6 +28,7 @@ _TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _FLAT = re.compile(rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
 """What stands before the next bracket; ends early at a string that is longer than the step."""
 
+T = TypeVar("T")
 Values = dict[str, "msgspec.Raw | list[msgspec.Raw]"]
 """Members of a request by name, as raw JSON; of those that are lists the items."""
 
@@ -81,7 +84,7 @@ def _skimmed(body: bytes, names: frozenset[str]) -> tuple[Peek, Values]:
     try:
         found = skim(body, names)
     except ValueError:
-        return Peek(), {}
+        return peek(body), {}
     model, n, tools = (whole(found.pop(name, None)) for name in ("model", "n", "tools"))
     return Peek(loads(model), loads(n), msgspec.Raw(tools)), found
 
@@ -89,14 +92,25 @@ def _skimmed(body: bytes, names: frozenset[str]) -> tuple[Peek, Values]:
 def skim(body: bytes, names: frozenset[str]) -> Values:
     """The members of a JSON object that have these names; raises `ValueError` where the body is none. What lies between
     its brackets is not checked."""
+    if is_bulky(body):
+        raise ValueError("it holds more than is read")
     found: Values = {}
     view = memoryview(body)
-    for name, at in _members(body):
+    for name, at in _bounded(_members(body)):
         if name in names:
             listed = body[at] == 0x5B
-            cut = [msgspec.Raw(view[a:b]) for a, b in (_elements(body, at) if listed else [(at, _end(body, at))])]
+            parts = _bounded(_elements(body, at)) if listed else [(at, _end(body, at))]
+            cut = [msgspec.Raw(view[a:b]) for a, b in parts]
             found[name] = cut if listed else cut[0]
     return found
+
+
+def _bounded(parts: Iterator[T]) -> Iterator[T]:
+    """No more than a conversation has: its thread reads the next request after this one."""
+    for number, part in enumerate(parts):
+        if number == MOST_ITEMS:
+            raise ValueError(f"it holds more than {MOST_ITEMS} items")
+        yield part
 
 
 def _members(body: bytes) -> Iterator[tuple[str, int]]:

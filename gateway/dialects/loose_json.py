@@ -22,7 +22,12 @@ UNREADABLE = (ValueError, RecursionError)
 
 DEEPEST = 100
 """Levels of nesting that are read. pydantic takes about 200 and orjson writes 254, a Turn around it included."""
+MOST_OBJECTS = 1 << 20
+MOST_VALUES = 1 << 22
+"""Objects and arrays, and values, of a body that is read. Three bytes of JSON can stand for two hundred of memory, and
+for a microsecond in which nothing else runs."""
 LONGEST_LABEL = 256
+_SLICE = 1 << 20
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 MOST_TOKENS = 1 << 53
 PROMPT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
@@ -38,11 +43,27 @@ class Peek(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw()
 
 
+def is_bulky(body: bytes | str) -> bool:
+    """Whether it may hold more objects or values than are read. Commas and brackets in texts count as well."""
+    if len(body) <= MOST_OBJECTS:
+        return False
+    objects = values = 0
+    for start in range(0, len(body), _SLICE):
+        part = body[start : start + _SLICE]
+        objects += _brackets(part)
+        values += part.count(",") if isinstance(part, str) else part.count(b",")
+        if objects > MOST_OBJECTS or values > MOST_VALUES:
+            return True
+    return False
+
+
 def lenient(kind: type[T]) -> Callable[[bytes], T]:
     """A JSON decoder of a struct whose fields all have defaults, which is what unreadable bytes give."""
     decode = msgspec.json.Decoder(kind).decode
 
     def read(body: bytes) -> T:
+        if is_bulky(body):
+            return kind()
         try:
             return decode(body)
         except UNREADABLE:
@@ -51,8 +72,27 @@ def lenient(kind: type[T]) -> Callable[[bytes], T]:
     return read
 
 
-peek = lenient(Peek)
-"""The few fields of a request body that a head needs."""
+class _Named(msgspec.Struct):
+    """A `Peek` that nothing large is made for, whatever stands there."""
+
+    model: str | None = None
+    n: int | None = None
+    tools: msgspec.Raw = msgspec.Raw()
+
+
+_peek = lenient(Peek)
+_named = msgspec.json.Decoder(_Named).decode
+
+
+def peek(body: bytes) -> Peek:
+    """The few fields of a request body that a head needs."""
+    if not is_bulky(body):
+        return _peek(body)
+    try:
+        found = _named(body)
+    except UNREADABLE:
+        return Peek()
+    return Peek(found.model, found.n, found.tools)
 
 
 def peeked(asked: Peek) -> Peek:
@@ -61,7 +101,10 @@ def peeked(asked: Peek) -> Peek:
 
 
 def loads(body: bytes | str) -> Any:
-    """The JSON value, None when there is none or it is nested deeper than anyone could show it again."""
+    """The JSON value, None when there is none, it is nested deeper than anyone could show it again, or holds more than
+    is read."""
+    if is_bulky(body):
+        return None
     try:
         value = orjson.loads(body)
     except UNREADABLE:
@@ -91,8 +134,14 @@ def document(body: bytes, what: str, problems: list[str]) -> Json:
     """A body as a JSON object; a problem is noted and {} given when it is none."""
     value = loads(body)
     if not isinstance(value, dict):
-        problems.append(f"{what}: {'not a readable JSON object' if body else 'empty'}")
+        problems.append(f"{what}: {_problem(body)}")
     return obj(value)
+
+
+def _problem(body: bytes) -> str:
+    if is_bulky(body):
+        return f"more than {MOST_OBJECTS:,} objects or {MOST_VALUES:,} values, which are not read"
+    return "not a readable JSON object" if body else "empty"
 
 
 def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:

@@ -82,7 +82,8 @@ class ClientConnection(asyncio.Protocol):
         self.paused = False
         """True while the client takes nothing of what is written."""
         self.seen = 0.0
-        """When the last byte of an unfinished request, or the end of the last answer, was seen; monotonic seconds."""
+        """When the last byte of an unfinished body, the first of an unfinished head, or the end of the last answer was
+        seen; monotonic seconds."""
         self.hints = Hints()
         """What is known of the conversations on this connection."""
         self.tunnel: object | None = None
@@ -116,11 +117,14 @@ class ClientConnection(asyncio.Protocol):
             return
         if self.closing or reader.over:
             return
+        in_head = reader.in_head
         reader.feed(data)
         if reader.requests:
             self._serve_waiting()
         if self.served is None:
-            self.seen = monotonic()
+            if not (in_head and reader.in_head):
+                # A head has all its time from the first byte on, however slowly it comes.
+                self.seen = monotonic()
             if reader.expects:
                 self._continue()
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from penstock.gateway.http.errors import Refusal
 
 Headers = list[tuple[bytes, bytes, bytes]]
 """(lower-case name, name as sent, value), in order."""
 
-LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
-"""Hosts by which a browser reaches this machine only. A page of any other name may be anybody's (DNS rebinding)."""
 _CHUNKS = 65536
 _PIECES = 4096
 

@@ -50,6 +50,11 @@ class RequestReader:
         """True while a request has begun and is not whole."""
         return self._request is not None
 
+    @property
+    def in_head(self) -> bool:
+        """True while the head of a request has begun and is not whole."""
+        return self._in_head
+
     def feed(self, data: bytes) -> None:
         """Takes what one read brought."""
         if self._behind is not None:

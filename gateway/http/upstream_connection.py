@@ -18,6 +18,9 @@ from penstock.gateway.http.headers import HOP
 
 _log = logging.getLogger("penstock.upstream")
 _HEAD_LIMIT = 256 << 10
+"""Largest head of an answer, and the most that frames its body without bringing any of it; bytes."""
+_INTERIM = 100
+"""1xx answers before an answer: each costs its client as much as an answer."""
 _WATCHED = HOP | {b"transfer-encoding", b"content-length", b"content-type", b"content-encoding"}
 _NO_HOPS: frozenset[bytes] = frozenset()
 Headers = list[tuple[bytes, bytes]]
@@ -95,9 +98,10 @@ class Owner(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an upstream."""
 
-    __slots__ = ("_buffer", "_counted", "_garbage", "_headed", "_parser", "caller", "chunked", "content_type", "cut",
-                 "done", "encoding", "head_fields", "headers", "hops", "idle_since", "keep_alive", "length_known",
-                 "owner", "pieces", "reused", "seen", "status", "switched", "transport")  # fmt: skip
+    __slots__ = ("_buffer", "_counted", "_framing", "_garbage", "_headed", "_interim", "_parser", "caller", "chunked",
+                 "content_type", "cut", "done", "encoding", "head_fields", "headers", "hops", "idle_since",
+                 "keep_alive", "length_known", "owner", "pieces", "reused", "seen", "status", "switched",
+                 "transport")  # fmt: skip
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
@@ -114,6 +118,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _clear(self) -> None:
         self._buffer = b""
         self._headed = self._garbage = False
+        self._framing = self._interim = 0
         self.status = 0
         self.headers: Headers = []
         """Header fields, and once the body has begun, trailer fields."""
@@ -194,7 +199,7 @@ class UpstreamConnection(asyncio.Protocol):
                 return
             elif not self._headed:
                 self._await_head(caller, data)
-            elif self._parse(data):
+            elif self._parse(data) and (self.pieces or self.done or self._frames(len(data))):
                 caller.on_data(self, data)
         except Exception:
             # The loop would only close this connection, and the client would wait for ever.
@@ -210,6 +215,10 @@ class UpstreamConnection(asyncio.Protocol):
                     return
             elif data[9:12] != b"100":
                 caller.on_interim(data[:end])
+            self._interim += 1
+            if self._interim > _INTERIM:
+                self._break("upstream_protocol")
+                return
             self._buffer = data = data[end:]
             end = data.find(b"\r\n\r\n") + 4
         if end > 3:
@@ -228,6 +237,13 @@ class UpstreamConnection(asyncio.Protocol):
             self.done, raw = True, b""
             self._parser = httptools.HttpResponseParser(self)
         caller.on_answer(self, head, raw)
+
+    def _frames(self, size: int) -> bool:
+        """A read without any of the body: chunk extensions, trailers. False where they do not end."""
+        self._framing += size
+        if self._framing > _HEAD_LIMIT:
+            self._break("upstream_protocol")
+        return self._framing <= _HEAD_LIMIT
 
     def _parse(self, data: bytes) -> bool:
         try:

@@ -18,6 +18,10 @@ _CONTINUATION, _BINARY, _CONTROL = 0, 2, 8
 _TAIL: Final = b"\x00\x00\xff\xff"
 """What a sender leaves out at the end of a compressed message (RFC 7692 §7.2.1)."""
 _EXTENSION: Final = re.compile(rb"\s*permessage-deflate\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
+_FRAMES: Final = 1 << 16
+"""Most frames from the beginning of a message to its end, those of control among them: each is held with it."""
+_MASKED: Final = 1 << 20
+"""Bytes that are unmasked at a time; it takes several times as much memory."""
 GOING_AWAY: Final = 1001
 UNREADABLE: Final = 1002
 TOO_LARGE: Final = 1009
@@ -45,8 +49,8 @@ class Packing(NamedTuple):
 class Reader:
     """The messages of one direction."""
 
-    __slots__ = ("_alone", "_begun", "_buffer", "_compressed", "_inflater", "_kind", "_limit", "_read", "_size",
-                 "problem", "whole")  # fmt: skip
+    __slots__ = ("_alone", "_begun", "_buffer", "_compressed", "_frames", "_inflater", "_kind", "_limit", "_read",
+                 "_size", "problem", "whole")  # fmt: skip
 
     def __init__(self, limit: int, packing: Packing | None) -> None:
         """`limit`: most bytes of a message. `packing`: None where messages come as they are."""
@@ -58,7 +62,7 @@ class Reader:
         self._alone = packing is not None and packing.alone
         self._buffer = bytearray()
         self._begun: list[bytes] = []
-        self._size = self._read = self._kind = 0
+        self._size = self._read = self._kind = self._frames = 0
         self._compressed = False
 
     @property
@@ -110,7 +114,10 @@ class Reader:
 
     def _take(self, first: int, payload: bytes) -> Message | None:
         kind, compressed = first & 15, bool(first & 64)
-        if first & 48 or (compressed and (self._inflater is None or kind not in (TEXT, _BINARY))):
+        self._frames = self._frames + 1 if self._begun else 0
+        if self._frames > _FRAMES:
+            self.problem = f"a message is larger than {_FRAMES} frames"
+        elif first & 48 or (compressed and (self._inflater is None or kind not in (TEXT, _BINARY))):
             self.problem = "a frame has bits of an extension that was not agreed on"
         elif kind >= _CONTROL:
             if not self._begun:
@@ -151,6 +158,9 @@ class Reader:
 
 
 def _unmasked(payload: bytes, key: bytes) -> bytes:
+    if len(payload) > _MASKED:
+        # A multiple of the key's length, so each piece begins with its first byte.
+        return b"".join(_unmasked(payload[at : at + _MASKED], key) for at in range(0, len(payload), _MASKED))
     size = len(payload)
     mask = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(payload, "little") ^ int.from_bytes(mask, "little")).to_bytes(size, "little")

@@ -100,7 +100,7 @@ class McpCall(LimitedCall):
         self._listens = self.request.method == "GET" or (first is not None and first.method == _LISTENING)
         headers = {low: value for low, _, value in self.request.headers}
         if self._mcp.servers.local_only and not call.token and call.wanted is None:
-            check_origin(headers)
+            check_origin(headers, self._mcp.servers.names)
         self._server.check(headers, call.token or call.key is not None)
         if first is not None and first.method == _OPENING:
             self._belong(new_rollout())

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.gateway.http.errors import ClientFault
-from penstock.gateway.http.request import LOOPBACK
+from penstock.gateway.model.local_names import LocalNames
 
 _SCHEME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def check_origin(headers: Mapping[bytes, bytes]) -> None:
+def check_origin(headers: Mapping[bytes, bytes], names: LocalNames) -> None:
     """Raises `ClientFault` for what a page of a foreign site asks: the gateway may hold the keys of servers. (The
     protocol wants servers to look at `Origin`; a server would see the gateway's host.)"""
     for name in (b"host", b"origin"):
         value = headers.get(name, b"").decode("latin-1")
         host = value if name == b"host" else _SCHEME.sub("", value)
-        if value and LOOPBACK.fullmatch(host) is None:
+        if value and not names.is_own(host):
             message = f"{value[:100]!r} is no name of this machine: without agent tokens only local pages are served"
             raise ClientFault(403, "origin", message, name.decode())

@@ -35,7 +35,7 @@ class OwnPool(HostedPool):
             raise ClientFault(403, "control", "agent tokens and keys for calls never open Penstock's own tools")
         named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
         try:
-            asked = {**named, "Host": named.get("host", "")}
+            asked = {**named, "Host": named.get("host", ""), "Origin": named.get("origin", "")}
             guard.check(asked, "/api", self._auth, needs="admin", what="Penstock's own tools")
         except guard.ApiError as error:
             raise ClientFault(error.status, "control", str(error), error.problem.field) from None

@@ -163,6 +163,7 @@ class Servers:
         configured = config.mcp.servers.items()
         self.local_only = config.loopback
         """Whether only this machine can connect, so that no key is needed."""
+        self.names = config.local_names()
         self.scheme = "http" if config.tls.certificate is None else "https"
         """What clients call, where no proxy in front says otherwise."""
         self.pools = {

@@ -242,10 +242,10 @@ class Policy(Section):
             )
         if any(later <= earlier for earlier, later in pairwise(splits)):
             raise ValueError(f"stages: splits must rise, since no rollout may change its arm; found {_listed(splits)}")
-        needed = int(sum(stage.rollouts / stage.split for stage in self.stages))
-        if needed > self.horizon:
+        needed = sum(stage.rollouts / stage.split for stage in self.stages)
+        if needed >= self.horizon + 1:
             raise ValueError(
-                f"horizon: {self.horizon} rollouts, but the stages take about {needed} (their rollouts divided by "
+                f"horizon: {self.horizon} rollouts, but the stages take about {needed:.0f} (their rollouts divided by "
                 "their splits); raise horizon or lower stages.rollouts"
             )
         return self

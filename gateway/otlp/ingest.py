@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from penstock.gateway.otlp.span_in import Span
     from penstock.gateway.otlp.wire import Request
 
+MOST_GROUPS = 10_000
+"""Resources and scopes of one request: an SDK has one or two, a collector some for each process that it hears."""
 SLICE = 200
 """Spans that are looked at between two turns of the event loop: a few milliseconds."""
 MOST_REASONS = 5
@@ -107,7 +109,8 @@ class _Batch:
         """Looks at every span."""
         for number, (span, source) in enumerate(_spans(asked), 1):
             try:
-                self._place(entry_of(span, source.resource, source.instrumentation), source)
+                if span is not None:
+                    self._place(entry_of(span, source.resource, source.instrumentation), source)
             except Rejected as error:
                 self.rejected[error.outcome, str(error)] += 1
             if number % SLICE == 0:
@@ -168,15 +171,23 @@ class _Batch:
         return "; ".join(reasons + self._warnings[:MOST_REASONS])
 
 
-def _spans(asked: Request) -> Iterator[tuple[Span, _Source]]:
+def _spans(asked: Request) -> Iterator[tuple[Span | None, _Source]]:
+    """Each span, and None for a group of them, of which any number may be empty. Raises `Failure`."""
+    groups = 0
     for group in asked.resource_spans or ():
         resource = Bounds().attributes(group.resource.attributes if group.resource else None)
         said = _said(resource)
+        yield None, _Source(resource, {}, said)
         for part in group.scope_spans or ():
+            groups += 1
             scope = part.scope
             source = _Source(resource, {} if scope is None else scope_of(scope.name, scope.version), said)
+            yield None, source
             for span in part.spans or ():
                 yield span, source
+        groups += 1
+        if groups > MOST_GROUPS:
+            raise Failure(413, f"the request has more than {MOST_GROUPS} resources and scopes; send smaller batches")
 
 
 def _said(resource: dict[str, Any]) -> Said | Rejected | None:

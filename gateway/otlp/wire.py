@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from aiohttp import web
 from msgspec import MsgspecError
 
+from penstock.gateway.dialects.loose_json import is_bulky
 from penstock.gateway.otlp import json_encoding
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 Encoding = Literal["application/x-protobuf", "application/json"]
 PROTOBUF: Encoding = "application/x-protobuf"
 JSON: Encoding = "application/json"
-REQUEST_BYTES = 64 << 20
-"""What one request may have, without its compression: sixteen times what SDKs and collectors send at most."""
+REQUEST_BYTES = 16 << 20
+"""What one request may have, without its compression: four times what SDKs and collectors send at most. Two bytes of
+protobuf can stand for fifty times as many of memory."""
 COMPRESSIONS = ("", "identity", "gzip")
 _SERVICE = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
 _INVALID, _UNAVAILABLE, _TOO_LARGE, _UNIMPLEMENTED, _INTERNAL = 3, 14, 8, 12, 13
@@ -104,6 +106,8 @@ def _from_protobuf(body: bytes) -> Request:
 
 
 def _from_json(body: bytes) -> Request:
+    if is_bulky(body):
+        raise Failure(413, "the request holds more objects or values than are read; send smaller batches")
     try:
         return json_encoding.decode(body)
     except (MsgspecError, UnicodeDecodeError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from time import monotonic
 
+from penstock.gateway.api import guard
 from penstock.gateway.api.front_page import front_page
 from penstock.gateway.calls.address import AddressError, from_path
 from penstock.gateway.calls.admission import Admitted
@@ -123,7 +124,11 @@ class Dispatch:
 
     def _refuse(self, client: ClientConnection, request: Request, refusal: Refusal) -> None:
         """Answers a request that does not become a call: it belongs to no rollout, or is no request at all."""
-        body = refusal_body(_spoken(request), refusal)
+        if is_control(request.target):
+            said = guard.ApiError(refusal.status, refusal.message, refusal.field)
+            body = guard.refusal(said)[3]
+        else:
+            body = refusal_body(_spoken(request), refusal)
         head = refusal_head(refusal, len(body), request.keep_alive)
         client.transport.write(head if request.method == "HEAD" else head + body)
         if request.refusal is None:

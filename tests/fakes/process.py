@@ -50,6 +50,12 @@ def vllms(*urls: str, train: str | None = "true") -> str:
     return made if train is None else made + route
 
 
+def memory_of(pid: int, what: str = "VmRSS") -> int:
+    """Resident memory of a process; bytes. `what`: the field of its status, `VmHWM` for the most there has been."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.partition(f"{what}:")[2].split()[0])
+
+
 def child(pid: int, word: bytes) -> int:
     """The process that another one has started with this word in its command; words end with a zero."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -75,6 +81,11 @@ class Gateway:
     @property
     def pid(self) -> int:
         return self._running().pid
+
+    @property
+    def memory(self) -> int:
+        """Resident memory; bytes."""
+        return memory_of(self.pid)
 
     @property
     def port(self) -> int:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import aiohttp
 from fakes.odd import Connection, Odd, Script
-from fakes.process import ROOT, upstream, write_config
+from fakes.process import ROOT, memory_of, upstream, write_config
 from fakes.raw import Headers, Wire, connect, post
 from fakes.tape import Tape
 
@@ -51,8 +51,16 @@ class Base:
     @property
     def memory(self) -> int:
         """Resident memory of its process; bytes."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return 1024 * int(status.partition("VmRSS:")[2].split()[0])
+        return memory_of(self.pid)
+
+    @property
+    def peak(self) -> int:
+        """The most that it was since `forget_peak`; bytes."""
+        return memory_of(self.pid, "VmHWM")
+
+    def forget_peak(self) -> None:
+        """From now on the most is what it is now."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     @property
     def log(self) -> str:

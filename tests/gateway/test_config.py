@@ -105,6 +105,8 @@ def test_a_key_that_is_like_no_other_is_answered_with_all(tmp_path: Path) -> Non
 WRONG = [
     ("", "host = 1"),
     ("", "socket = 1"),
+    ("", "names = 1"),
+    ("", 'names = ["a b"]'),
     ("", "port = 70000"),
     ("", 'port = "80"'),
     ("", "port = true"),

@@ -335,3 +335,30 @@ async def test_a_client_of_http_1_0_may_ask_the_control_plane(rig: Rig) -> None:
     assert got.startswith(b"HTTP/1.1 200 OK")
     assert header_fields(got)["connection"] == "close"
     assert b"penstock_calls_total" in body_of(got)
+
+
+@pytest.mark.parametrize("path", ["/api/spans", "/api/whole"])
+async def test_a_refusal_of_the_port_speaks_as_the_control_api(rig: Rig, path: str) -> None:
+    """Also where the request never reaches it."""
+    async with rig.client() as client:
+        client.send(get(f"{path}?filter={'x' * 70_000}", host="localhost"))
+        answer = await client.message()
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(body_of(answer)) == {
+        "error": {
+            "message": "the request head is larger than 65536 bytes",
+            "type": "invalid_request",
+            "field": "headers",
+        }
+    }
+
+
+async def test_a_query_may_be_as_long_as_a_head(rig: Rig) -> None:
+    """Many ids in one go, or a long filter: the server inside is no stricter than the port."""
+    async with rig.client() as client:
+        client.send(get(f"/api/rollouts?ids={','.join(f'r-{number:060}' for number in range(200))}", host="localhost"))
+        assert (await client.message()).startswith(b"HTTP/1.1 200 ")
+        client.send(get(f"/api/spans?filter={'x' * 30_000}", host="localhost"))
+        answer = await client.message()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body_of(answer))["error"]["field"] == "filter"

@@ -1,0 +1,245 @@
+"""Few bytes that stand for very many, from agents and from upstreams: they cost little, and the next caller nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable
+
+import brotli
+import pytest
+import zstandard
+from fakes.odd import Script, request, send
+from fakes.raw import chunk, events_head, get, head, post, reply
+from fakes.rig import CHAT, Rig
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.calls.turns import MOST_ENCODINGS, MOST_MEMBERS, decode_body
+from penstock.gateway.dialects import items, loose_json
+from penstock.gateway.dialects.items import skim
+from penstock.gateway.dialects.loose_json import Peek, is_bulky, loads, peek
+
+MEGABYTE = 1 << 20
+GIGABYTES = 10
+MOST_GROWN = 150 * MEGABYTE
+MOST_UNPACKED = 256 * MEGABYTE
+"""64 MB by the thread that records, and as much by the one that shows it."""
+ZEROS = b"0" * MEGABYTE
+GOOD = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'
+
+
+def gzip_bomb() -> bytes:
+    """A megabyte of zeros again and again: a block that knows nothing of those before it."""
+    packer = zlib.compressobj(9, wbits=-15)
+    block = packer.compress(ZEROS) + packer.flush(zlib.Z_FULL_FLUSH)
+    return b"\x1f\x8b\x08\0\0\0\0\0\x02\x03" + block * (GIGABYTES << 10)
+
+
+def zstd_bomb() -> bytes:
+    return zstandard.compress(ZEROS) * (GIGABYTES << 10)
+
+
+def brotli_bomb() -> bytes:
+    """It knows no way to say the same block twice, and 300 MB are as good as 10 GB behind a limit of 64."""
+    return brotli.compress(ZEROS * 300, quality=1)
+
+
+BOMBS: dict[str, Callable[[], bytes]] = {"gzip": gzip_bomb, "zstd": zstd_bomb, "br": brotli_bomb}
+
+
+async def call_well(rig: Rig, name: str = "next") -> None:
+    """The next caller."""
+    async with rig.upstream([request(), send(reply(200, GOOD))]), rig.client() as client:
+        client.send(post(f"/rollout/{rig.rollout}-{name}/attempt/a1{CHAT}", b'{"model":"m"}'))
+        assert (await client.message()) == reply(200, GOOD)
+    (span,) = await rig.tape.spans(f"{rig.rollout}-{name}", 1)
+    assert span.status == "ok"
+
+
+async def after(rig: Rig, script: Script, sent: bytes, marks: bytes) -> int:
+    """How much the memory has grown, at most, when a call was recorded and shown, and the next one answered."""
+    rig.base.forget_peak()
+    before = rig.base.memory
+    async with rig.upstream(script), rig.client() as client:
+        client.send(sent)
+        await client.until(marks)
+    span = await rig.span()
+    shown = await rig.tape.get(f"/api/rollouts/{rig.rollout}/attempts/a1/spans/{span.sequence}")
+    assert json.dumps(shown)
+    await rig.tape.get(f"/api/rollouts/{rig.rollout}/diagnosis")
+    await call_well(rig)
+    return rig.base.peak - before
+
+
+@pytest.mark.parametrize("name", BOMBS)
+async def test_a_packed_answer(rig: Rig, name: str) -> None:
+    bomb = BOMBS[name]()
+    answer = events_head([("Content-Encoding", name)]) + chunk(bomb) + chunk(b"")
+    grown = await after(rig, [request(), send(answer)], rig.call(), b"\r\n0\r\n\r\n")
+    assert grown < MOST_UNPACKED + 10 * len(bomb), f"{grown >> 20} MB"
+
+
+@pytest.mark.parametrize("name", BOMBS)
+async def test_a_packed_request(rig: Rig, name: str) -> None:
+    bomb = BOMBS[name]()
+    script: Script = [request(), send(reply(200, GOOD))]
+    grown = await after(rig, script, rig.call(bomb, [("Content-Encoding", name)]), GOOD)
+    assert grown < MOST_UNPACKED + 10 * len(bomb), f"{grown >> 20} MB"
+
+
+OBJECTS = loose_json.MOST_OBJECTS + 1
+MANY: dict[str, bytes] = {
+    "a model of lists": b'{"model":[' + b"[]," * OBJECTS + b"[]]}",
+    "messages of nothing": b'{"model":"m","messages":[' + b"{}," * OBJECTS + b"{}]}",
+    "numbers": b'{"model":"m","messages":[' + b"1," * (8 * OBJECTS) + b"1]}",
+    "one name": b'{"model":"m"' + b',"model":"m"' * OBJECTS + b"}",
+    "depth": b'{"model":"m","messages":' + b"[" * (8 * OBJECTS) + b"]" * (8 * OBJECTS) + b"}",
+    "ten thousand deep": b'{"model":"m","messages":' + b'{"a":' * 10_000 + b"1" + b"}" * 10_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+@pytest.mark.parametrize("named", [True, False], ids=["named", "implicit"])
+async def test_a_request_of_many_values(rig: Rig, what: str, named: bool) -> None:
+    """It passes as it came. Whose it is, and its model, are read as far as that is cheap."""
+    body, before = MANY[what], rig.base.memory
+    rig.base.forget_peak()
+    async with rig.upstream([request(), send(reply(200, GOOD))]) as upstream, rig.client() as client:
+        client.send(post(rig.path() if named else f"{CHAT}?{rig.rollout}", body))
+        await client.until(GOOD)
+        (sent,) = (await upstream.connection(0)).requests
+    assert sent.endswith(body)
+    (span,) = await rig.unaddressed(1) if not named else [await rig.span()]
+    assert span.request_bytes == len(body)
+    await call_well(rig)
+    assert rig.base.peak - before < MOST_GROWN
+
+
+async def test_an_answer_of_many_values(rig: Rig) -> None:
+    body = b'{"choices":[' + b"{}," * (4 * OBJECTS) + b"{}]}"
+    packed = zlib.compress(body, 9, wbits=31)
+    answer = reply(200, packed, [("Content-Encoding", "gzip")])
+    assert await after(rig, [request(), send(answer)], rig.call(), packed) < MOST_GROWN
+    span = await rig.span()
+    shown = await rig.tape.get(f"/api/rollouts/{rig.rollout}/attempts/a1/spans/{span.sequence}")
+    assert any("which are not read" in problem for problem in shown["turn"]["problems"])
+
+
+async def test_a_request_in_many_encodings(rig: Rig) -> None:
+    body = zlib.compress(b'{"model":"m"}', wbits=31)
+    for _ in range(200):
+        body = zlib.compress(body, 0, wbits=31)
+    names = ", ".join(["gzip"] * 201)
+    async with rig.upstream([request(), send(reply(200, GOOD))]) as upstream, rig.client() as client:
+        client.send(rig.call(body, [("Content-Encoding", names)]))
+        await client.until(GOOD)
+        assert (await upstream.connection(0)).requests[0].endswith(body)
+    assert (await rig.span()).model is None
+
+
+def test_encodings_and_members_are_counted() -> None:
+    packed = zlib.compress(b"x", wbits=31)
+    assert decode_body(packed, "gzip")[0] == b"x"
+    told = decode_body(packed, ",".join(["gzip"] * (MOST_ENCODINGS + 1)))
+    assert told == (
+        packed,
+        f"{MOST_ENCODINGS + 1} content encodings are more than the {MOST_ENCODINGS} that are undone",
+    )
+    assert decode_body(packed * MOST_MEMBERS, "gzip") == (b"x" * MOST_MEMBERS, None)
+    made, problem = decode_body(packed * (MOST_MEMBERS + 9), "gzip")
+    assert (len(made), problem) == (MOST_MEMBERS + 1, f"gzip: it has more than {MOST_MEMBERS} members")
+
+
+VALUES = st.recursive(
+    st.integers(-(1 << 40), 1 << 40) | st.text(",[{", max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("[,", max_size=3), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(VALUES)
+def test_what_is_of_common_size_is_read(value: object) -> None:
+    body = json.dumps(value).encode()
+    assert not is_bulky(body)
+    assert loads(json.dumps([value, "x" * 200])) == [value, "x" * 200]
+
+
+def test_what_is_bulky() -> None:
+    text = b'{"model":"m","n":3,"messages":["' + b"word " * MEGABYTE + b'"]}'
+    assert not is_bulky(text)
+    assert not is_bulky(text.decode())
+    many = b'{"model":"m","n":3,"x":[' + b"[]," * OBJECTS + b"1]}"
+    assert is_bulky(many)
+    assert is_bulky(many.decode())
+    assert loads(many) is None
+    assert (peek(many).model, peek(many).n) == ("m", 3), "what decides where it goes is read all the same"
+    assert peek(many[:-1]) == Peek()
+
+
+def test_a_large_request_has_a_bounded_number_of_items() -> None:
+    for body in (
+        b'{"messages":[' + b"1," * items.MOST_ITEMS + b"1]}",
+        b"{" + b'"a":1,' * items.MOST_ITEMS + b'"messages":[1]}',
+    ):
+        with pytest.raises(ValueError, match=f"more than {items.MOST_ITEMS} items"):
+            skim(body, frozenset({"messages"}))
+    assert len(skim(b'{"messages":[' + b"1," * 1000 + b"1]}", frozenset({"messages"}))["messages"]) == 1001
+
+
+EMPTY = 4 << 20
+SPANS: dict[str, tuple[str, bytes, int]] = {
+    "groups": ("application/x-protobuf", b"\x0a\x00" * EMPTY, 413),
+    "too many groups": ("application/x-protobuf", b"\x0a\x00" * (8 * MEGABYTE + 1), 413),
+    "objects": ("application/json", b'{"resourceSpans":[' + b"{}," * OBJECTS + b"{}]}", 413),
+    "depth": ("application/json", b'{"resourceSpans":' + b"[" * 100_000, 400),
+}
+
+
+@pytest.mark.parametrize("what", SPANS)
+async def test_spans_of_nothing(rig: Rig, what: str) -> None:
+    """Their sender gets an answer, and everybody else is served meanwhile."""
+    kind, body, status = SPANS[what]
+    rig.base.forget_peak()
+    before = rig.base.memory
+    start = head(
+        "POST /v1/traces HTTP/1.1", [("Host", "h"), ("Content-Type", kind), ("Content-Length", str(len(body)))]
+    )
+    async with rig.client() as client:
+        client.send(start + body)
+        await call_well(rig)
+        await client.when(lambda: b"\r\n\r\n" in client.received, 60)
+        assert client.received.split(b" ", 2)[1] == b"%d" % status
+    assert rig.base.peak - before < 700 * MEGABYTE
+
+
+@pytest.mark.parametrize("path", ["/api/rollouts", "/rollout/{rollout}/attempt/a1/rewards"])
+async def test_a_body_of_many_values_is_refused_by_the_control_api(rig: Rig, path: str) -> None:
+    body, before = b'{"rollouts":[' + b"{}," * OBJECTS + b"{}]}", rig.base.memory
+    rig.base.forget_peak()
+    async with rig.client() as client:
+        client.send(post(path.format(rollout=rig.rollout), body, host="localhost"))
+        answer = await client.message()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"field":"body"' in answer
+    assert rig.base.peak - before < 64 * MEGABYTE
+
+
+@pytest.mark.parametrize("depth", [300, 10_000])
+async def test_the_control_api_reads_nothing_that_is_too_deep(rig: Rig, depth: int) -> None:
+    deep = b"[" * depth + b"]" * depth
+    cursor = base64.urlsafe_b64encode(b"[" * depth).decode().rstrip("=")
+    asked = [
+        post("/api/rollouts", b'{"rollouts":[{"input":' + deep + b"}]}", host="localhost"),
+        post("/api/policy/test", b'{"rules":' + deep + b"}", host="localhost"),
+        get(f"/api/spans?cursor={cursor}", host="localhost"),
+        get(f"/api/spans?filter={'-' * depth}status:ok", host="localhost"),
+    ]
+    async with rig.client() as client:
+        for sent in asked:
+            client.send(sent)
+            answer = await client.message()
+            assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 200 ")), (sent[:60], answer)
+            assert answer.startswith(b"HTTP/1.1 400 ") or depth < 10_000, sent[:60]
+    assert "Traceback" not in rig.base.log
