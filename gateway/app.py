@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import resource
 import signal
-import sys
 import time
 from pathlib import Path
 from time import monotonic
@@ -26,13 +24,14 @@ from aiohttp import web
 from penstock.gateway.api import routes
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.operations import Operations
+from penstock.gateway.calls import call_log
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth, Holder
 from penstock.gateway.calls.conversations import Conversations
 from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, load, read_key
 from penstock.gateway.definitions.service import Definitions
+from penstock.gateway.http import log
 from penstock.gateway.http.client_connection import ClientConnection
-from penstock.gateway.http.discreet_log import Discreet
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.index.link import Link
 from penstock.gateway.index.sql.runner import Queries
@@ -49,6 +48,7 @@ from penstock.gateway.mcp.wrapped.ingest import Wrapped
 from penstock.gateway.mcp.wrapped.ingest import add_to as add_wrapped
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
+from penstock.gateway.model.log_settings import Log
 from penstock.gateway.model.prices import BUILTIN, Prices
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.policy.policy import Policy
@@ -96,8 +96,6 @@ _TICK_SECONDS = 0.1
 _LOOK_EVERY = 10
 """Ticks between two looks at clients that send nothing."""
 _CONTROL_SECONDS = 1.0
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_log = logging.getLogger("penstock.app")
 
 
 def open_store(
@@ -141,7 +139,8 @@ class Gateway:
         self.store = open_store(config.data, secrets=self._redactor.tape)
         self.feed = Feed(self.store.cursor())
         self.auth = _make_auth(self.store, config)
-        self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed)
+        tell = call_log.teller(config.log)
+        self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed, tell)
         self.state = State(self.metrics, self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
@@ -154,7 +153,8 @@ class Gateway:
         self._wanted = WantedHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
         self._make_releases()
         self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
-        self.index = Link(config.data, config.index.when, lambda: self.feed.cursor, prices=config.prices or BUILTIN)
+        prices = config.prices or BUILTIN
+        self.index = Link(config.data, config.index.when, lambda: self.feed.cursor, prices=prices, log=config.log)
         self.webhooks = Webhooks(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
         self.retention = Retention(
             config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns,
@@ -380,12 +380,13 @@ def _take_all_descriptors() -> None:
 
 def run(config_path: Path | None, data: Path | None, host: str | None, port: int | None) -> None:
     """Runs a gateway until it is told to stop. Raises `SystemExit` with a message when it cannot start."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=_LOG_FORMAT)
+    settings = Log()
+    log.set_up(settings)
     _take_all_descriptors()
     try:
         config = load(config_path, data=data, host=host, port=port)
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(Discreet(_LOG_FORMAT, own_secrets(config.secrets())))
+        settings = config.log
+        log.set_up(settings, own_secrets(config.secrets()))
         uvloop.run(_run(config))
     except (ConfigError, TapeError, OSError) as error:
-        raise SystemExit(f"penstock: {error}") from None
+        raise log.end(settings, f"penstock: {error}") from None

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.masking import rules as masking_rules
 from penstock.gateway.model.base import LONGEST_S, Mode
+from penstock.gateway.model.log_settings import Log
 from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, http_url
 from penstock.gateway.model.tls_settings import NO_TLS, Tls
@@ -156,6 +157,7 @@ class Config(Section):
     """File with the prices of models (`penstock prices`); a list of its own where it is not given."""
     tls: Tls = NO_TLS
     limits: Limits = Limits()
+    log: Log = Log()
     tape: Tape = Tape()
     index: Index = Index()
     otlp: Otlp = Otlp()
