@@ -1,4 +1,4 @@
-"""Settings of the log: `[log]` of penstock.toml. `gateway.http.discreet_log` writes it."""
+"""Settings of the log: `[log]` of penstock.toml. `gateway.http.log` writes it."""
 
 from __future__ import annotations
 

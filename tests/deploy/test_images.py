@@ -40,7 +40,7 @@ ask = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/js
 print(json.load(urllib.request.urlopen(ask))["choices"][0]["message"]["content"])
 """
 
-pytestmark = [pytest.mark.skipif(missing() is not None, reason=missing() or ""), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.skipif(missing() is not None, reason=missing() or ""), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
