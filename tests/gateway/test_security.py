@@ -58,6 +58,7 @@ def listening(pid: int) -> Iterator[str]:
                 yield socket.inet_ntop(family, b"".join(quads))
 
 
+@pytest.mark.timeout(300)
 async def test_what_it_writes_is_for_its_owner_alone(tmp_path: Path, provider: Provider) -> None:
     """The tape, the index, a backup and what is restored, whatever the umask, and in a folder that is open to all."""
     (tmp_path / "home" / "data").mkdir(parents=True, mode=0o777)
@@ -71,8 +72,6 @@ async def test_what_it_writes_is_for_its_owner_alone(tmp_path: Path, provider: P
 
             await until(ready)
         shell = Shell(gateway.url, tmp_path)
-        done = await shell.run("sql", "select count(*) as calls from spans")
-        assert done.code == 0, done.err
         before = os.umask(0)
         try:
             for command in (("backup", "copy", "--data", str(gateway.data)), ("restore", "copy", "--data", "restored")):
