@@ -1,36 +1,35 @@
 """The only place where things are wired together, started, and stopped in order.
 
-Start: tape, recorder, upstreams, control plane, listener; then the address is printed and readiness goes on.
-Stop (SIGTERM, SIGINT): readiness off, no new connections, running calls finish within `limits.drain_seconds` (a second
-signal ends the wait), what is left is broken off and recorded as interrupted, the recorder writes its queue, the tape
-is closed.
+Start: tape, recorder, upstreams, control plane, listener; readiness goes on last. Stop: readiness off; after
+`limits.drain_delay` no new connections; running calls finish within `limits.drain_seconds`; what is left is broken off
+and recorded as interrupted; the recorder writes its queue, and the tape is closed.
+
+Where one process takes over from another (`server.handover`), the other first lets go of what only one may do
+(`server.duties`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import resource
-import signal
 import time
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import aiohttp
-import uvloop
 from aiohttp import web
 
 from penstock.gateway.api import routes
+from penstock.gateway.api.changes import end_followers
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.operations import Operations
 from penstock.gateway.calls import call_log
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth, Holder
 from penstock.gateway.calls.conversations import Conversations
-from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, load, read_key
+from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, read_key
 from penstock.gateway.definitions.service import Definitions
-from penstock.gateway.http import log
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.index.link import Link
@@ -48,7 +47,6 @@ from penstock.gateway.mcp.wrapped.ingest import Wrapped
 from penstock.gateway.mcp.wrapped.ingest import add_to as add_wrapped
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
-from penstock.gateway.model.log_settings import Log
 from penstock.gateway.model.prices import BUILTIN, Prices
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.policy.policy import Policy
@@ -76,12 +74,15 @@ from penstock.gateway.retention.service import Retention
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.server.bridge import ControlPlane
 from penstock.gateway.server.dispatch import Dispatch
+from penstock.gateway.server.duties import Duties
+from penstock.gateway.server.ending import cut_off, first
+from penstock.gateway.server.handover import Offer, Taken
 from penstock.gateway.server.health import State
 from penstock.gateway.server.listening import Listening, listen
+from penstock.gateway.server.others import Others
 from penstock.gateway.server.tls import server_tls
 from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
 from penstock.gateway.store.audit_log import AuditLog
-from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.upstreams.pool import Pool
@@ -99,9 +100,14 @@ _CONTROL_SECONDS = 1.0
 
 
 def open_store(
-    path: Path, map_bytes: int = MAP_BYTES, memory_bytes: int = MEMORY_BYTES, secrets: Secrets = NONE
+    path: Path,
+    map_bytes: int = MAP_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
+    secrets: Secrets = NONE,
+    lock: int | None = None,
 ) -> Store:
-    """A tape that is written: with what the queue and releases remember of it."""
+    """A tape that is written: with what the queue and releases remember of it. `lock`: of another process that hands
+    it over."""
     return Store(
         path,
         followers=(Waiting(), LiveReleases(audit_key())),
@@ -109,6 +115,7 @@ def open_store(
         map_bytes=map_bytes,
         memory_bytes=memory_bytes,
         secrets=secrets,
+        lock=lock,
     )
 
 
@@ -124,8 +131,9 @@ def _make_auth(store: Store, config: Config) -> Auth:
 class Gateway:
     """A running gateway. `start`, then `stop`."""
 
-    def __init__(self, config: Config) -> None:
-        """Opens the tape; raises `TapeError` or `ConfigError` when it cannot start."""
+    def __init__(self, config: Config, taken: Taken | None = None) -> None:
+        """Opens the tape; raises `TapeError` or `ConfigError` when it cannot start. `taken`: what another process hands
+        over."""
         config.refuse_open_door()
         self.config = config
         self._translator = make_translator(config)
@@ -136,7 +144,9 @@ class Gateway:
         own_keys, tally = own_secrets(config.secrets()), Tally(self.metrics.masked, self.metrics.masking_failures)
         self._redactor = Redactor(own_keys, masker(config.masking, own_keys, tally))
         self.questions = Questions()
-        self.store = open_store(config.data, secrets=self._redactor.tape)
+        self._taken = taken
+        lock = None if taken is None else taken.lock
+        self.store = open_store(config.data, secrets=self._redactor.tape, lock=lock)
         self.feed = Feed(self.store.cursor())
         self.auth = _make_auth(self.store, config)
         tell = call_log.teller(config.log)
@@ -161,12 +171,18 @@ class Gateway:
             lambda: self.proxy.busy, self.pins.forget,
         )  # fmt: skip
         self._make_control()
-        self._exporter = self._make_exporter()
+        self._duties = Duties(
+            self.recorder, self.dispatcher, self.webhooks, self.releases, self.adapter_keeper, self.retention,
+            self.index, self._make_exporter(),
+        )  # fmt: skip
         self._session: aiohttp.ClientSession | None = None
         self._listening: Listening
         self._ticker: asyncio.TimerHandle
         self._ticks = 0
-        self._drained = asyncio.Event()
+        self._others = Others(self.store, self.recorder, self.feed, self.dispatcher, self.releases)
+        self.offer: Offer
+        """Whoever takes over."""
+        self._calls_ended, self._clients_gone = asyncio.Event(), asyncio.Event()
 
     def _make_releases(self) -> None:
         """What decides which version a call gets, and what tries versions."""
@@ -242,7 +258,25 @@ class Gateway:
         return self._epoch_ns + time.monotonic_ns()
 
     async def start(self) -> tuple[str, int]:
-        """Listens; returns host and port."""
+        """Listens; returns host and port. Where a process hands over, it has stopped all that only one may do when this
+        one begins with that."""
+        await self._prepare()
+        self._listening = await listen(self.config, lambda: ClientConnection(self._port), self._tls, self._taken)
+        if self._taken is not None:
+            await self._taken.ready()
+        await self._duties.begin()
+        await self._listening.accept()
+        lock = self.store.lock
+        assert lock is not None
+        self.offer = Offer(self.config.data, lock, self._listening.held, self._let_go)
+        self._tick()
+        _collect_rarely()
+        self.state.started = True
+        host_own(self.mcp.servers, self.bridge, self.config, self.auth, self._listening.own_url)
+        return self._listening.address
+
+    async def _prepare(self) -> None:
+        """What another process may do at the same time."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
@@ -259,30 +293,25 @@ class Gateway:
             rehearsals=self.rehearsals,
             features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
+            strict=self.config.tape.record == "strict",
         )
         self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
-        self._port = port = Dispatch(self.proxy, plane, self.mcp, self._wanted)
+        self._port = Dispatch(self.proxy, plane, self.mcp, self._wanted)
         self.recorder.start()
         await self.bridge.start()
-        await self.dispatcher.start()
-        await self.webhooks.start()
-        await self.releases.start()
         self.coverage.start()
-        self.adapter_keeper.start()
         self.definitions.start()
-        self.retention.start()
-        if self._exporter is not None:
-            await self._exporter.start()
-        self._listening = await listen(self.config, lambda: ClientConnection(port), self._tls)
-        self._tick()
-        # Objects that live for good need not be collected; calls leave no cycles behind. To look for any among all of
-        # them takes a tenth of a second and finds none.
-        gc.collect(1)
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 20)
-        self.state.started = True
-        host_own(self.mcp.servers, self.bridge, self.config, self.auth, self._listening.own_url)
-        return self._listening.address
+
+    async def _let_go(self) -> None:
+        """Another process is ready: it gets whoever connects from now on. This one serves the clients that it has."""
+        self.state.draining = True
+        self._port.leave()
+        self._listening.accept_no_more()
+        self.proxy.end_durably()
+        await end_followers(self._runner.app)
+        await self._duties.end(last=False)
+        # What has ended for a client is on the tape before the other process can be asked about it.
+        await self.recorder.flush()
 
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
@@ -291,11 +320,12 @@ class Gateway:
         self.questions.sweep(self._now_ns())
         self.mcp.servers.measure(self.metrics)
         self._ticks += 1
+        self._others.look(count=self._ticks % _LOOK_EVERY == 0)
         if self._ticks % _LOOK_EVERY == 0:
             self.mcp.servers.expire(now)
             self._wanted.expire(now)
             self.mcp.sessions.sweep(now)
-            self.index.tend(self.state.draining)
+            self.index.tend(not self._duties.begun)
             if self._tls is not None:
                 self._tls.look()
         # Idle clients are many and in no hurry.
@@ -304,30 +334,34 @@ class Gateway:
                 client.close()
         self.metrics.clients = len(self._port.clients)
         if self.state.draining and not self.proxy.running:
-            self._drained.set()
+            self._calls_ended.set()
+            if not self._port.clients:
+                self._clients_gone.set()
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
-        """Drains and closes everything, in order; `hurry` ends the wait for running calls."""
+        """Ends everything, in order, when running calls have; `hurry` ends every wait. Calls that are cut off are named
+        in the log."""
+        hurry = hurry or asyncio.Event()
+        limits, taken = self.config.limits, self.offer.taken.is_set()
         self.state.draining = True
+        self._port.leave()
+        if taken:
+            await first((self._clients_gone, hurry), limits.drain_seconds)
+        else:
+            await first((hurry,), limits.drain_delay)
         self._listening.close()
         for client in list(self._port.clients):
             client.drain()
         self.questions.close()
-        await self._wait_for_calls(hurry or asyncio.Event())
-        for call in list(self.proxy.running):
-            call.give_up()
+        await first((self._calls_ended, hurry), 0.0 if taken else limits.drain_seconds)
+        cut_off(self.proxy.running)
         self.mcp.sessions.close()
         await self.audit.finish(_CONTROL_SECONDS)
         await self.bridge.stop()
-        if self._exporter is not None:
-            await self.recorder.flush()
-            await self._exporter.stop()
-        await self.retention.stop()
-        await self.dispatcher.stop()
         await self.coverage.stop()
-        await self.releases.stop()
-        await self.adapter_keeper.stop()
-        await self.webhooks.stop()
+        await self.offer.close()
+        await self._duties.end(last=True)
+        await self._others.stop()
         await self.definitions.close()
         # This releases answers that wait for the tape.
         await self.recorder.close()
@@ -342,51 +376,13 @@ class Gateway:
             await self._session.close()
         for pool in (*self.pools.values(), *self.mcp.servers.pools.values(), *self._wanted.pools.values()):
             pool.close()
-        await asyncio.to_thread(self.index.close)
         self.store.close()
 
-    async def _wait_for_calls(self, hurry: asyncio.Event) -> None:
-        waiting = [asyncio.ensure_future(event.wait()) for event in (self._drained, hurry)]
-        await asyncio.wait(waiting, timeout=self.config.limits.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
-        for one in waiting:
-            one.cancel()
 
-
-async def _run(config: Config) -> None:
-    gateway = Gateway(config)
-    host, port = await gateway.start()
-    stopping, hurry = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stopping.is_set() else stopping).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    # Whoever reads the address may send a signal at once.
-    shown = f"[{host}]" if ":" in host else host
-    scheme = "http" if config.tls.certificate is None else "https"
-    print(f"penstock listening on {scheme}://{shown}:{port}", flush=True)
-    await stopping.wait()
-    await gateway.stop(hurry)
-
-
-def _take_all_descriptors() -> None:
-    """Raises the soft limit of descriptors: a call is two connections, and the usual limit of 1024 would be a hidden
-    cap.
+def _collect_rarely() -> None:
+    """Objects that live for good need not be collected; calls leave no cycles behind. To look for any among all of them
+    takes a tenth of a second and finds none.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def run(config_path: Path | None, data: Path | None, host: str | None, port: int | None) -> None:
-    """Runs a gateway until it is told to stop. Raises `SystemExit` with a message when it cannot start."""
-    settings = Log()
-    log.set_up(settings)
-    _take_all_descriptors()
-    try:
-        config = load(config_path, data=data, host=host, port=port)
-        settings = config.log
-        log.set_up(settings, own_secrets(config.secrets()))
-        uvloop.run(_run(config))
-    except (ConfigError, TapeError, OSError) as error:
-        raise log.end(settings, f"penstock: {error}") from None
+    gc.collect(1)
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

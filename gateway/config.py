@@ -66,8 +66,11 @@ class Limits(Section):
     """Largest part of a response body that is kept; the rest passes on and the span is marked truncated."""
     client_timeout: float = Field(default=120.0, gt=0)
     """Seconds without a byte after which a client's connection is closed: between requests and within one."""
+    drain_delay: float = Field(default=0.0, ge=0, le=LONGEST_S)
+    """Seconds after SIGTERM in which it still takes connections, while `/readyz` says that it stops: as long as a load
+    balancer needs to notice."""
     drain_seconds: float = Field(default=30.0, ge=0)
-    """Seconds that running calls are given to finish after SIGTERM."""
+    """Seconds that running calls are given to finish when it stops or hands over to another process."""
 
 
 class Tape(Section):
@@ -155,6 +158,8 @@ class Config(Section):
     """Seconds without a call or an event after which an attempt that no worker has claimed has ended."""
     prices: Path | None = Field(default=None, strict=False)
     """File with the prices of models (`penstock prices`); a list of its own where it is not given."""
+    reload_on_change: bool = False
+    """Whether a change of this file reloads the settings, as SIGHUP does."""
     tls: Tls = NO_TLS
     limits: Limits = Limits()
     log: Log = Log()

@@ -32,7 +32,7 @@ from penstock.sidecar.options import RunOptions
 from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
-MOST = 287
+MOST = 289
 APO = ROOT / "docs" / "apo.md"
 
 

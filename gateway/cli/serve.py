@@ -13,9 +13,16 @@ DEFAULT_CONFIG = Path("penstock.toml")
 
 
 def serve(
-    *, config: Path | None = None, data: Path | None = None, host: str | None = None, port: int | None = None
+    *,
+    config: Path | None = None,
+    data: Path | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    take_over: bool = False,
 ) -> None:
     """Run the gateway.
+
+    SIGTERM stops it when running calls have ended. SIGHUP has it read its configuration anew.
 
     Parameters
     ----------
@@ -27,10 +34,12 @@ def serve(
         Address to listen on; 127.0.0.1 if not configured.
     port
         Port to listen on; 4747 if not configured.
+    take_over
+        Go on in the place of the gateway that writes this tape, if one does: no connection is refused meanwhile.
     """
-    from penstock.gateway.app import run
+    from penstock.gateway.process import run
 
-    run(config_file(config), data, host, port)
+    run(config_file(config), data, host, port, take_over=take_over)
 
 
 def check(*, data: Path | None = None) -> None:

@@ -83,11 +83,8 @@ class Link:
         prices: Path = BUILTIN,
         log: Log = Log(),  # noqa: B008
     ) -> None:
-        """Deletes what the processes of an earlier gateway have left beside the files.
-
-        `newest`: the last change of the tape; called from any thread. `prices`: the file of prices. `log`: how it is
+        """`newest`: the last change of the tape; called from any thread. `prices`: the file of prices. `log`: how it is
         written; the process has our stderr."""
-        clear(path / "index")
         self._path, self._when, self._newest, self._sealed, self._prices = path, when, newest, sealed, prices
         self._log_settings = log.model_dump_json()
         self._lock = threading.Lock()
@@ -99,6 +96,10 @@ class Link:
         self._said = ""
         self.missing = any(find_spec(name) is None for name in ("duckdb", "numpy", "pyarrow"))
         """It cannot be had: its extra is not installed."""
+
+    def begin(self) -> None:
+        """Deletes what the processes of an earlier gateway, which have ended, have left beside the files."""
+        clear(self._path / "index")
 
     @property
     def has_files(self) -> bool:

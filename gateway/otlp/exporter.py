@@ -68,11 +68,12 @@ class Exporter:
         self._delivery.open()
         self._task = asyncio.ensure_future(self._run())
 
-    async def stop(self) -> None:
-        """Sends what is on the tape, unless the collector takes nothing or too much time, and keeps the cursor."""
+    async def stop(self, last: bool = True) -> None:
+        """Sends what is on the tape, unless the collector takes nothing or too much time, and keeps the cursor.
+        `last`: nobody else goes on from there at once."""
         self._stopping.set()
         if self._task is not None:
-            patience = 0.0 if self._delivery.failing else self._timeout
+            patience = 0.0 if self._delivery.failing or not last else self._timeout
             await asyncio.wait([self._task], timeout=patience)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -32,7 +32,7 @@ class RecordedCall(Relay, Recording):
     def _write_last(self, out: bytes) -> None:
         """Writes the end of the answer; all but one byte of it while the span must, or the queue makes it, wait."""
         recorder = self._shared.recorder
-        if self._durable or recorder.full:
+        if self.durable or recorder.full:
             self._tail, self._waits_since = out[-1:], monotonic()
             if len(out) > 1:
                 self.client.transport.write(out[:-1])

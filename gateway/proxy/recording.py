@@ -25,7 +25,7 @@ from penstock.gateway.proxy.state import MOVES, State
 _log = logging.getLogger("penstock.proxy")
 _BOOKS = 512
 """Bytes that it takes to remember an answer beside it."""
-SLOTS = ("_admitted", "_announced", "_durable", "_leave", "_overhead", "_parts", "_shared", "_waits_since", "record",
+SLOTS = ("_admitted", "_announced", "_leave", "_overhead", "_parts", "_shared", "_waits_since", "durable", "record",
          "state")  # fmt: skip
 """What it keeps. Whoever inherits from it has these besides its own."""
 
@@ -51,7 +51,7 @@ class Recording(ABC):
         self._leave: Callable[[], object] | None = None
         """Gives up what it waits for; None where that comes anyway."""
         self._announced = False
-        self._durable = shared.strict
+        self.durable = shared.strict
         """Whether the end of its answer waits until its span is on disk."""
         self._waits_since = 0.0
         self._overhead = 0.0
@@ -109,7 +109,7 @@ class Recording(ABC):
     def _announce_first(self, then: Callable[[], None]) -> None:
         """Goes on; in a strict gateway when it is on disk that the call is under way, so that nothing is ever done
         upstream that the tape does not tell of."""
-        if not self._durable or self._announced:
+        if not self.durable or self._announced:
             then()
             return
         self._announced = True

@@ -42,7 +42,7 @@ class RehearsedCall(Call):
     def _play(self) -> None:
         named = prompt_named(self._admitted, self.request.headers)
         playing = asyncio.ensure_future(self._shared.rehearsals.answer(self._admitted, self.request, named))
-        self._durable = True
+        self.durable = True
         self._wait(playing.cancel)
         playing.add_done_callback(self._on_played)
 

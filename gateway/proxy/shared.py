@@ -35,6 +35,9 @@ _ANNOUNCE_SECONDS = 0.25
 class Running(Protocol):
     """A call that has not ended yet."""
 
+    durable: bool
+    """Whether its answer ends when the tape has it, and not before."""
+
     @property
     def rollout(self) -> str:
         """Whose it is."""
@@ -70,11 +73,8 @@ class Shared:
     """With models whose streams begin late."""
     running: OrderedDict[Running, None] = field(default_factory=OrderedDict[Running, None])
     """Calls that have not ended yet, by start."""
-
-    @property
-    def strict(self) -> bool:
-        """Whether the tape must have a call before it is sent and answered."""
-        return self.config.tape.record == "strict"
+    strict: bool = False
+    """Whether the tape must have a call before it is sent and answered."""
 
     @property
     def busy(self) -> set[str]:
@@ -107,6 +107,12 @@ class Shared:
         if route is not None and route.weights:
             pools = ordered(pools, route.weights, call.address.rollout)
         return pools, alias, route
+
+    def end_durably(self) -> None:
+        """No answer ends from now on before the tape has its call."""
+        self.strict = True
+        for call in self.running:
+            call.durable = True
 
     def pool(self, name: str, model: str | None) -> Pool:
         """The upstream that serves a version of weights; raises `GatewayFault` when it is not configured any more."""

@@ -269,6 +269,13 @@ class Dispatcher:
         if not woken.done():
             woken.set_result(None)
 
+    def others_wrote(self) -> None:
+        """Another process has written the tape: there may be work, or there will be none."""
+        if self.waiting.state == "open":
+            self._pass_on()
+        else:
+            self._wake()
+
     async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> list[HeldAnswer]:
         """Renews a worker's leases."""
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)

@@ -94,6 +94,7 @@ class Driver:
         self._tell = changed
         self._counting = Counting(context.tape, context.recorder, feed, context.now_ns, self._changed_now)
         self._driven: dict[str, _Driven] = {}
+        self._stopped = False
         self.measure = Measure(self.reader.audit, self._stepped)
 
     async def start(self) -> None:
@@ -107,8 +108,16 @@ class Driver:
             if release.live:
                 self._drive(release.id)
 
+    async def others_wrote(self) -> None:
+        """Another process has changed releases or versions on the tape."""
+        await self._changed_now()
+        for release in await asyncio.to_thread(self.reader.releases):
+            if release.live:
+                self._drive(release.id)
+
     async def stop(self) -> None:
-        """Lets go of them; they go on with the next start."""
+        """Lets go of them; they go on with the next start, or in the process that goes on."""
+        self._stopped = True
         tasks = [driven.task for driven in self._driven.values()]
         for task in tasks:
             task.cancel()
@@ -286,7 +295,7 @@ class Driver:
 
     def _drive(self, name: str) -> None:
         driven = self._driven.get(name)
-        if driven is None or driven.task.done():
+        if (driven is None or driven.task.done()) and not self._stopped:
             self._driven[name] = _Driven(asyncio.ensure_future(self._run(name)))
 
     async def _run(self, name: str) -> None:

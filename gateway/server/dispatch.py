@@ -44,10 +44,21 @@ class Dispatch:
         self._control = control
         self._mcp = mcp
         self._wanted = wanted
+        self.leaving = False
+        """Whether clients are told that their next request goes to another connection."""
+
+    def leave(self) -> None:
+        """From now on the next request of a client is its last here. A WebSocket ends when nothing is under way."""
+        self.leaving = True
+        for client in list(self.clients):
+            if client.switched is not None:
+                client.switched.drain()
 
     def serve(self, client: ClientConnection, request: Request) -> None:
         """Serves a whole request: a refusal, a request of the control plane, or a call."""
         began = monotonic()
+        if self.leaving:
+            request.keep_alive = False
         try:
             if request.refusal is not None:
                 raise request.refusal

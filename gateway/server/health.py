@@ -21,7 +21,7 @@ class State:
     def not_ready(self) -> str | None:
         """Why it takes no calls or cannot record them; None while it does both."""
         if self.draining:
-            return "the gateway is draining: it takes no new calls"
+            return "the gateway is draining: it stops soon"
         if not self.started:
             return "the gateway is not ready yet: it is starting"
         failing = self.recorder.failing

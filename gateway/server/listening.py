@@ -1,5 +1,5 @@
 """Where the gateway listens: a port, with TLS if that is configured, and a Unix socket if one is. Whoever cannot listen
-is told why.
+is told why. What the process before has handed over (`server.handover`) is listened on as it is.
 
 What the gateway itself starts (`gateway.mcp.own_server`) asks it by HTTP, or where the port speaks TLS, of which that
 knows nothing, by the Unix socket; if none is configured, by one in a directory that only this user can enter.
@@ -13,14 +13,16 @@ import os
 import socket
 import ssl
 import stat
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock.gateway.config import Config
 from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.server.handover import Held, Taken
 
 _BACKLOG: Final = 4096
 _HANDSHAKE_SECONDS: Final = 15.0
@@ -31,11 +33,12 @@ _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 class Listening:
     """What clients connect to."""
 
-    def __init__(self, port: asyncio.Server, tls: bool) -> None:
-        self._servers = [port]
+    def __init__(self, host: str, port: list[asyncio.Server], tls: bool) -> None:
+        self._host, self._port = host, port
+        self._unix: asyncio.Server | None = None
         self._path: Path | None = None
         self._own: tempfile.TemporaryDirectory[str] | None = None
-        name = port.sockets[0].getsockname()
+        name = port[0].sockets[0].getsockname()
         self.address: tuple[str, int] = (name[0], name[1])
         self.scheme = "https" if tls else "http"
 
@@ -47,48 +50,101 @@ class Listening:
         host, port = _EVERYWHERE.get(self.address[0], self.address[0]), self.address[1]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def add_socket(self, path: Path | None, make: Callable[[], asyncio.Protocol]) -> None:
+    async def add_socket(
+        self, path: Path | None, make: Callable[[], asyncio.Protocol], taken: Taken | None = None
+    ) -> None:
         """Listens on a Unix socket too, on one of its own where none is named; raises `OSError`."""
         if path is None:
             self._own = tempfile.TemporaryDirectory(prefix="penstock-")
             path = Path(self._own.name) / "gateway.sock"
-        _vacate(path)
+        options: dict[str, Any] = {"backlog": _BACKLOG, "start_serving": False}
+        if sys.version_info >= (3, 13):
+            # Whoever takes over keeps the file: it is removed here and not by the loop.
+            options["cleanup_socket"] = False
+        if taken is not None and taken.held.unix is not None and taken.held.path == str(path):
+            taken.used.add(taken.held.unix)
+            options["sock"] = socket.socket(fileno=taken.held.unix)
+        else:
+            _vacate(path)
+            options["path"] = path
         before = os.umask(0o177)  # only this user may connect
         try:
-            self._servers.append(await asyncio.get_running_loop().create_unix_server(make, path, backlog=_BACKLOG))
+            self._unix = await asyncio.get_running_loop().create_unix_server(make, **options)
         finally:
             os.umask(before)
         self._path = path
 
-    def close(self) -> None:
-        """Nobody can connect any more."""
+    async def accept(self) -> None:
+        """Clients are served from now on."""
+        for one in self._servers:
+            await one.start_serving()
+
+    @property
+    def _servers(self) -> list[asyncio.Server]:
+        return [*self._port, *([] if self._unix is None else [self._unix])]
+
+    @property
+    def held(self) -> Held:
+        """What another process may take over: all but a socket that is this one's own."""
+        sockets = [one.fileno() for server in self._port for one in server.sockets]
+        made = Held(self._host, self.address[1], sockets)
+        if self._unix is not None and self._own is None:
+            made.path, made.unix = str(self._path), self._unix.sockets[0].fileno()
+        return made
+
+    def accept_no_more(self) -> None:
+        """Who connects from now on is for the process that has taken over."""
         for one in self._servers:
             one.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if self._own is None:
+            self._path = None
+
+    def close(self) -> None:
+        """Nobody can connect any more."""
+        path = self._path
+        self.accept_no_more()
+        if path is not None:
+            path.unlink(missing_ok=True)
         if self._own is not None:
             self._own.cleanup()
 
 
-async def listen(config: Config, make: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None) -> Listening:
-    """Listens; `make` makes what serves a connection, `tls` is for the port. Raises `ConfigError`."""
-    loop, host, port = asyncio.get_running_loop(), config.host, config.port
-    try:
-        server = await loop.create_server(
-            make, host, port, backlog=_BACKLOG, reuse_address=True,
-            ssl=tls, ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
-        )  # fmt: skip
-    except OSError as error:
-        raise ConfigError(_no_port(host, port, error)) from None
-    made = Listening(server, tls is not None)
+async def listen(
+    config: Config,
+    make: Callable[[], asyncio.Protocol],
+    tls: ssl.SSLContext | None = None,
+    taken: Taken | None = None,
+) -> Listening:
+    """Has what clients will connect to; `make` makes what serves a connection, `tls` is for the port. Raises
+    `ConfigError`."""
+    made = Listening(config.host, await _port(config, make, tls, taken), tls is not None)
     if config.socket is not None or tls is not None:
         try:
-            await made.add_socket(config.socket, make)
+            await made.add_socket(config.socket, make, taken)
         except OSError as error:
             made.close()
             where = "a socket of its own" if config.socket is None else f"the socket {config.socket}"
             raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from None
     return made
+
+
+async def _port(
+    config: Config, make: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None, taken: Taken | None
+) -> list[asyncio.Server]:
+    """A server for each socket of the port."""
+    loop, host, port = asyncio.get_running_loop(), config.host, config.port
+    options: dict[str, Any] = {"backlog": _BACKLOG, "ssl": tls, "start_serving": False}
+    if tls is not None:
+        options["ssl_handshake_timeout"] = _HANDSHAKE_SECONDS
+    try:
+        if taken is not None and host == taken.held.host and port in (0, taken.held.port):
+            taken.used.update(taken.held.sockets)
+            return [
+                await loop.create_server(make, sock=socket.socket(fileno=one), **options) for one in taken.held.sockets
+            ]
+        return [await loop.create_server(make, host, port, reuse_address=True, **options)]
+    except OSError as error:
+        raise ConfigError(_no_port(host, port, error)) from None
 
 
 def _vacate(path: Path) -> None:

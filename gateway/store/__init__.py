@@ -10,12 +10,16 @@ one thread, the recorder's; a write transaction never leaves it (`writer`).
 
 *Dying.* LMDB is copy-on-write: after a kill the tape is as of the last commit. Calls that were announced as running and
 never finished are found in `open` when the tape is next opened for writing, and end as `interrupted`.
+
+*Handing over.* For a while two processes write one tape: the one that serves its last calls, and the next one. LMDB
+has one write transaction at a time; each notices what the other has written (`writer`), and which calls are whose
+(`processes`).
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -25,6 +29,7 @@ from penstock.gateway.store.codec import UNREADABLE
 from penstock.gateway.store.environment import Environment, TapeError, Txn
 from penstock.gateway.store.follower import Follower
 from penstock.gateway.store.overwriting import Overwriting
+from penstock.gateway.store.processes import Processes
 from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.writer import Item, Woken, Writer
 
@@ -49,29 +54,54 @@ class Store(Reader):
         followers: Iterable[Follower] = (),
         woken: Woken | None = None,
         secrets: Secrets = NONE,
+        lock: int | None = None,
     ) -> None:
         """Opens the tape in `path`/tape, making it if need be.
 
         `followers`, `woken`: who remembers something of the tape, and who is told of agents
-        that show themselves. `secrets`: what is taken out of all that others say. Raises `TapeError` when it is not a
-        tape of this format or is in use.
+        that show themselves. `secrets`: what is taken out of all that others say. `lock`: the descriptor of the
+        writer's lock, where another process hands it over. Raises `TapeError` when it is not a tape of this format or
+        is in use.
         """
-        super().__init__(Environment(path, readonly=readonly, map_bytes=map_bytes))
+        super().__init__(Environment(path, readonly=readonly, map_bytes=map_bytes, lock=lock))
         self.path = path
-        self._writer = Writer(self._env, memory_bytes, followers, woken, secrets)
-        if not readonly:
-            self._end_what_was_open()
-
-    def _end_what_was_open(self) -> None:
+        self._processes: Processes | None = None
         try:
-            self._writer.interrupt_open()
+            self._processes = None if readonly else Processes(path)
+        except TapeError:
+            self._env.close()
+            raise
+        own = "" if self._processes is None else self._processes.own
+        self._writer = Writer(self._env, own, memory_bytes, followers, woken, secrets)
+        if self._processes is not None:
+            self._end_what_was_open(self._processes.living())
+
+    def _end_what_was_open(self, living: Collection[str]) -> None:
+        try:
+            self._writer.interrupt_open(living)
         except (TapeError, *UNREADABLE) as error:
             self.close()
             raise TapeError(f"cannot open the tape in {self.path}: {error}; run `penstock check`") from error
 
     def close(self) -> None:
         """Closes the environment; no call may follow."""
+        if self._processes is not None:
+            self._processes.close()
         self._env.close()
+
+    @property
+    def lock(self) -> int | None:
+        """The descriptor of the writer's lock; None where nothing is written."""
+        return self._env.lock
+
+    def living(self) -> set[str]:
+        """The processes that write this tape now, this one among them."""
+        return set() if self._processes is None else self._processes.living()
+
+    @property
+    def behind(self) -> bool:
+        """Whether another process has written what the next transaction of this one will notice; for any thread."""
+        return self._writer.behind
 
     def __enter__(self) -> Self:
         return self

@@ -378,12 +378,17 @@ def unpack_segment(segment: bytes) -> list[bytes]:
     return cast(list[bytes], _unpack(segment))
 
 
-def pack_open(summary: bytes, body: bytes | None) -> bytes:
-    """The value of an `open` key."""
-    return _pack((summary, body))
+def pack_open(summary: bytes, body: bytes | None, process: str) -> bytes:
+    """The value of an `open` key. `process`: which one serves the call (`store.processes`)."""
+    return _pack((summary, body, process))
 
 
 def unpack_open(value: bytes) -> tuple[bytes, bytes | None]:
     """The inverse: summary and body."""
-    summary, body = _unpack(value)
+    summary, body, _ = _unpack(value)
     return summary, body
+
+
+def process_of(value: bytes) -> str:
+    """Which process serves an open call."""
+    return cast(str, _unpack(value)[2])

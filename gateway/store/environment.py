@@ -1,8 +1,9 @@
 """The LMDB environment of a tape: opening it, its transactions, its growth. Nothing else imports lmdb.
 
-One process may write, and holds a lock for it; any number may read. A full map grows by doubling. LMDB allows that only
-while the process has no transaction open, so a lock keeps readers and growth apart. A read must therefore never begin
-inside another read of the same thread. When another process has grown the map, the next transaction adopts it.
+One gateway may write, and holds a lock for it, which it can hand over to the next; any number may read. A full map
+grows by doubling. LMDB allows that only while the process has no transaction open, so a lock keeps readers and growth
+apart. A read must therefore never begin inside another read of the same thread. When another process has grown the map,
+the next transaction adopts it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Gate:
 class Environment:
     """One opened tape."""
 
-    def __init__(self, path: Path, *, readonly: bool, map_bytes: int) -> None:
+    def __init__(self, path: Path, *, readonly: bool, map_bytes: int, lock: int | None = None) -> None:
+        """`lock`: the descriptor of the writer's lock, where another process has handed it over."""
         self.path = path
         self.file = path / "tape" / "data.mdb"
         self._gate = Gate()
@@ -90,7 +92,8 @@ class Environment:
         self._map_bytes = map_bytes
         self._shut = False
         """Whether it was closed to be opened anew, and is not open again."""
-        self._lock = None if readonly else hold(path)
+        self.lock = None if readonly else hold(path) if lock is None else lock
+        """The descriptor of the writer's lock."""
         try:
             self._env = _open(path / "tape", readonly, map_bytes)
             self.dbs = self._databases(readonly)
@@ -107,8 +110,8 @@ class Environment:
         self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
+        if self.lock is not None:
+            os.close(self.lock)
 
     def _databases(self, readonly: bool) -> dict[str, Any]:
         try:
@@ -285,6 +288,14 @@ class Environment:
         """Changes the map to this size; 0 adopts the size that another process has given it."""
         with self._gate.alone():
             self._env.set_mapsize(size)
+
+    def last_transaction(self) -> int:
+        """The number of the newest one, whoever has made it."""
+        self._enter()
+        try:
+            return self._env.info()["last_txnid"]
+        finally:
+            self._gate.leave()
 
     def sizes(self) -> tuple[int, int]:
         """(map, used part of the file), in bytes."""

@@ -200,11 +200,11 @@ class Forgetting:
 
     def _restate_open(self, changing: Mapping[int, bytes]) -> None:
         """Calls that run and stand on one of these bodies are written without it."""
-        stored = [(key, *codec.unpack_open(value)) for key, value in self._view.scan("open")]
-        for key, summary, record in stored:
+        stored = [(key, *codec.unpack_open(value), codec.process_of(value)) for key, value in self._view.scan("open")]
+        for key, summary, record, process in stored:
             if record is not None and codec.use_of(record)[0] in changing:
                 restated, _ = codec.pack_body(self._view.built(record), 0, None, alone=True)
-                self._txn.put(key, codec.pack_open(summary, restated), db=self._dbs["open"])
+                self._txn.put(key, codec.pack_open(summary, restated, process), db=self._dbs["open"])
 
     def _replace_bodies(self, edits: Mapping[int, bytes]) -> None:
         newest = self._view.last("bodies")

@@ -8,7 +8,7 @@
 | `order`    | `order`                             | numbers (u64) of all rollouts, sorted: newest-first lists      |
 | `attempts` | number (u64) attempt NUL            | the attempt with its sums, and the cursors of its last block   |
 | `index`    | number (u64) attempt NUL block (u32) | cursors (u64) of the summaries of 32 sequences, 0 while it runs |
-| `open`     | rollout NUL attempt NUL seq (u32)   | summary and body of a call that was running at the last commit    |
+| `open`     | rollout NUL attempt NUL seq (u32)   | a call that ran at the last commit: summary, body, process       |
 | `styles`   | number (u64)                        | what the summaries that name the number have in common          |
 | `log`      | its last cursor (u64)               | a segment: the summaries of one commit and what else it changed |
 | `bodies`   | number of its first body (u64)      | a segment: the bodies that one commit wrote, numbered on       |

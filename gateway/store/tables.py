@@ -7,7 +7,7 @@ between transactions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any, TypeAlias
 
 from penstock.gateway.model.rollout import AttemptStatus, Rollout
@@ -35,8 +35,10 @@ attempt, and when it was heard of."""
 class Tables:
     """For the thread that writes."""
 
-    def __init__(self, dbs: Mapping[str, Any], memory_bytes: int, heard: Heard | None) -> None:
+    def __init__(self, dbs: Mapping[str, Any], memory_bytes: int, heard: Heard | None, process: str) -> None:
+        """`process`: what the calls that it announces are marked with."""
         self.dbs = dbs
+        self._process = process
         self._heard = heard
         self._memory = Memory(memory_bytes)
         self._styles: dict[Style, int] = {}
@@ -114,7 +116,7 @@ class Tables:
             known = base.base if isinstance(base, Shared) else base if isinstance(base, Base) else None
             body, _ = codec.pack_body(entry.body, 0, known, alone=True)
         summary = entry.summary(self._style(batch, entry.style()), None, None)
-        batch.txn.put(key, codec.pack_open(summary, body), db=self.dbs["open"])
+        batch.txn.put(key, codec.pack_open(summary, body, self._process), db=self.dbs["open"])
         batch.append(b"o" + key)
         self._index(batch, live, entry.sequence, 0)
 
@@ -193,8 +195,14 @@ class Tables:
         batch.txn.put(keys.number(number), record, db=self.dbs["styles"])
         return number
 
-    def interrupt(self, batch: Batch, key: bytes, summary: bytes, body: bytes | None) -> None:
-        """Ends a call that an earlier life of the gateway has left open."""
+    def interrupt(self, batch: Batch, living: Collection[str]) -> None:
+        """Ends the calls that processes have left open which are not among these."""
+        left = [(key, value) for key, value in batch.view.scan("open") if codec.process_of(value) not in living]
+        for key, value in left:
+            self._interrupt(batch, key, *codec.unpack_open(value))
+            batch.txn.delete(key, db=self.dbs["open"])
+
+    def _interrupt(self, batch: Batch, key: bytes, summary: bytes, body: bytes | None) -> None:
         rollout, attempt, sequence = keys.split_head_key(key)
         number = None if body is None else self._add_body(batch, body)
         if number is not None and body is not None and batch.view.has("uses", keys.number(codec.use_of(body)[0])):

@@ -6,7 +6,7 @@ An operation is a function of a `Transaction`. It belongs to the package that kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 from penstock.gateway.model.known_secrets import Secrets
@@ -101,6 +101,10 @@ class Transaction:
     def touch(self, live: CachedAttempt) -> None:
         """The attempt's record has changed."""
         self._tables.touch(self._batch, live)
+
+    def interrupt(self, living: Collection[str]) -> None:
+        """Ends the calls that processes have left open which are not among these."""
+        self._tables.interrupt(self._batch, living)
 
     def record(self, entry: Entry, seen_ns: int) -> None:
         """Writes a span. `seen_ns`: when the agent was heard of by it, 0 when it was not."""

@@ -202,6 +202,13 @@ class View:
         first, records = self.log_segment(at)
         return records[at - first]
 
+    def log_records(self, after: int, last: int) -> Iterator[bytes]:
+        """The records of the log beyond one cursor, up to another."""
+        while after < last:
+            first, records = self.log_segment(after + 1)
+            yield from records[after + 1 - first : last + 1 - first]
+            after = first + len(records) - 1
+
     def log_segment(self, at: int) -> tuple[int, list[bytes]]:
         """(cursor of its first record, records) of the log segment that holds this cursor."""
         first, records = self._segment

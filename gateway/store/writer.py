@@ -1,17 +1,16 @@
 """The one writer: a batch of entries and tasks becomes one transaction with one fsync.
 
 The writer forgets what it remembers between transactions (`tables`, and what followers hold) when one fails or when
-somebody else has written. A batch of few calls is compressed call by call and strongly, a large one together and fast,
-because CPU is scarce under load.
+another process has written; what that has added to the log it passes on as news. A batch of few calls is compressed
+call by call and strongly, a large one together and fast, because CPU is scarce under load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from penstock.gateway.model.known_secrets import NONE, Secrets
-from penstock.gateway.store import codec
 from penstock.gateway.store.batch import Batch
 from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.environment import Environment, Txn
@@ -37,20 +36,25 @@ class Writer:
     def __init__(
         self,
         env: Environment,
+        process: str,
         memory_bytes: int,
         followers: Iterable[Follower] = (),
         woken: Woken | None = None,
         secrets: Secrets = NONE,
     ) -> None:
-        """`secrets`: what is taken out of all that others say. Calls come without theirs."""
+        """`process`: the name of this one (`store.processes`). `secrets`: what is taken out of all that others say.
+        Calls come without theirs."""
         self._env = env
         self._secrets = secrets
         self._known = -1
-        self._cursor = 0
+        self._cursor = -1
+        """The newest change that is known of; -1 before the first transaction."""
+        self._missed: list[bytes] = []
+        """What others have added to the log since the last transaction."""
         self.newest: Sequence[bytes] = ()
-        """What the last transaction has added to the log."""
+        """What the last transaction has added to the log, behind what others had."""
         self._followers: dict[type[Any], Follower] = {type(follower): follower for follower in followers}
-        self._tables = Tables(env.dbs, memory_bytes, None if woken is None else self._heard)
+        self._tables = Tables(env.dbs, memory_bytes, None if woken is None else self._heard, process)
         self._woken = woken
 
     def follower(self, kind: type[F]) -> F:
@@ -78,16 +82,15 @@ class Writer:
             _reset(fresh)
             raise
 
-    def interrupt_open(self) -> None:
-        """Ends the calls that an earlier process of the gateway has left open."""
-        db = self._env.dbs["open"]
+    def interrupt_open(self, living: Collection[str]) -> None:
+        """Ends the calls that processes have left open which are not among these."""
+        self._transact(lambda batch: self._tables.interrupt(batch, living))
 
-        def apply(batch: Batch) -> None:
-            for key, value in batch.txn.cursor(db=db):
-                self._tables.interrupt(batch, key, *codec.unpack_open(value))
-            batch.txn.drop(db, delete=False)
-
-        self._transact(apply)
+    @property
+    def behind(self) -> bool:
+        """Whether another process has written since; for any thread."""
+        known = self._known
+        return 0 <= known < self._env.last_transaction()
 
     def _transact(self, apply: Callable[[Batch], None], alone: bool = True) -> int:
         def attempt(txn: Txn) -> tuple[int, Batch]:
@@ -109,14 +112,16 @@ class Writer:
                     follower.recall(View(txn, self._env.dbs, {}))
             raise
         self._cursor += len(batch.log)
-        self.newest = batch.log
+        self.newest, self._missed = [*self._missed, *batch.log], []
         self._tables.committed(batch)
         return self._cursor
 
     def _recall(self, txn: Txn) -> None:
         """Reads back what another or an earlier process has written."""
         view = View(txn, self._env.dbs, {})
-        self._cursor = view.last("log")
+        before, self._cursor = self._cursor, view.last("log")
+        if before >= 0:
+            self._missed += view.log_records(before, self._cursor)
         self._tables.recall(view)
         for follower in self._followers.values():
             follower.recall(view)

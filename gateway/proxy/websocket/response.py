@@ -40,7 +40,7 @@ class Response(Recording):
     @property
     def waits(self) -> bool:
         """Whether the end of its answer waits for the tape."""
-        return self._durable or self._shared.recorder.full
+        return self.durable or self._shared.recorder.full
 
     # Its request ----------------------------------------------------------------------------------------------------
 

@@ -363,7 +363,7 @@ async def test_stats(served: Serving, http: aiohttp.ClientSession) -> None:
 async def test_health_and_readiness(served: Serving, http: aiohttp.ClientSession) -> None:
     assert await get(http, served, "/healthz") == {"status": "ok"}
     assert await get(http, served, "/readyz") == {"status": "ok"}
-    served.state.not_ready = "the gateway is draining: it takes no new calls"
+    served.state.not_ready = "the gateway is draining: it stops soon"
     assert "draining" in (await problem(http, served, "/readyz", 503))["message"]
     await get(http, served, "/healthz")
 

@@ -154,7 +154,7 @@ def test_incompressible_records_stay_readable() -> None:
 
 @given(st.binary(), st.none() | st.binary())
 def test_open_calls_come_back(head: bytes, record: bytes | None) -> None:
-    assert codec.unpack_open(codec.pack_open(head, record)) == (head, record)
+    assert codec.unpack_open(codec.pack_open(head, record, "a1b2c3d4")) == (head, record)
 
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=5)

@@ -1,0 +1,35 @@
+"""How a gateway ends what has not ended by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from penstock.gateway.proxy.shared import Running
+
+_NAMED: Final = 5
+"""Rollouts that the log names."""
+_log = logging.getLogger("penstock.app")
+
+
+async def first(events: Sequence[asyncio.Event], seconds: float) -> None:
+    """Waits until one of these is set, but no longer."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        one.cancel()
+
+
+def cut_off(running: Iterable[Running]) -> None:
+    """Ends calls that have not ended by themselves, and says in the log whose they are."""
+    left = list(running)
+    for call in left:
+        call.give_up()
+    if left:
+        rollouts = sorted({call.rollout for call in left})
+        named = ", ".join(rollouts[:_NAMED])
+        if len(rollouts) > _NAMED:
+            named += f" and {len(rollouts) - _NAMED} more"
+        _log.warning("cut off %d calls that had not ended (limits.drain_seconds): of rollout %s", len(left), named)

@@ -1,0 +1,61 @@
+"""Other processes that write the same tape, while one gateway hands over to the next: what they have written is told to
+those who follow the feed here, and what they change of releases and of the queue counts here at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from penstock.gateway.queue.dispatcher import Dispatcher
+from penstock.gateway.releases.driver import Driver
+from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.wanted import Wanted
+
+_RELEASES: Final = Wanted(kinds=("resource", "release"))
+_log = logging.getLogger("penstock.handover")
+
+
+class Others:
+    """For the event loop. Costs nothing while there are none."""
+
+    def __init__(self, store: Store, recorder: Recorder, feed: Feed, dispatcher: Dispatcher, releases: Driver) -> None:
+        self._store, self._recorder, self._feed = store, recorder, feed
+        self._dispatcher, self._releases = dispatcher, releases
+        self._living = store.living()
+        self._noticing: asyncio.Future[None] | None = None
+
+    def look(self, count: bool) -> None:
+        """Ten times a second: notices what they have written. `count`: whether to see which of them live."""
+        if self._noticing is not None and not self._noticing.done():
+            return
+        before = self._living
+        if count:
+            self._living = self._store.living()
+        gone = bool(before - self._living)
+        if gone or (len(self._living) > 1 and self._store.behind):
+            self._noticing = asyncio.ensure_future(self._notice(frozenset(self._living) if gone else None))
+
+    async def stop(self) -> None:
+        """Waits for what is being noticed."""
+        if self._noticing is not None:
+            await self._noticing
+
+    async def _notice(self, living: frozenset[str] | None) -> None:
+        """Has the writer follow the tape. `living`: one has died, these are left; its calls have ended."""
+        seen, changed = self._feed.cursor, False
+        try:
+            await self._recorder.submit(lambda tape: None if living is None else tape.interrupt(living))
+            while seen < self._feed.cursor and not changed:
+                found, seen = await asyncio.to_thread(self._store.changes, seen, 1, _RELEASES)
+                changed = bool(found)
+        except TapeError as error:
+            _log.error("what another process has written is not noticed: %s", error)
+            return
+        if changed:
+            await self._releases.others_wrote()
+        self._dispatcher.others_wrote()

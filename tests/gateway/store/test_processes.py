@@ -1,0 +1,152 @@
+"""Two processes that write one tape: each sees what the other has written, and knows which open calls are whose."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from fakes.entries import call, running
+from fakes.process import PATHS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.gateway.app import open_store
+from penstock.gateway.cli.check import problems
+from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.store import Store
+from penstock.gateway.store.operation import Task
+from penstock.gateway.store.processes import Processes
+
+SCRIPT = Path(__file__).parents[2] / "fakes" / "second_writer.py"
+ORDERS = st.lists(st.tuples(st.sampled_from(["own", "call", "open", "end"]), st.sampled_from("abc")), max_size=12)
+
+
+class Second:
+    """The other process."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, SCRIPT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": PATHS},
+        )
+
+    def does(self, what: str, name: str | Path) -> str:
+        """Its answer."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{what} {name}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+
+@pytest.fixture(scope="module")
+def process() -> Generator[Second]:
+    made = Second()
+    yield made
+    made.process.kill()
+    made.process.communicate()
+
+
+@pytest.fixture
+def other(process: Second, store: Store) -> Second:
+    """The other process, which writes the tape of this store too."""
+    assert process.does("tape", store.path) == "ready"
+    return process
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Generator[Store]:
+    with open_store(tmp_path) as made:
+        yield made
+
+
+def test_each_goes_on_behind_what_the_other_has_written(store: Store, other: Second) -> None:
+    store.write([call("mine", request=b"first " * 40)])
+    assert not store.behind
+    theirs = int(other.does("call", "mine"))
+    assert store.behind
+    assert store.cursor() == theirs
+    mine = store.write([call("mine", request=b"first " * 60)])
+    assert not store.behind
+    told = [record for record in store.newest if record.startswith(b"s")]
+    assert len(told) == 2, "what the other has written is told with what was written here"
+    assert int(other.does("call", "mine")) > mine
+    assert [span.sequence for span in store.spans("mine")] == [1, 2, 3, 4]
+    assert list(problems(store)) == []
+
+
+def test_open_calls_of_a_process_that_lives_stay_open(store: Store) -> None:
+    other = Second()
+    other.does("tape", store.path)
+    store.write([running("mine")])
+    other.does("open", "theirs")
+    assert len(store.living()) == 2
+    store.write([Task(lambda transaction: transaction.interrupt(store.living()))])
+    assert {status(store, "mine"), status(store, "theirs")} == {SpanStatus.OPEN}
+
+    other.process.kill()
+    other.process.communicate()
+    assert len(store.living()) == 1
+    store.write([Task(lambda transaction: transaction.interrupt(store.living()))])
+    assert status(store, "mine") == SpanStatus.OPEN
+    assert status(store, "theirs") == SpanStatus.INTERRUPTED
+    assert list(problems(store)) == []
+
+
+def test_a_second_process_without_the_lock_is_refused(store: Store, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "serve", "--data", tmp_path, "--port", "0"],
+        env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "another gateway writes the tape" in done.stderr
+
+
+def test_what_a_dead_process_has_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "writers").mkdir()
+    (tmp_path / "writers" / "0badcafe").touch()
+    made, other = Processes(tmp_path), Processes(tmp_path)
+    assert made.living() == {made.own, other.own}
+    assert sorted(os.listdir(tmp_path / "writers")) == sorted([made.own, other.own])
+    other.close()
+    assert made.living() == {made.own}
+    made.close()
+    assert os.listdir(tmp_path / "writers") == []
+
+
+@given(orders=ORDERS)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_log_has_no_gap_whoever_writes(
+    orders: list[tuple[str, str]], process: Second, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with open_store(tmp_path_factory.mktemp("tape")) as store:
+        process.does("tape", store.path)
+        heard: list[bytes] = []
+        cursor, under_way = store.cursor(), set[str]()
+        for what, name in orders:
+            if what == "own":
+                cursor = store.write([call(name)])
+                heard += store.newest
+            elif what == "call" or (what == "end") == (name in under_way):
+                if what != "call":
+                    under_way ^= {name}
+                before, cursor = cursor, int(process.does(what, name))
+                assert cursor > before
+        cursor = store.write([call("last")])
+        heard += store.newest
+        with store.view() as view:
+            assert heard == list(view.log_records(0, cursor)), "all of it, in order, each once"
+        assert list(problems(store)) == []
+
+
+def status(store: Store, rollout: str) -> SpanStatus:
+    """Of its only call."""
+    (span,) = store.spans(rollout)
+    return span.status
