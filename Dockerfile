@@ -35,6 +35,16 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /build && python3 -m venv --without-pip /opt/penstock
 WORKDIR /source
+# Everything that is installed is pinned by its hash (`make locks`): what builds, what runs, and what each extra adds.
+COPY deploy/locks deploy/locks
+# Extras of pyproject.toml in brackets, such as [mcp,providers].
+ARG EXTRAS=
+# pip compiles what it installs: the root of a running container may be read-only.
+RUN set -- && IFS='[], ' \
+    && for extra in ${EXTRAS}; do set -- "$@" ${extra:+--requirement "deploy/locks/${extra}.txt"}; done \
+    && /build/bin/pip install --no-cache-dir --require-hashes --only-binary :all: --requirement deploy/locks/build.txt \
+    && /build/bin/pip --python /opt/penstock/bin/python install --no-cache-dir --require-hashes --only-binary :all: \
+    --requirement deploy/locks/gateway.txt "$@"
 COPY pyproject.toml README.md LICENSE ./
 COPY penstock penstock
 COPY gateway gateway
@@ -42,18 +52,24 @@ COPY sidecar sidecar
 COPY adapters adapters
 COPY trainer trainer
 COPY tui tui
-RUN /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-# Extras of pyproject.toml in brackets, such as [mcp,providers].
-ARG EXTRAS=
-# pip compiles what it installs: the root of a running container may be read-only.
-RUN set -- /wheels/*.whl \
-    && /build/bin/pip --python /opt/penstock/bin/python install --no-cache-dir "$1${EXTRAS}"
+# What an image has is listed in it, in the form of CycloneDX.
+RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && /build/bin/pip --python /opt/penstock/bin/python install --no-cache-dir --no-index --no-deps /wheels/*.whl \
+    && /build/bin/pip --python /opt/penstock/bin/python check \
+    && /build/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+    --output-file /opt/penstock/sbom.cdx.json /opt/penstock/bin/python
 
 FROM build AS build-trainer
-# Any torch that the extra takes. torch==2.13.0 without a GPU: add an index with builds for CPUs.
-ARG TORCH=torch
-RUN set -- /wheels/*.whl \
-    && /build/bin/pip --python /opt/penstock/bin/python install --no-cache-dir "${TORCH}" "$1[train]"
+# Another torch than that of deploy/locks/torch.txt, such as one without a GPU: it and what it needs have no hashes.
+ARG TORCH=
+RUN set -- --requirement deploy/locks/torch.txt \
+    && if [ -n "${TORCH}" ]; then \
+    set -- && /build/bin/pip --python /opt/penstock/bin/python install --no-cache-dir "${TORCH}"; fi \
+    && /build/bin/pip --python /opt/penstock/bin/python install --no-cache-dir --no-deps --require-hashes \
+    --only-binary :all: "$@" --requirement deploy/locks/trainer.txt \
+    && /build/bin/pip --python /opt/penstock/bin/python check \
+    && /build/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+    --output-file /opt/penstock/sbom.cdx.json /opt/penstock/bin/python
 
 # The gateway: its configuration is /etc/penstock/penstock.toml if there is one, its tape is in /data.
 FROM runtime AS gateway

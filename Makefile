@@ -12,6 +12,7 @@ SCHEMATHESIS := .venv-schemathesis
 CLIENTS := .venv-clients
 MITMPROXY := .venv-mitmproxy
 BROWSER := .venv-browser
+LOCKING := .venv-locking
 # mitmproxy needs a newer Python than Penstock does.
 NEWER ?= $(shell for P in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python3; do $$P -c 'import venv' 2>&- && echo $$P && break; done)
 # Every command starts 1 s later where Python compiles all of Penstock anew each time; some machines ask it to.
@@ -22,7 +23,7 @@ export PIP_COMPILE := 0
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser demo demo-sidecar demo-apo demo-rl demo-pairs test test-vllm test-train test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-locking demo demo-sidecar demo-apo demo-rl demo-pairs test test-vllm test-train test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak locks sbom clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -215,5 +216,21 @@ chaos: install ## 10,000 rollouts while agents, runners and the gateway are kill
 soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000
 
+# By their hashes, as images install them.
+$(LOCKING)/.installed: deploy/locks/build.txt deploy/locks/lock.txt
+	$(PYTHON) -m venv $(LOCKING)
+	$(LOCKING)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: $(patsubst %,--requirement %,$^)
+	@touch $@
+
+install-locking: $(LOCKING)/.installed ## Install what pins and lists the packages of images into .venv-locking (90 MB)
+
+locks: install-locking ## Pin what images are made of anew, at today's versions (deploy/locks)
+	$(LOCKING)/bin/python deploy/lock.py $(LOCKING)/bin/uv
+
+sbom: install-locking ## List what the locks install, as CycloneDX, into .build/sbom (the images have their own list)
+	@mkdir -p .build/sbom
+	cat deploy/locks/gateway.txt | $(LOCKING)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file .build/sbom/gateway.cdx.json -
+	cat deploy/locks/gateway.txt deploy/locks/torch.txt deploy/locks/trainer.txt | $(LOCKING)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file .build/sbom/trainer.cdx.json -
+
 clean: ## Remove everything that was made
-	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(SCHEMATHESIS) $(MITMPROXY) $(BROWSER) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(SCHEMATHESIS) $(MITMPROXY) $(BROWSER) $(LOCKING) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis

@@ -26,6 +26,7 @@ from penstock.gateway.api.context import Control
 from penstock.gateway.api.operations import Operations
 from penstock.gateway.budgets.priced import prices_of
 from penstock.gateway.budgets.service import Budgets
+from penstock.gateway.calls import call_log
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.auth import Auth, Holder
 from penstock.gateway.calls.conversations import Conversations
@@ -152,7 +153,8 @@ class Gateway:
         self.store = open_store(config.data, secrets=self._redactor.tape, lock=lock)
         self.feed = Feed(self.store.cursor())
         self.auth = _make_auth(self.store, config)
-        self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed)
+        tell = call_log.teller(config.log)
+        self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed, tell)
         self.state = State(self.metrics, self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
@@ -165,7 +167,8 @@ class Gateway:
         self._wanted = WantedHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
         self._make_releases()
         self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
-        self.index = Link(config.data, config.index.when, lambda: self.feed.cursor, prices=config.prices or BUILTIN)
+        prices = config.prices or BUILTIN
+        self.index = Link(config.data, config.index.when, lambda: self.feed.cursor, prices=prices, log=config.log)
         self.webhooks = Webhooks(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
         self.retention = Retention(
             config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns,

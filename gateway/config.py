@@ -19,6 +19,7 @@ from penstock.gateway.masking import rules as masking_rules
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.budget import Budget
 from penstock.gateway.model.local_names import LocalNames
+from penstock.gateway.model.log_settings import Log
 from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, http_url
 from penstock.gateway.model.tls_settings import NO_TLS, Tls
@@ -166,6 +167,7 @@ class Config(Section):
     """Whether a change of this file reloads the settings, as SIGHUP does."""
     tls: Tls = NO_TLS
     limits: Limits = Limits()
+    log: Log = Log()
     tape: Tape = Tape()
     index: Index = Index()
     otlp: Otlp = Otlp()

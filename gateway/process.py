@@ -23,13 +23,13 @@ import uvloop
 
 from penstock.gateway.app import Gateway
 from penstock.gateway.config import Config, ConfigError, load
-from penstock.gateway.http.discreet_log import Discreet
+from penstock.gateway.http import log
 from penstock.gateway.model.known_secrets import own_secrets
+from penstock.gateway.model.log_settings import Log
 from penstock.gateway.server import parent
 from penstock.gateway.server.handover import Taken, take
 from penstock.gateway.store.directory import TapeError
 
-_LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LOOK_SECONDS: Final = 0.2
 _WATCH_SECONDS: Final = 1.0
 _log = logging.getLogger("penstock.app")
@@ -126,19 +126,20 @@ def run(
     """Runs a gateway until it is told to stop. Raises `SystemExit` with a message when it cannot start. `take_over`:
     from the gateway that writes this tape, where there is one.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=_LOG_FORMAT)
+    settings = Log()
+    log.set_up(settings)
     _take_all_descriptors()
     given = {"--config": config_path, "--data": data, "--host": host, "--port": port}
     words = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
     command = [sys.executable, "-m", "penstock", "serve", "--take-over", *words]
     try:
         config = load(config_path, data=data, host=host, port=port)
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(Discreet(_LOG_FORMAT, own_secrets(config.secrets())))
+        settings = config.log
+        log.set_up(settings, own_secrets(config.secrets()))
         watched = config_path if config.reload_on_change else None
         process = uvloop.run(_run(config, command, watched, take_over))
     except (ConfigError, TapeError, OSError) as error:
-        raise SystemExit(f"penstock: {error}") from None
+        raise log.end(settings, f"penstock: {error}") from None
     if process.children:
         parent.become(sorted(process.children), command)
     sys.exit(process.code)

@@ -6,8 +6,9 @@ how a loss is summed up and what length costs, 3 for named keys, 2 for errors of
 for rewards that never come and margins by odds, 2 for the holdback of a release, one for what it assigns, 4 for
 webhooks, 3 for suites of held-out tasks and for which tasks a step takes, one for agents that share a process, one for
 when there is an index, one for what holds SQL, one for prices, 3 for
-masking rules, three for what is forgotten, 5 for certificates: 3 of the port, 2 that upstreams are shown, and 9 for
-budgets, of which 3 say whose calls and which they are.
+masking rules, three for what is forgotten, 5 for certificates: 3 of the port, 2 that upstreams are shown, 9 for
+budgets, of which 3 say whose calls and which they are, 3 for the log, one for names that the gateway goes by, and 2 for
+stopping and reloading it.
 
 What counts is every key that can be written into penstock.toml, a release's policy, train.toml or apo.toml (tables do
 not count, their keys do), and every option of `penstock run`. What nobody would change is a constant instead.
@@ -32,7 +33,7 @@ from penstock.sidecar.options import RunOptions
 from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
-MOST = 296
+MOST = 299
 APO = ROOT / "docs" / "apo.md"
 
 

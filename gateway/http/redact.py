@@ -207,10 +207,15 @@ def _attribute(name: str, value: Any, by_name: bool) -> Any:
 
 
 def _said(value: str) -> str:
-    """A text that is no URL: only what has the shape of a secret is masked in it."""
+    """A text that may be a URL. What has the shape of a secret is masked in it, and in a URL more."""
     if _HINT.search(value.lower()) is None:
         return value
     return _mask_url(value) if "://" in value and not _SPACE.search(value) else _SHAPES.sub(_MASK, value)
+
+
+def plain_text(text: str) -> str:
+    """A text of any length and lines: only what has the shape of a secret is masked in it."""
+    return text if _HINT.search(text.lower()) is None else _SHAPES.sub(_MASK, text)
 
 
 def _masked(name: bytes, value: bytes) -> bytes:

@@ -40,6 +40,7 @@ from penstock.gateway.index.questions import (
 )
 from penstock.gateway.index.segments import NEAR, SEALED, clear
 from penstock.gateway.model.index import IndexStatus, IndexView
+from penstock.gateway.model.log_settings import Log
 from penstock.gateway.model.prices import BUILTIN
 
 When = Literal["large", "always", "never"]
@@ -74,10 +75,18 @@ class Link:
     """One index process, or none. Thread-safe."""
 
     def __init__(
-        self, path: Path, when: When, newest: Callable[[], int], sealed: int = SEALED, prices: Path = BUILTIN
+        self,
+        path: Path,
+        when: When,
+        newest: Callable[[], int],
+        sealed: int = SEALED,
+        prices: Path = BUILTIN,
+        log: Log = Log(),  # noqa: B008
     ) -> None:
-        """`newest`: the last change of the tape; called from any thread. `prices`: the file of prices."""
+        """`newest`: the last change of the tape; called from any thread. `prices`: the file of prices. `log`: how it is
+        written; the process has our stderr."""
         self._path, self._when, self._newest, self._sealed, self._prices = path, when, newest, sealed, prices
+        self._log_settings = log.model_dump_json()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: Connection
@@ -129,7 +138,7 @@ class Link:
         for side in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, side, struct.pack("ll", *divmod(int(PATIENCE_S * 1e6), 1_000_000)))
         command = [sys.executable, "-P", "-m", "penstock.gateway.index.process"]
-        command += [str(self._path), str(theirs.fileno()), str(self._sealed), str(self._prices)]
+        command += [str(self._path), self._log_settings, str(theirs.fileno()), str(self._sealed), str(self._prices)]
         with ours, theirs:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
             self._asked, self._ready = Connection(ours.detach()), False

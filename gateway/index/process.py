@@ -1,4 +1,5 @@
-"""The process of the index: `python -m penstock.gateway.index.process DATA DESCRIPTOR ROWS PRICES`; `link` starts it.
+"""The process of the index, which `link` starts: `python -m penstock.gateway.index.process DATA LOG DESCRIPTOR ROWS
+PRICES`.
 
 It follows the tape and answers what comes over one socket, one question at a time. It ends when the other side is
 closed, so also when its gateway was killed. It is nice: calls are served first.
@@ -18,6 +19,7 @@ from typing import Final
 import msgspec
 
 from penstock.gateway.filters.query import QueryError
+from penstock.gateway.http.log import set_up
 from penstock.gateway.index.finder import Unfinished
 from penstock.gateway.index.follower import Index
 from penstock.gateway.index.questions import (
@@ -35,6 +37,7 @@ from penstock.gateway.index.questions import (
 )
 from penstock.gateway.index.segments import NEAR, Held
 from penstock.gateway.index.tables import DAMAGED, UNREADABLE
+from penstock.gateway.model.log_settings import Log
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
@@ -148,9 +151,9 @@ class Answering:
         return self._index.find(question) if isinstance(question, Find) else self._index.sum(question)
 
 
-def main(path: Path, descriptor: int, sealed: int, prices: Path) -> None:
+def main(path: Path, descriptor: int, sealed: int, prices: Path, log: Log) -> None:
     """Runs until the other side is closed."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    set_up(log)
     os.nice(NICE)
     asked = Connection(descriptor)
     with Store(path, readonly=True) as store:
@@ -177,4 +180,5 @@ def _opened(store: Store, path: Path, sealed: int, prices: Prices) -> Index:
 if __name__ == "__main__":
     # A terminal's Ctrl-C is for the gateway, which then closes the other side.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    _, data, log, descriptor, sealed, prices = sys.argv
+    main(Path(data), int(descriptor), int(sealed), Path(prices), Log.model_validate_json(log))

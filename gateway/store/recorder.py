@@ -72,16 +72,22 @@ class Recorder:
     """One queue, one thread, one store."""
 
     def __init__(
-        self, store: Store, config: Tape, metrics: Metrics, committed: Callable[[int, Sequence[bytes]], None]
+        self,
+        store: Store,
+        config: Tape,
+        metrics: Metrics,
+        committed: Callable[[int, Sequence[bytes]], None],
+        tell: Callable[[Entry, bool], None] | None = None,
     ) -> None:
         """`committed` is called on the loop with the newest cursor and what the log has got, after every commit,
-        never before."""
+        never before. `tell` is called on the thread with every entry that the tape has taken, or has not."""
         self.store = store
         self.failing: str | None = None
         """Why the tape cannot be written now; None while it can."""
         self._config = config
         self._metrics = metrics
         self._committed = committed
+        self._tell = tell
         self._strict = config.record == "strict"
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Queued] = deque()
@@ -234,6 +240,7 @@ class Recorder:
         except TapeError as error:
             self._failed(str(error), written)
             self._loop.call_soon_threadsafe(self._after, batch, None, 0, 0.0)
+            self._tell_of(written, set(map(id, written)))
             return
         self.failing = None
         seconds, spans = time.perf_counter() - began, sum(isinstance(item, Entry) for item in written)
@@ -242,6 +249,18 @@ class Recorder:
             batch = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost]
             self._loop.call_soon_threadsafe(self._after, gone, None, 0, 0.0)
         self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds, self._new_records())
+        self._tell_of(written, lost)
+
+    def _tell_of(self, items: Sequence[Item], lost: set[int]) -> None:
+        """Nobody waits for it any more. A call that began and ended within one batch is there twice."""
+        if self._tell is None:
+            return
+        for item in dict.fromkeys(items):
+            if isinstance(item, Entry):
+                try:
+                    self._tell(item, id(item) not in lost)
+                except Exception:
+                    _log.exception("a call of %s cannot be told of", item.rollout)
 
     def _entries(self, batch: list[_Queued]) -> list[Item | None]:
         """The entries of the items, None where there is nothing to write; an item that fails leaves the batch."""

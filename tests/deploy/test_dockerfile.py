@@ -80,9 +80,21 @@ def test_the_wheel_s_parts_are_copied() -> None:
     assert set(settings["project"]["license-files"]) <= copied
 
 
-def test_the_trainer_installs_its_extra_with_the_torch_that_is_named() -> None:
+def test_the_trainer_installs_what_is_locked_or_the_torch_that_is_named() -> None:
     texts = [one.text for one in DOCKERFILE.stages["build-trainer"].instructions]
-    assert texts[0] == "TORCH=torch"
-    assert re.search(r'install --no-cache-dir "\$\{TORCH\}" "\$1\[train\]"$', texts[1])
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert any(one.startswith("torch>=") for one in extras["train"])
+    assert texts[0] == "TORCH="
+    assert re.search(r'if \[ -n "\$\{TORCH\}" \]; then set -- && .* install --no-cache-dir "\$\{TORCH\}"; fi', texts[1])
+    assert re.search(r'--require-hashes --only-binary :all: "\$@" --requirement deploy/locks/trainer\.txt', texts[1])
+
+
+def test_nothing_is_installed_without_its_hash() -> None:
+    """But for the wheel that was just made, and a torch that a person names."""
+    runs = [one.text for stage in DOCKERFILE.stages.values() for one in stage.instructions if one.name == "RUN"]
+    installs = [part for text in runs for part in text.split("&&") if "bin/pip " in part and " install " in part]
+    assert len(installs) == 5
+    free = [part for part in installs if "--require-hashes" not in part]
+    assert [re.sub(r".* install ", "", part).strip() for part in free] == [
+        "--no-cache-dir --no-index --no-deps /wheels/*.whl",
+        '--no-cache-dir "${TORCH}"; fi',
+    ]
+    assert sum("pip wheel" in text and "--no-build-isolation" in text for text in runs) == 1

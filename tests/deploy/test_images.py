@@ -6,9 +6,11 @@ No container engine is needed: see `fakes.dockerfile`. The trainer's steps are n
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 import subprocess
 import time
+import tomllib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,12 +19,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yaml
+from deploy.test_locks import installed
 from fakes.debian import Mounts, NoDebian, bookworm, entered, missing
 from fakes.dockerfile import Builder, Image, megabytes, read
 from fakes.ports import steady_ports
 from fakes.process import ROOT, upstreams
 from fakes.provider import Provider
 from fakes.tls_host import tls_host
+from packaging.utils import canonicalize_name
 
 KEY = "an-admin-key-of-a-test-1"
 SECRET = "a-secret-of-the-runner"
@@ -36,7 +40,7 @@ ask = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/js
 print(json.load(urllib.request.urlopen(ask))["choices"][0]["message"]["content"])
 """
 
-pytestmark = [pytest.mark.skipif(missing() is not None, reason=missing() or ""), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.skipif(missing() is not None, reason=missing() or ""), pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +186,20 @@ def test_images_hold_what_they_need_and_no_tools(gateway: Image, sidecar: Image)
     assert gateway.ports == ["4747"]
     assert gateway.healthcheck is not None
     assert gateway.healthcheck[-2] == gateway.ports[0]
+
+
+def test_an_image_lists_what_the_locks_have(gateway: Image, sidecar: Image) -> None:
+    wanted = {
+        **installed("gateway"),
+        "penstock-gateway": tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"],
+    }
+    for image in (gateway, sidecar):
+        bom = json.loads(image.inside("/opt/penstock/sbom.cdx.json").read_text())
+        assert (bom["bomFormat"], bom["metadata"]["component"]["name"]) == ("CycloneDX", "penstock-gateway")
+        listed = {
+            canonicalize_name(one["name"]): one["version"] for one in [*bom["components"], bom["metadata"]["component"]]
+        }
+        assert listed == wanted
 
 
 async def test_calls_of_an_agent_beside_its_sidecar_are_recorded(

@@ -22,6 +22,7 @@ UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"
 SECTIONS = {
     "tls": "[tls]",
     "limits": "[limits]",
+    "log": "[log]",
     "tape": "[tape]",
     "index": "[index]",
     "otlp": "[otlp]",
@@ -116,6 +117,10 @@ WRONG = [
     ("tls", "key = 1"),
     ("tls", "client_ca = 1"),
     ("", "limits = 1"),
+    ("", "log = 1"),
+    ("log", 'format = "xml"'),
+    ("log", 'level = "loud"'),
+    ("log", "calls = 1"),
     ("", "tape = 1"),
     ("", "otlp = 1"),
     ("", "index = 1"),

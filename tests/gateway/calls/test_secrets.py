@@ -27,6 +27,7 @@ KEYS = {
 QUERY = "?key=PLANTED-query-key-1f6c&api_key=PLANTED-query-api-key-1f6c&model=kept"
 ANSWERED = [("Set-Cookie", "id=PLANTED-set-cookie-1f6c; Path=/"), ("Location", "https://x/?sig=PLANTED-sig-1f6c")]
 MARK = b"PLANTED-"
+LOG = '[log]\nformat = "{}"\nlevel = "debug"\ncalls = true\n'
 UPSTREAM_KEY, ADMIN_KEY = "sk-PLANTED-upstream-1f6c", "PLANTED-admin-1f6c"
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
@@ -34,8 +35,8 @@ ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 async def test_nothing_planted_is_found(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
     with (
-        based(tmp_path, upstream_config="", env=env) as base,
-        based(tmp_path / "keyed", upstream_config='key_env = "UP"', env=env) as keyed,
+        based(tmp_path, LOG.format("text"), upstream_config="", env=env) as base,
+        based(tmp_path / "keyed", LOG.format("json"), upstream_config='key_env = "UP"', env=env) as keyed,
     ):
         said = b""
         for gateway in (base, keyed):
@@ -51,6 +52,7 @@ async def test_nothing_planted_is_found(http: aiohttp.ClientSession, tmp_path: P
             spans = list(store.spans("secret"))
             read = b"".join(repr((span, store.exchange(span))).encode() for span in spans)
         assert len(spans) >= 6
+        assert log.count(b"penstock.calls") == len(spans)
         for found in (log, tape, read):
             assert MARK not in found
             assert token.encode() not in found

@@ -338,7 +338,7 @@ def test_a_process_that_says_half_an_answer_is_given_up(store: Store, monkeypatc
     program = (
         "import sys, time\nfrom multiprocessing.connection import Connection\nimport msgspec\n"
         "from penstock.gateway.index.questions import State\nasked = Connection(int(sys.argv[-3]))\n"
-        "asked.send_bytes(msgspec.msgpack.encode(State(1, 1, 0, 0, 0)))\nasked.recv_bytes()\n"
+        "asked.send_bytes(msgspec.msgpack.encode(State(1, 1, 0, 0, 0, 0)))\nasked.recv_bytes()\n"
         "import os\nos.write(asked.fileno(), b'\\0\\0\\1\\0abc')\ntime.sleep(600)\n"
     )
     started = subprocess.Popen

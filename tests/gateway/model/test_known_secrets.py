@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 from collections.abc import Callable
 from urllib.parse import quote
 
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.http.discreet_log import Discreet
 from penstock.gateway.model.known_secrets import NONE, SLICE, Secrets, is_telling, own_secrets, presented
 
 KEY = "sk-proj/9f+Ab3=xYz_0123456789&qq"
@@ -131,10 +129,3 @@ def test_texts_and_json() -> None:
     assert secrets.texts(["ü", None, f"ü{KEY}"]) == ["ü", None, f"ü{gone}"]
     kept = ["a", None, "\ud800"]
     assert secrets.texts(kept) is kept
-
-
-def test_the_log_is_written_without_them() -> None:
-    record = logging.LogRecord("penstock", logging.ERROR, "x.py", 1, "refused: %s", (f"HTTP 401: {KEY}",), None)
-    assert Discreet("%(levelname)s %(message)s", own_secrets([KEY])).format(record) == (
-        f"ERROR refused: HTTP 401: {'*' * len(KEY)}"
-    )

@@ -123,6 +123,35 @@ async def test_the_queue_is_measured_even_when_a_call_grows_in_it() -> None:
     await rack.recorder.close()
 
 
+async def test_every_end_is_told_of_once_with_what_became_of_it() -> None:
+    told: list[tuple[str, str, bool]] = []
+
+    def tell(entry: Entry, kept: bool) -> None:
+        told.append((entry.rollout, entry.status, kept))
+        if entry.rollout == "odd":
+            raise ZeroDivisionError("planted")
+
+    rack = Rack()
+    store: Any = rack.store
+    recorder = Recorder(store, Tape(), rack.metrics, rack.commit, tell)
+    same = Entry("twice", "a1", status="ok")
+    twice = Call("twice")
+    twice.entry = lambda final: same
+    recorder.announce(twice)
+    recorder.put(twice)
+    for name in ("odd", "r1"):
+        recorder.put(Call(name))
+    recorder.start()
+    assert await recorder.flush() is True
+    rack.store.error = lambda _: TapeError("full")
+    recorder.put(Call("r2"))
+    assert await recorder.flush() is False
+    rack.store.error = lambda _: None
+    await recorder.close()
+    await rack.recorder.close()
+    assert told == [("twice", "ok", True), ("odd", "ok", True), ("r1", "ok", True), ("r2", "ok", False)]
+
+
 async def test_an_announcement_that_comes_too_late_is_dropped() -> None:
     rack = Rack()
     call = Call("r")
