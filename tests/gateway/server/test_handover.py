@@ -84,7 +84,7 @@ async def test_a_reload_changes_the_settings_and_breaks_no_stream(tmp_path: Path
             await idle.message()
             client.send(call("old"))
             await client.until(EVENT)
-            gateway.config.write_text(upstreams(openai=provider.openai_url))
+            gateway.config.write_text("[limits]\ndrain_seconds = 2\n" + upstreams(openai=provider.openai_url))
             await reload(gateway)
 
             # The old process serves the clients that it has, and tells them to come again on another connection.
