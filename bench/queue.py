@@ -222,7 +222,7 @@ PROFILED = """
 import cProfile, sys, time
 from pathlib import Path
 from penstock.gateway.store import recorder
-from penstock.gateway.app import run as serve
+from penstock.gateway.process import run as serve
 folder, run = Path(sys.argv[1]), recorder.Recorder._run
 folder.mkdir(parents=True, exist_ok=True)
 def profiled(self):

@@ -6,15 +6,15 @@ from email.utils import parsedate_to_datetime
 from time import time
 
 
-def retry_after(value: str | None, longest_s: float) -> float:
-    """Seconds, at most `longest_s`: the header has a number of them, or a date. 0 when there is none that can be
+def retry_after(value: str | None, longest_s: float) -> float | None:
+    """Seconds, at most `longest_s`: the header has a number of them, or a date. None when there is none that can be
     read."""
     try:
-        seconds = 0.0 if value is None else float(value)
+        seconds = float(value or "")
     except ValueError:
         try:
-            seconds = parsedate_to_datetime(value or "").timestamp() - time()
-        except ValueError:
-            seconds = 0.0
+            seconds = max(0.0, parsedate_to_datetime(value or "").timestamp() - time())
+        except (ValueError, OverflowError):
+            return None
     # What is no number at all is neither smaller nor larger.
-    return min(seconds, longest_s) if seconds > 0 else 0.0
+    return min(seconds, longest_s) if seconds >= 0 else None

@@ -80,7 +80,7 @@ class Delivery:
             async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as answer:
                 if answer.status in RETRYABLE:
                     self._fails(f"{answer.status} {answer.reason}")
-                    return retry_after(answer.headers.get("Retry-After"), LONGEST_WAIT_S)
+                    return retry_after(answer.headers.get("Retry-After"), LONGEST_WAIT_S) or 0.0
                 told = await answer.content.read(LARGEST_ANSWER)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._fails(str(error) or type(error).__name__)

@@ -33,7 +33,7 @@ from penstock.gateway.proxy.plan import Wait, plan, plan_given
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
 from penstock.gateway.releases.catalog import Uses
-from penstock.gateway.upstreams.health import retry_after, take_next
+from penstock.gateway.upstreams.health import asked_to_wait, take_next
 from penstock.gateway.upstreams.pool import Pool
 
 
@@ -210,7 +210,7 @@ class Call(Choosing):
             self._hold(connection, head, raw)
         else:
             if is_down(connection.status):
-                self._blame(f"http_{connection.status}", retry_after(connection.headers))
+                self._blame(f"http_{connection.status}", asked_to_wait(connection.headers))
             elif self._may_choose:
                 self._listen(connection)
             self._tell(connection, head, raw)

@@ -25,7 +25,7 @@ from penstock.gateway.proxy.failover import Beginning, Said, again_after, is_dow
 from penstock.gateway.proxy.recorded_call import RecordedCall
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
-from penstock.gateway.upstreams.health import retry_after
+from penstock.gateway.upstreams.health import asked_to_wait
 from penstock.gateway.upstreams.places import Places
 from penstock.gateway.upstreams.pool import Pool
 
@@ -239,7 +239,7 @@ class Choosing(RecordedCall):
     def _pass_over(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Its upstream is down: it is asked once more, or the next one is."""
         assert self.record.pool is not None
-        pool, reason, asked_s = self.record.pool, f"http_{connection.status}", retry_after(connection.headers)
+        pool, reason, asked_s = self.record.pool, f"http_{connection.status}", asked_to_wait(connection.headers)
         was_good = pool.health.state(monotonic()) == "good"
         self._blame(reason, asked_s)
         self._put_aside(connection, head, raw)

@@ -21,7 +21,10 @@ is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Final, Literal, Protocol, TypeVar
+
+from penstock.gateway.http.retry_after import retry_after
 
 State = Literal["good", "resting", "probing"]
 STATES: Final[tuple[State, ...]] = ("good", "probing", "resting")
@@ -129,7 +132,7 @@ def take_next(upstreams: list[T], now: float) -> T:
     return taken
 
 
-def retry_after(headers: Sequence[tuple[bytes, bytes]]) -> float | None:
-    """What an answer says of when to ask again; seconds. None where it says nothing, or a date."""
-    said = next((value for name, value in headers if name.lower() == b"retry-after"), b"")
-    return float(said) if said.isdigit() and len(said) < 10 else None
+def asked_to_wait(headers: Sequence[tuple[bytes, bytes]]) -> float | None:
+    """For how long an answer asks to leave its upstream alone; seconds. None where it does not."""
+    said = next((value for name, value in headers if name.lower() == b"retry-after"), None)
+    return None if said is None else retry_after(said.decode("latin-1"), inf)

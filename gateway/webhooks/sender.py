@@ -46,7 +46,7 @@ class Sender:
         signed = headers(keys, id, int(time()), body)
         try:
             async with self._session.post(url, data=body, headers=signed, allow_redirects=False) as answer:
-                asked = retry_after(answer.headers.get("Retry-After"), PATIENCE_NS / 1e9)
+                asked = retry_after(answer.headers.get("Retry-After"), PATIENCE_NS / 1e9) or 0.0
                 # The status has said it all, even if the rest never comes.
                 with suppress(aiohttp.ClientError, TimeoutError, OSError):
                     _ = await answer.content.read(LARGEST_ANSWER)
