@@ -28,7 +28,7 @@ WANTED = (
     "cyclopts.help",
     "docstring_parser",
     "penstock.adapters.commands",
-    "penstock.gateway.app",
+    "penstock.gateway.process",
     "penstock.gateway.client.client",
     "penstock.gateway.cli.audit",
     "penstock.gateway.cli.discover",
