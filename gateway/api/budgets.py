@@ -28,7 +28,8 @@ async def get_budgets(request: web.Request) -> web.Response:
     its own is there once a call of it was counted."""
     asked, budgets = query_of(request, BudgetsQuery), request.app[CONTROL].budgets
     found = [] if budgets is None else await asyncio.to_thread(budgets.uses, asked.budget)
-    return answer(BudgetPage(budgets=found[: asked.limit], total=len(found)))
+    names = [] if budgets is None else budgets.names
+    return answer(BudgetPage(budgets=found[: asked.limit], total=len(found), configured=names))
 
 
 ROUTES: tuple[Route, ...] = (

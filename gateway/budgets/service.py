@@ -97,6 +97,11 @@ class Budgets:
         sent = record.call.dialect.model(record.plain, record.call.path) if record.changed else None
         return list(dict.fromkeys(name for name in (call.model, sent, *names) if name))
 
+    @property
+    def names(self) -> list[str]:
+        """Of all that are configured."""
+        return [limit.budget.name for limit in self._limits]
+
     def uses(self, name: str | None = None) -> list[BudgetUse]:
         """What is used of them in the windows of this moment; reads the tape. `name`: only of this budget."""
         return self.reader.uses(self._now_ns(), name)

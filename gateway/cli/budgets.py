@@ -27,9 +27,6 @@ def budgets(name: str | None = None, /, *, limit: int = 100, json: Json = False,
 
     async def ask(client: Client) -> None:
         found = await client.budgets(name, limit)
-        none = (
-            "Nothing is used of it, or there is no budget of this name." if name else "penstock.toml has no [[budget]]."
-        )
-        show(found.budgets, json, lambda: budgets.budgets(found, time.time_ns()), none)
+        show(found.budgets, json, lambda: budgets.budgets(found, time.time_ns()), budgets.none(found, name))
 
     with_client(gateway, ask)

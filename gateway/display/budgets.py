@@ -28,6 +28,16 @@ def budgets(found: BudgetPage, now_ns: int) -> Group:
     return Group(listing, *([Text(f"{more:,} more; --limit shows them.", style="dim")] if more else []))
 
 
+def none(found: BudgetPage, name: str | None) -> str:
+    """Why there is no row. `name`: of the only budget that was asked for."""
+    configured = ", ".join(found.configured)
+    if not configured:
+        return "penstock.toml has no [[budget]]."
+    if name is not None and name not in found.configured:
+        return f"There is no budget {name!r}: penstock.toml has {configured}."
+    return f"No call was counted yet of {name or configured}."
+
+
 def _whose(one: BudgetUse) -> str:
     return "all calls" if one.per == "all" else f"{one.per} {one.of}"
 

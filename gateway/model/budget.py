@@ -101,3 +101,5 @@ class BudgetPage(Noun):
     """As many as were asked for."""
     total: int
     """How many there are."""
+    configured: list[str] = Field(default=[])
+    """Names of the budgets in penstock.toml, also of those that have counted nothing."""
