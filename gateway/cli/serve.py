@@ -6,6 +6,9 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from penstock.gateway.client.console import Failure
 
@@ -18,7 +21,7 @@ def serve(
     data: Path | None = None,
     host: str | None = None,
     port: int | None = None,
-    take_over: bool = False,
+    take_over: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run the gateway.
 
