@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Generator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -39,6 +41,19 @@ def tape_of_two() -> MemoryTape:
     tape.add(call(1, attempt="a2", status="error", error="connect"))
     tape.add(call(1, rollout="r2", agent="two words"), chat_exchange([], {"content": "hi"}))
     return tape
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Generator[None]:
+    """`serve` sets up the log of its process, which is this one here."""
+    root, hooks = logging.getLogger(), (sys.excepthook, threading.excepthook)
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in [one for one in root.handlers if one not in before]:
+        root.removeHandler(handler)
+    root.setLevel(level)
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook = hooks
 
 
 @pytest.fixture
