@@ -1,7 +1,7 @@
 """One process hands over to the next: the port, the Unix socket and the tape, so that no connection is refused.
 
     the next process                    the one that serves
-    connects to <data>/handover.sock    sends what it listens on, and the tape's lock, as descriptors
+    connects to its socket in <data>    sends what it listens on, and the tape's lock, as descriptors
     starts; then says `ready`           accepts no more, stops what only one may do, and when every call that has ended
                                         is on the tape, says `go on`
     accepts, and does the rest          serves the calls that it has to their end, and ends
@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.store.processes import WRITERS
 
-_NAME: Final = "handover.sock"
+_NAME: Final = f"{WRITERS}/handover.sock"
 _READY: Final = b"ready"
 _GO_ON: Final = b"go on"
 _DESCRIPTORS: Final = 64

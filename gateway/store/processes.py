@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from penstock.gateway.store.directory import DIRECTORY_MODE, FILE_MODE, TapeError, refusal
+
+WRITERS: Final = "writers"
+"""The directory of those files, in that of the tape. Who hands over has its socket there too."""
+_FILE: Final = re.compile("[0-9a-f]{8}")
 
 
 class Processes:
@@ -21,7 +27,7 @@ class Processes:
 
     def __init__(self, path: Path) -> None:
         """Adds this one; raises `TapeError`. `path`: the directory that has the tape."""
-        self._folder = path / "writers"
+        self._folder = path / WRITERS
         self.own = secrets.token_hex(4)
         """What the calls that this process has open are marked with."""
         try:
@@ -47,7 +53,8 @@ class Processes:
 
     def living(self) -> set[str]:
         """Names of those that write, this one among them. What others have left is removed."""
-        return {name for name in os.listdir(self._folder) if name == self.own or self._lives(name)}
+        found = filter(_FILE.fullmatch, os.listdir(self._folder))
+        return {name for name in found if name == self.own or self._lives(name)}
 
     def _lives(self, name: str) -> bool:
         try:

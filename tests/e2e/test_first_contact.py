@@ -80,6 +80,7 @@ async def test_a_gateway_on_a_new_directory_records_restarts_and_is_read(
         "tape": 0o700,
         "tape/data.mdb": 0o600,
         "tape/lock.mdb": 0o600,
+        "writers": 0o700,
     }
 
 
