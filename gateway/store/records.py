@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
@@ -29,9 +29,6 @@ from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage
 from penstock.gateway.model.trace import span_id, trace_id
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.codec import Body
-
-if TYPE_CHECKING:
-    from penstock.gateway.store.transaction import Transaction
 
 STYLE = (
     "kind",
@@ -158,8 +155,8 @@ class Entry:
     """The call was answered but its bytes are lost: counted, not kept."""
     ambiguous: bool = False
     """The call could be another implicit rollout's as well."""
-    settle: Callable[[Transaction, Entry], None] | None = None
-    """What is done in the same transaction once it is written."""
+    settle: Callable[[Any, Entry], None] | None = None
+    """What is done in the same transaction (`store.transaction`, which knows of entries) once it is written."""
 
     def style(self) -> tuple[Any, ...]:
         """The values of `STYLE`, in its order."""

@@ -445,6 +445,8 @@ def test_what_a_killed_gateway_has_left_beside_the_files_is_deleted(tmp_path: Pa
         (index / name).mkdir(parents=True)
         (index / name / "spans.parquet").write_bytes(b"said")
     link = Link(tmp_path, when, lambda: 0)
+    assert list(index.iterdir()) != [], "they may be those of the gateway that is about to hand over"
+    link.begin()
     assert list(index.iterdir()) == []
     assert not link.has_files
     (index / "spans-1.parquet.new").write_bytes(b"said")

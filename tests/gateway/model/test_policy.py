@@ -75,7 +75,7 @@ def test_the_tape_has_what_nobody_can_set_too() -> None:
         ),
         ("[guards.latency]\nslo_s = 1\nalpha = 0.01", "guards.latency.alpha: unknown key; known keys: slo_s"),
         ("horizon = 500", "horizon: 500 rollouts, but the stages take about 840"),
-        ("stages = [{split = 5e-324}]", "horizon: 10000 rollouts, but the stages take about inf"),
+        ("stages = [{split = 5e-324}]", "horizon: 6000 rollouts, but the stages take about inf"),
         (
             "alpha = 0.03",
             "alpha 0.03 + guards.early_error.alpha 0.005 + guards.error.alpha 0.005 + guards.violation.alpha 0.005 + "
