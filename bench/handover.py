@@ -22,6 +22,7 @@ import aiohttp
 from aiohttp import web
 
 from penstock.gateway.cli.check import examine
+from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.store import Store
 
 PIECES: Final = 10
@@ -128,7 +129,7 @@ def main() -> None:
         with Store(Path(folder) / "data", readonly=True) as store:
             ends = [span.status for _, rollout in store.rollouts() for span in store.spans(rollout.id)]
     print(f"{seen.whole} answers whole, {len(seen.broken)} broken: {sorted(set(seen.broken))[:5]}")
-    print(f"the tape: {ends.count('ok')} ok of {len(ends)} calls, {len(problems)} problems")
+    print(f"the tape: {ends.count(SpanStatus.OK)} ok of {len(ends)} calls, {len(problems)} problems")
     took = sorted(seen.first_bytes)
     print(f"a whole answer took {took[len(took) // 2]:.2f} s at the median, {took[-1]:.2f} s at most")
 
