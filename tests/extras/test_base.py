@@ -51,7 +51,8 @@ def sdist(home: Path) -> Path:
     command = (PIP[0], "-m", "hatchling", "build", "-t", "sdist", "-d", home / "dist")
     subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(backend)}, check=True)
     (made,) = (home / "dist").iterdir()
-    assert made.stat().st_size < 3 << 20
+    # Half a megabyte of it are hashes of packages, which do not pack.
+    assert made.stat().st_size < 4 << 20
     return made
 
 

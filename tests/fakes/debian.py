@@ -115,7 +115,8 @@ def outside() -> tuple[dict[str, str], Mounts]:
     said = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
     found = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     for key, value in re.findall(r"^(?:global|:env:|install)\.([\w-]+)='(.*)'$", said, re.MULTILINE):
-        if "file:" not in value and not Path(value).is_dir():
+        # Whether pip compiles is a matter of the image, and not of the way to the index.
+        if key != "compile" and "file:" not in value and not Path(value).is_dir():
             found["PIP_" + key.upper().replace("-", "_")] = value.replace("\\n", " ")
     files = {name: Path(value) for name, value in found.items() if Path(value).is_file()}
     return found | {name: f"/mnt{path}" for name, path in files.items()}, Mounts(beside=sorted(set(files.values())))
