@@ -23,7 +23,7 @@ from penstock.gateway.model.log_settings import Log
 from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, http_url
 from penstock.gateway.model.tls_settings import NO_TLS, Tls
-from penstock.gateway.model.toml import ConfigError, Section, read, validated
+from penstock.gateway.model.toml import ConfigError, Section, names_differ, read, validated
 from penstock.gateway.model.webhook_settings import Webhook
 from penstock.gateway.policy.rules import PolicyRule, check_names
 from penstock.gateway.upstream_settings import Route, Upstream
@@ -184,9 +184,7 @@ class Config(Section):
     @field_validator("webhook")
     @classmethod
     def _webhooks_differ(cls, value: list[Webhook]) -> list[Webhook]:
-        names = [one.name for one in value]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"{twice[0]!r} is the name of two webhooks: choose one for each")
+        names_differ([one.name for one in value], "webhooks")
         return value
 
     @field_validator("masking")
@@ -209,9 +207,7 @@ class Config(Section):
     @field_validator("budget")
     @classmethod
     def _budgets_differ(cls, value: list[Budget]) -> list[Budget]:
-        names = [one.name for one in value]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"{twice[0]!r} is the name of two budgets: choose one for each")
+        names_differ([one.name for one in value], "budgets")
         return value
 
     @field_validator("policy")

@@ -27,6 +27,7 @@ from penstock.gateway.http import log
 from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.log_settings import Log
 from penstock.gateway.server import parent
+from penstock.gateway.server.ending import first
 from penstock.gateway.server.handover import Taken, take
 from penstock.gateway.store.directory import TapeError
 
@@ -109,10 +110,7 @@ class Process:
         shown = f"[{host}]" if ":" in host else host
         scheme = "http" if config.tls.certificate is None else "https"
         print(f"penstock listening on {scheme}://{shown}:{port}", flush=True)
-        ends = [asyncio.ensure_future(one.wait()) for one in (self.stopping, self._taken)]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for one in ends:
-            one.cancel()
+        await first((self.stopping, self._taken))
         if self._taken.is_set():
             _log.info("another process has taken over: this one ends when its clients have gone or were served")
         await gateway.stop(self.hurry)

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from penstock.gateway.masking.paths import parsed
-from penstock.gateway.model.toml import Section
+from penstock.gateway.model.toml import Section, names_differ
 
 
 def _path(value: str) -> str:
@@ -39,6 +39,4 @@ class MaskingRule(Section):
 
 def check_names(rules: list[MaskingRule]) -> None:
     """Raises `ValueError` where two rules have one name."""
-    names = [rule.name for rule in rules]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{twice!r} is the name of two rules: choose one for each")
+    names_differ([rule.name for rule in rules], "rules")

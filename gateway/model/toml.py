@@ -28,6 +28,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
+def names_differ(names: Collection[str], what: str) -> None:
+    """Raises `ValueError` where two have one name. `what` they are, in the plural."""
+    if twice := next((name for name in names if list(names).count(name) > 1), None):
+        raise ValueError(f"{twice!r} is the name of two {what}: choose one for each")
+
+
 def read(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises `ConfigError` when there is none or it cannot be read."""
     try:

@@ -14,8 +14,8 @@ _NAMED: Final = 5
 _log = logging.getLogger("penstock.app")
 
 
-async def first(events: Sequence[asyncio.Event], seconds: float) -> None:
-    """Waits until one of these is set, but no longer."""
+async def first(events: Sequence[asyncio.Event], seconds: float | None = None) -> None:
+    """Waits until one of these is set, and where that is given no longer than so."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for one in waiting:

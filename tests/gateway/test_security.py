@@ -14,7 +14,7 @@ import pytest
 from conftest import StartGateway
 from fakes.mcp_hosted import Hosted
 from fakes.mcp_hosted import config as hosted_server
-from fakes.odd import close, odd, request, send
+from fakes.odd import odd
 from fakes.preloaded import penstock
 from fakes.process import ROOT, Gateway, running, upstream, upstreams
 from fakes.provider import Provider
@@ -116,24 +116,6 @@ def family(pid: int) -> Iterator[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         for one in (task / "children").read_text().split():
             yield from family(int(one))
-
-
-async def test_a_redirection_is_passed_on_and_not_followed(
-    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
-) -> None:
-    """Else the upstream's key would go where the redirection leads."""
-    statuses = (301, 302, 303, 307, 308)
-    to = f"{provider.openai_url}/chat/completions"
-    headers = [("Location", to), ("Content-Length", "0"), ("Connection", "close")]
-    scripts = [[request(), send(head(f"HTTP/1.1 {status} Moved", headers)), close()] for status in statuses]
-    async with odd(*scripts) as moved:
-        text = upstream("moved", f"{moved.url}/v1", "openai", "UP")
-        gateway = await start_gateway(text, env={"UP": UPSTREAM})
-        for status in statuses:
-            url = gateway.openai("r1") + "/chat/completions"
-            async with http.post(url, json=CHAT, allow_redirects=False) as answer:
-                assert (answer.status, answer.headers["Location"]) == (status, to)
-    assert provider.log == []
 
 
 async def test_nothing_in_a_request_chooses_where_it_goes(
