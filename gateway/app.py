@@ -88,6 +88,7 @@ from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
 from penstock.gateway.store.audit_log import AuditLog
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.upstreams.checks import Checks
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
 from penstock.gateway.upstreams.wanted import WantedHosts
@@ -196,17 +197,12 @@ class Gateway:
         repaired = self.adapter_keeper.repaired
         self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self._redactor, repaired)
         checking = Checking(ReleaseReader(self.store).resource, upstreams, self._ask_upstreams)
+        self._checks = Checks(self.pools.values(), self._ask_upstreams)
         self._routes = Routes(self.config.route, self.pools, {upstream.name for upstream in self.config.upstream})
         context = Context(
-            self.store,
-            self.pins,
-            self.recorder,
-            self.pools,
-            self._routes,
-            self._ask_upstreams,
-            self._now_ns,
+            self.store, self.pins, self.recorder, self.pools, self._routes, self._ask_upstreams, self._now_ns,
             self._redactor,
-        )
+        )  # fmt: skip
         self._exact = Exact(self._ask_upstreams, self.store, self.recorder, self.metrics)
         self.shadow = Shadow(context)
         self.rehearsals = Rehearsals(context)
@@ -307,6 +303,7 @@ class Gateway:
         self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
         self._port = Dispatch(self.proxy, plane, self.mcp, self._wanted)
         self.recorder.start()
+        self._checks.start()
         await self.bridge.start()
         self.coverage.start()
         self.definitions.start()
@@ -369,6 +366,7 @@ class Gateway:
         self.mcp.sessions.close()
         await self.audit.finish(_CONTROL_SECONDS)
         await self.bridge.stop()
+        await self._checks.stop()
         await self.budgets.stop()
         await self.coverage.stop()
         await self.offer.close()

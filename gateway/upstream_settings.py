@@ -38,6 +38,8 @@ class Upstream(Section):
     `first_byte_timeout` seconds."""
     idle_timeout: float = Field(default=55.0, gt=0)
     """Seconds after which an unused connection is closed."""
+    health_path: str | None = Field(default=None, pattern=r"^/[!-~]*$")
+    """Path of its host that answers 2xx while it can serve, as `/health` of vLLM; asked every 5 seconds."""
     context: int | None = Field(default=None, gt=0)
     """Tokens of the longest prompt that it takes. One that is too long for an upstream goes to the next that takes
     more."""

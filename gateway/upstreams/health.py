@@ -11,9 +11,14 @@
 | resting | its rest is over, and a call is given | probing |
 | probing | a fault of any kind                   | resting |
 | probing | it answers                            | good    |
+| any     | a second check in a row fails         | resting |
+| resting | a check passes, and it rests because  | probing |
+|         | it could not be reached or a check    |         |
+|         | failed                                |         |
 
 A rest takes a second, and twice as long each time that it fails again, half a minute at most; or as long as it says
-itself (`Retry-After`), five minutes at most. Passing over is never refusing: where all upstreams of a call rest, the
+itself (`Retry-After`), five minutes at most. Where checks fail (`upstreams.checks`) it rests until one passes, or until
+there are none any more. Passing over is never refusing: where all upstreams of a call rest, the
 first of them is asked. So a wrong judgement costs nothing where there is no other upstream, and a detour where there
 is.
 """
@@ -38,17 +43,22 @@ LONGEST_S: Final = 30.0
 LONGEST_ASKED_S: Final = 300.0
 PROBE_S: Final = 30.0
 """How long a probe may take before another call is given to it."""
+FAILED_CHECKS: Final = 2
+"""So many in a row make it rest: a busy server misses one."""
+CHECKED_S: Final = 15.0
+"""How long what a check has found counts: longer than it takes until the next has."""
+_UNREACHED: Final = frozenset({"connect", "connect_timeout"})
 
 
 class Health:
     """How calls to one upstream went lately."""
 
-    __slots__ = ("_faults", "_probe_until", "_rest_s", "_until", "why")
+    __slots__ = ("_failed_checks", "_faults", "_probe_until", "_rest_s", "_until", "why")
 
     def __init__(self) -> None:
         self.why = ""
         """The last fault since it has answered."""
-        self._faults = 0
+        self._faults = self._failed_checks = 0
         self._rest_s = 0.0
         """The last rest; 0 while it is good."""
         self._until = self._probe_until = 0.0
@@ -94,6 +104,17 @@ class Health:
             self._probe_until = 0.0
             self._rest_s = min(2 * self._rest_s or FIRST_S, LONGEST_S)
             self._until = now + (self._rest_s if asked_s is None else min(asked_s, LONGEST_ASKED_S))
+
+    def checked(self, why: str | None, now: float) -> None:
+        """A check has passed, or failed: `why`."""
+        self._failed_checks = 0 if why is None else self._failed_checks + 1
+        if why is None:
+            if self.why in _UNREACHED or self.why.startswith("check_"):
+                self._until = min(self._until, now)
+        elif self._failed_checks >= FAILED_CHECKS:
+            self.why, self._faults = f"check_{why}", max(self._faults, 1)
+            self._probe_until, self._rest_s = 0.0, self._rest_s or FIRST_S
+            self._until = max(self._until, now + CHECKED_S)
 
 
 class Crowd(Protocol):

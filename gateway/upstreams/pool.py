@@ -99,7 +99,9 @@ class Pool(Connector):
         self.address = (parts.hostname or "", parts.port or (443 if self.tls else 80))
         self.path = parts.path
         self.origin = f"{parts.scheme}://{parts.netloc}"
-        self.heads = RequestHeads(parts.netloc.encode("ascii"), _credential(config), own_keys)
+        self.credential = _credential(config)
+        """The header with its key."""
+        self.heads = RequestHeads(parts.netloc.encode("ascii"), self.credential, own_keys)
         self.gate = Gate(config.name)
         self.health = Health()
         self.places = Places(f"upstream {config.name!r}", config.max_concurrent)

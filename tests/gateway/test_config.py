@@ -143,6 +143,7 @@ WRONG = [
     ("upstream", "context = 0"),
     ("upstream", "read_timeout = inf"),
     ("upstream", "idle_timeout = nan"),
+    ("upstream", 'health_path = "health"'),
     ("upstream", "ca_file = 1"),
     ("upstream", "client_cert = 1"),
     ("upstream", "client_key = 1"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.upstreams.health import (
+    CHECKED_S,
     COSTLY,
+    FAILED_CHECKS,
     FIRST_S,
     IN_A_ROW,
     LONGEST_ASKED_S,
@@ -109,7 +112,35 @@ def test_one_that_has_a_place_comes_before_one_that_is_full_and_before_one_that_
     assert taken == ["free", "full", "rests", "slow"]
 
 
+def test_checks_that_fail_make_it_rest_until_one_passes() -> None:
+    health = Health()
+    for at in range(FAILED_CHECKS):
+        assert health.state(at) == "good", "one check that fails says little"
+        health.checked("http_503", at)
+    now = FAILED_CHECKS - 1.0
+    assert (health.state(now), health.why, health.rests_s(now)) == ("resting", "check_http_503", CHECKED_S)
+    health.answered(now)
+    assert health.state(now) == "resting", "a call from before"
+    health.checked(None, now + 1)
+    assert health.state(now + 1) == "probing"
+    health.answered(now + 2)
+    assert (health.state(now + 2), health.why) == ("good", "")
+
+
+@pytest.mark.parametrize(
+    ("why", "then"),
+    [("connect", "probing"), ("connect_timeout", "probing"), ("timeout", "resting"), ("http_429", "resting")],
+)
+def test_a_check_that_passes_ends_the_rest_of_what_could_not_be_reached(why: str, then: str) -> None:
+    """One that is there may still serve nobody."""
+    health = Health()
+    health.failed(why, 0.0)
+    health.checked(None, 0.5)
+    assert health.state(0.5) == then
+
+
 events = st.one_of(
+    st.tuples(st.just("check"), st.sampled_from([None, "connect", "http_503"])),
     st.tuples(st.just("fail"), st.sampled_from([*sorted(COSTLY), "http_500", "upstream_closed"])),
     st.tuples(st.just("ask"), st.floats(0, 1e6)),
     st.tuples(st.just("answer")),
@@ -119,7 +150,7 @@ events = st.one_of(
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), events), max_size=60))
-def test_a_call_always_goes_somewhere_and_no_rest_is_for_ever(happens: list[tuple[int, tuple[str, ...]]]) -> None:
+def test_a_call_always_goes_somewhere_and_no_rest_is_for_ever(happens: list[tuple[int, tuple[Any, ...]]]) -> None:
     upstreams, now = [Upstream(str(at)) for at in range(3)], 0.0
     for at, (kind, *values) in happens:
         one = upstreams[at]
@@ -127,6 +158,8 @@ def test_a_call_always_goes_somewhere_and_no_rest_is_for_ever(happens: list[tupl
             one.health.failed(values[0], now)
         elif kind == "ask":
             one.health.failed("http_429", now, float(values[0]))
+        elif kind == "check":
+            one.health.checked(values[0], now)
         elif kind == "answer":
             one.health.answered(now)
         elif kind == "wait":

@@ -1,0 +1,112 @@
+"""Checks of upstreams: what they find out counts before a call does."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fakes.rig import inside
+from fakes.waiting import until
+
+from penstock.gateway.upstreams import checks
+
+ROUTE = {"model": "m", "upstream": ["checked", "spare"]}
+
+
+@dataclass(slots=True)
+class Server:
+    """A model server that says how it is."""
+
+    url: str = ""
+    status: int = 503
+    checks: list[web.Request] = field(default_factory=list[web.Request])
+    calls: int = 0
+
+    async def health(self, request: web.Request) -> web.Response:
+        self.checks.append(request)
+        return web.Response(status=self.status, headers={"Location": "/elsewhere"})
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.calls += 1
+        return web.json_response({"by": self.url})
+
+
+@asynccontextmanager
+async def served() -> AsyncGenerator[Server]:
+    made, application = Server(), web.Application()
+    application.router.add_get("/health", made.health)
+    application.router.add_post("/v1/chat/completions", made.answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.url = "http://{}:{}".format(*runner.addresses[0])
+    yield made
+    await runner.cleanup()
+
+
+async def test_one_that_fails_its_checks_costs_no_call_anything(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(checks, "EVERY_S", 0.02)
+    monkeypatch.setattr(checks, "AGAIN_S", 0.02)
+    monkeypatch.setenv("UP_KEY", "sk-of-the-upstream")
+    caplog.set_level(logging.INFO, "penstock.upstream")
+    async with served() as checked, served() as spare:
+        known = {"health_path": "/health", "key_env": "UP_KEY"}
+        upstreams = [
+            {"name": "checked", "base_url": checked.url + "/v1", **known},
+            {"name": "spare", "base_url": spare.url + "/v1"},
+        ]
+        async with inside(tmp_path, http, upstreams, route=[ROUTE]) as rig:
+
+            async def shown() -> tuple[str, str]:
+                async with http.get(rig.base.url + "/api/upstreams") as answer:
+                    (found,) = [one for one in (await answer.json())["upstreams"] if one["name"] == "checked"]
+                return found["health"], found["failing"]
+
+            async def is_now(health: str, failing: str) -> bool:
+                return await shown() == (health, failing)
+
+            async def call() -> str:
+                asked = http.post(rig.base.url + "/v1/chat/completions", json={"model": "m", "messages": []})
+                async with asked as answer:
+                    return (await answer.json())["by"]
+
+            await until(lambda: is_now("resting", "check_http_503"))
+            assert await call() == spare.url
+            assert checked.calls == 0
+            assert checked.checks[0].headers["Authorization"] == "Bearer sk-of-the-upstream"
+            checked.status = 200
+            await until(lambda: is_now("probing", "check_http_503"))
+            assert await call() == checked.url
+            assert await shown() == ("good", "")
+            checked.status = 302
+            await until(lambda: is_now("resting", "check_http_302"))
+            assert not spare.checks, "it has no path for that"
+    assert [one.levelname for one in caplog.records if "checks" in one.message] == ["WARNING", "INFO", "WARNING"]
+
+
+async def test_what_is_gone_fails_and_what_is_silent_does(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "AGAIN_S", 0.02)
+    monkeypatch.setattr(checks, "ANSWER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
+        urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in (silent, gone)]
+        gone.close()
+        named = zip(("silent", "gone"), urls, strict=True)
+        upstreams = [{"name": name, "base_url": url, "health_path": "/health"} for name, url in named]
+        async with inside(tmp_path, http, upstreams) as rig:
+
+            async def found() -> bool:
+                why = {name: rig.gateway.pools[name].health.why for name in ("silent", "gone")}
+                return why == {"silent": "check_timeout", "gone": "check_connect"}
+
+            await until(found)
