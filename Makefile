@@ -151,15 +151,20 @@ demo-rl: install-train install-vllm ## See an agent get better: vLLM, the traine
 demo-pairs: install-train install-vllm ## See prompts and weights learnt together: vLLM, two CPU cores, some minutes
 	@$(TRAIN)/bin/python -m examples.fast_slow
 
+# Suites with a target of their own.
+ELSEWHERE := tests/clients tests/extras tests/openapi tests/providers tests/tui/browser tests/verl tests/vllm
+
 # With an ordinary user's rights, also where it is root who tests.
 test: install ## Run the tests of what .venv holds, and say which others there are
-	.ci/ordinary $(BIN)/python -m pytest -n 2 --dist loadgroup
+	.ci/ordinary $(BIN)/python -m pytest -n 2 --dist loadgroup $(ELSEWHERE:%=--ignore=%)
+	@echo "Other suites, each with a target of its own: $(ELSEWHERE). make test-all runs every one."
 
 test-vllm: install install-vllm ## Test versions of weights on a real vLLM
 	$(BIN)/python -m pytest -n 0 tests/vllm
 
+# What looks for prompts needs no torch: `make test` has it.
 test-train: install-train ## Test the trainer
-	$(TRAIN)/bin/python -m pytest -n 0 tests/trainer
+	$(TRAIN)/bin/python -m pytest -n 0 tests/trainer --ignore=tests/trainer/apo
 
 test-verl: install-verl ## Test training on two ranks of verl, on CPUs
 	$(VERL)/bin/python -m pytest -n 0 tests/verl
