@@ -122,6 +122,31 @@ base_url = "http://127.0.0.1:{upstream}/v1"
 dialect = "openai"
 """
 
+GUARDED = """
+[[upstream]]
+name = "other"
+base_url = "http://127.0.0.1:{upstream}/v1"
+max_concurrent = 1000
+
+[[route]]
+model = "*"
+upstream = ["mock", "other"]
+weights = {{ mock = 1, other = 1 }}
+
+[[budget]]
+name = "all"
+unit = "tokens"
+limit = 1_000_000_000_000
+window = "1d"
+
+[[budget]]
+name = "loops"
+per = "rollout"
+unit = "calls"
+limit = 1_000_000
+window = "total"
+"""
+
 LITELLM_CONFIG = """\
 model_list:
 {models}
@@ -152,10 +177,10 @@ def penstock_program() -> Path:
     return Path(sys.executable).parent / "penstock"
 
 
-def penstock(start: Start, index: str = "never") -> list[str]:
+def penstock(start: Start, index: str = "never", more: str = "") -> list[str]:
     """Recording on and durable, which is the default."""
     file = start.scratch / "penstock.toml"
-    file.write_text(PENSTOCK.format(upstream=start.upstream, index=index))
+    file.write_text((PENSTOCK + more).format(upstream=start.upstream, index=index))
     serve = [str(penstock_program()), "serve", "--config", str(file)]
     return [*serve, "--data", str(start.scratch / "data"), "--port", str(start.port)]
 
@@ -209,6 +234,13 @@ PEERS = [
         partial(penstock, index="always"),
         path="/rollout/{r}/attempt/a1/v1/chat/completions",
         installed=lambda: penstock_program().exists() and find_spec("duckdb") is not None,
+        counter="penstock_commit_spans_total",
+    ),
+    Peer(
+        "guarded",
+        partial(penstock, more=GUARDED),
+        path="/rollout/{r}/attempt/a1/v1/chat/completions",
+        installed=lambda: penstock_program().exists(),
         counter="penstock_commit_spans_total",
     ),
     Peer(

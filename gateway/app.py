@@ -307,12 +307,13 @@ class Gateway:
         await self.bridge.start()
         self.coverage.start()
         self.definitions.start()
-        self.budgets.start()
+        await self.budgets.start()
 
     async def _let_go(self) -> None:
         """Another process is ready: it gets whoever connects from now on. This one serves the clients that it has."""
         self.state.draining = True
         self._port.leave()
+        await self.budgets.share()
         # That may take a moment, and nobody is to wait for it.
         await self._duties.end(last=False)
         self._listening.accept_no_more()

@@ -1,5 +1,5 @@
-"""Budgets on the tape, as operations inside a write transaction: all that is known of them is there, so any number of
-processes that write one tape share them.
+"""Budgets on the tape, as operations inside a write transaction, so that any number of processes that write one tape
+share them. While one writes it alone, what it has reserved is not there (`budgets.here`).
 
 A call reserves what it may use at most, of all its budgets or of none, before it goes out. With its span that is
 settled: what it has used counts in the window in which it began, whatever had been reserved. A reservation is good
@@ -19,7 +19,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from penstock.gateway.budgets.limits import Limit
 from penstock.gateway.budgets.windows import Window, window_at
@@ -82,6 +82,18 @@ class Reservation:
     """The process and the number of the call there: `_WHO` bytes."""
     held: list[tuple[int, Claim]] = field(default_factory=list[tuple[int, Claim]])
     """The claims whose budgets are known, by their places."""
+    since: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    """Where it is not on the tape: when the window began, by the key of a sum."""
+    settled: bool = False
+    """For the thread that writes."""
+
+
+class Held(NamedTuple):
+    """What is reserved of a sum."""
+
+    amount: int
+    calls: int
+    """How many have reserved that."""
 
 
 class Short(NamedTuple):
@@ -100,6 +112,14 @@ class Used(NamedTuple):
     """Whether nobody has counted it."""
 
 
+class Reads(Protocol):
+    """What can be read of a tape."""
+
+    def get(self, database: str, key: bytes) -> bytes | None:
+        """One record."""
+        ...
+
+
 class BudgetOperations:
     """What can be done in one transaction."""
 
@@ -108,32 +128,51 @@ class BudgetOperations:
 
     def reserve(self, asked: Reservation, now: int) -> list[Short]:
         """Reserves what a call may use; or else says which budgets have no room for it, and reserves nothing."""
-        asked.held = list(self._held(asked))
+        asked.held = list(held(self._tape, asked))
         found = [(claim, *self._current(claim, now)) for _, claim in asked.held]
-        short = [Short(*one) for one in found if not _fits(*one[:2])]
+        short = [Short(*one) for one in found if not fits(*one[:2])]
         if short:
             return short
         for claim, sum_, window in found:
-            key = _key(claim)
-            sum_.reserved += claim.amount
-            sum_.running += 1
-            self._tape.put(SUMS, key, sum_.packed())
-            self._tape.put(RESERVATIONS, key + asked.who, _RESERVED.pack(window.since_ns, claim.amount))
+            self._reserve(claim, sum_, window.since_ns, asked.who)
         if found and self._lease(asked.who[:8]) < now + LEASE_NS // 2:
             self.renew(asked.who[:8], now)
         return []
 
+    def _reserve(self, claim: Claim, sum_: Sum, since: int, who: bytes) -> None:
+        key = key_of(claim)
+        sum_.reserved += claim.amount
+        sum_.running += 1
+        self._tape.put(SUMS, key, sum_.packed())
+        self._tape.put(RESERVATIONS, key + who, _RESERVED.pack(since, claim.amount))
+
+    def keep(self, calls: Iterable[Reservation], now: int) -> list[Reservation]:
+        """Brings what a process has reserved elsewhere to the tape; returns the calls that have not ended meanwhile."""
+        left = [asked for asked in calls if not asked.settled]
+        for asked in left:
+            for _, claim in asked.held:
+                key, since = key_of(claim), asked.since[key_of(claim)]
+                stored = self._tape.get(SUMS, key)
+                sum_ = Sum(0) if stored is None else Sum.read(stored)
+                if since >= sum_.since_ns:
+                    self._reserve(claim, sum_ if since == sum_.since_ns else Sum(since), since, asked.who)
+        if left:
+            self.renew(left[0].who[:8], now)
+        return left
+
     def settle(self, asked: Reservation, used: Sequence[Used]) -> None:
         """Counts what a call has used and frees what it has reserved. `used`: of each of its claims."""
-        for place, claim in asked.held or self._held(asked):
-            key = _key(claim)
+        asked.settled = True
+        for place, claim in asked.held or held(self._tape, asked):
+            key = key_of(claim)
             stored = self._tape.get(RESERVATIONS, key + asked.who)
             if stored is not None:
                 since, amount = _RESERVED.unpack(stored)
                 self._tape.delete(RESERVATIONS, key + asked.who)
             else:
-                # Nothing was reserved, because the tape did not take it; or its lease was over.
-                since, amount = window_at(claim.limit.budget.window, asked.began_ns).since_ns, None
+                # Nothing was reserved here, or its lease was over.
+                began = window_at(claim.limit.budget.window, asked.began_ns).since_ns
+                since, amount = asked.since.get(key, began), None
             self._count(key, since, amount, used[place])
 
     def _count(self, key: bytes, since: int, amount: int | None, used: Used) -> None:
@@ -162,9 +201,11 @@ class BudgetOperations:
             if stored is not None and self._is_over(key, Sum.read(stored), limits, now):
                 self._tape.delete(SUMS, key)
 
-    def bury(self, now: int) -> bool:
-        """Frees what processes have reserved whose lease is over; whether there was one."""
-        dead = {process for process, end in self._tape.scan(RESERVERS) if keys.to_number(end) <= now}
+    def bury(self, now: int, alone: bytes | None = None) -> bool:
+        """Frees what processes have reserved whose lease is over; whether there was one. `alone`: the only process that
+        writes this tape, so all others are dead."""
+        leases = self._tape.scan(RESERVERS)
+        dead = {process for process, end in leases if keys.to_number(end) <= now or alone not in (None, process)}
         if not dead:
             return False
         for name, value in [it for it in self._tape.scan(RESERVATIONS) if _process(it[0]) in dead]:
@@ -175,30 +216,16 @@ class BudgetOperations:
             self._tape.delete(RESERVERS, process)
         return True
 
-    def _held(self, asked: Reservation) -> Iterator[tuple[int, Claim]]:
-        """Its claims, each on a budget that is known, by their places."""
-        run: str | None = None
-        for place, claim in enumerate(asked.claims):
-            if claim.of is not None:
-                yield place, claim
-                continue
-            run = _run(self._tape.get("tasks", keys.rollout_key(asked.rollout))) if run is None else run
-            if run and claim.limit.is_for(run):
-                yield place, claim._replace(of=run)
-
     def _current(self, claim: Claim, now: int) -> tuple[Sum, Window]:
         """What is used of its budget now. Where that leaves no room, what the dead have reserved is freed."""
         sum_, window = self._now(claim, now)
-        if sum_.reserved and not _fits(claim, sum_) and self.bury(now):
+        if sum_.reserved and not fits(claim, sum_) and self.bury(now):
             return self._now(claim, now)
         return sum_, window
 
     def _now(self, claim: Claim, now: int) -> tuple[Sum, Window]:
-        window, stored = window_at(claim.limit.budget.window, now), self._tape.get(SUMS, _key(claim))
-        if stored is None or (sum_ := Sum.read(stored)).since_ns < window.since_ns:
-            return Sum(window.since_ns), window
-        # Where the clock went back, what began stays begun.
-        return sum_, window if sum_.since_ns == window.since_ns else window_at(claim.limit.budget.window, sum_.since_ns)
+        stored = self._tape.get(SUMS, key_of(claim))
+        return sum_now(Sum(0) if stored is None else Sum.read(stored), claim, now)
 
     def _lease(self, process: bytes) -> int:
         """When it ends; 0 where there is none."""
@@ -215,16 +242,40 @@ class BudgetOperations:
         return sum_.since_ns < window_at(limit.budget.window, now).since_ns
 
 
+def held(tape: Reads, asked: Reservation) -> Iterator[tuple[int, Claim]]:
+    """Its claims, each on a budget that is known, by their places."""
+    run: str | None = None
+    for place, claim in enumerate(asked.claims):
+        if claim.of is not None:
+            yield place, claim
+            continue
+        run = _run(tape.get("tasks", keys.rollout_key(asked.rollout))) if run is None else run
+        if run and claim.limit.is_for(run):
+            yield place, claim._replace(of=run)
+
+
+def sum_now(stored: Sum, claim: Claim, now: int) -> tuple[Sum, Window]:
+    """What is used of a budget now, and the window. `stored`: its sum on the tape."""
+    window = window_at(claim.limit.budget.window, now)
+    if stored.since_ns < window.since_ns:
+        return Sum(window.since_ns), window
+    # Where the clock went back, what began stays begun.
+    began = stored.since_ns == window.since_ns
+    return stored, window if began else window_at(claim.limit.budget.window, stored.since_ns)
+
+
 def limit_of(key: bytes, limits: Iterable[Limit]) -> Limit | None:
     """The budget that a sum is of; None where it is not configured any more."""
     return next((limit for limit in limits if key.startswith(limit.prefix)), None)
 
 
-def _fits(claim: Claim, sum_: Sum) -> bool:
+def fits(claim: Claim, sum_: Sum) -> bool:
+    """Whether a budget has room for it."""
     return sum_.used + sum_.reserved + claim.amount <= claim.limit.most
 
 
-def _key(claim: Claim) -> bytes:
+def key_of(claim: Claim) -> bytes:
+    """Of the sum of its budget."""
     return claim.limit.key(claim.of or "")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 
 from penstock.gateway.budgets.limits import Limit
-from penstock.gateway.budgets.operations import RESERVERS, SUMS, Sum, limit_of
+from penstock.gateway.budgets.operations import RESERVERS, SUMS, Held, Sum, limit_of
 from penstock.gateway.budgets.windows import window_at
 from penstock.gateway.model.budget import BudgetUse
 from penstock.gateway.store import keys
@@ -20,11 +21,14 @@ class BudgetReader:
     def __init__(self, tape: Reader, limits: Sequence[Limit]) -> None:
         self._tape, self._limits = tape, limits
 
-    def uses(self, now: int, name: str | None = None) -> list[BudgetUse]:
-        """Of each in the window of this moment, the fullest first. `name`: only of this budget."""
+    def uses(
+        self, now: int, name: str | None = None, reserved: Mapping[tuple[bytes, int], Held] = MappingProxyType({})
+    ) -> list[BudgetUse]:
+        """Of each in the window of this moment, the fullest first. `name`: only of this budget. `reserved`: by calls of
+        which the tape says nothing (`Here.reserved`)."""
         with self._tape.view() as view:
             asked = (limit for limit in self._limits if name in (None, limit.budget.name))
-            found = [use for limit in asked for use in _uses(view, limit, now)]
+            found = [use for limit in asked for use in _uses(_sums(view, limit, reserved), limit, now)]
         return sorted(found, key=lambda use: (-use.share, use.budget, use.of))
 
     def over(self, now: int, most: int) -> list[bytes]:
@@ -39,10 +43,24 @@ class BudgetReader:
             return any(keys.to_number(end) <= now for _, end in view.scan(RESERVERS))
 
 
-def _uses(view: View, limit: Limit, now: int) -> Iterator[BudgetUse]:
+def _sums(view: View, limit: Limit, reserved: Mapping[tuple[bytes, int], Held]) -> dict[bytes, Sum]:
+    found = {key: Sum.read(stored) for key, stored in view.scan(SUMS, limit.prefix)}
+    for (key, since), held in reserved.items():
+        if not key.startswith(limit.prefix):
+            continue
+        sum_ = found.setdefault(key, Sum(since))
+        if since > sum_.since_ns:
+            sum_ = found[key] = Sum(since)
+        if since == sum_.since_ns:
+            sum_.reserved += held.amount
+            sum_.running += held.calls
+    return found
+
+
+def _uses(sums: Mapping[bytes, Sum], limit: Limit, now: int) -> Iterator[BudgetUse]:
     window, named = window_at(limit.budget.window, now), _always(limit)
-    for key, stored in view.scan(SUMS, limit.prefix):
-        sum_, of = Sum.read(stored), limit.of(key)
+    for key, sum_ in sums.items():
+        of = limit.of(key)
         if sum_.since_ns >= window.since_ns and limit.is_for(of):
             named.discard(of)
             yield _use(limit, of, sum_)

@@ -2,6 +2,9 @@
 
 A budget counts calls that use tokens up. It is asked once per call, however many upstreams are tried. A call that no
 budget counts costs a look at each of them, and where none is configured there is no such service.
+
+While this process alone writes the tape, reservations are in memory (`budgets.here`); where there are others they are
+on the tape, for all to see.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Final
 
 from penstock.gateway.budgets import refusal
 from penstock.gateway.budgets.claims import bound_of, budgets_of, claims_of
+from penstock.gateway.budgets.here import Here
 from penstock.gateway.budgets.limits import Limit
 from penstock.gateway.budgets.operations import LEASE_NS, BudgetOperations, Reservation, Short, Used
 from penstock.gateway.budgets.reader import BudgetReader
@@ -56,9 +60,12 @@ class Budgets:
         self._limits = [Limit(budget) for budget in budgets]
         self._prices, self._recorder, self._metrics, self._now_ns = prices, recorder, metrics, now_ns
         self.reader = BudgetReader(store, self._limits)
+        self._store, self._here = store, Here(store)
+        self._alone = self._leaves = False
+        """Whether nobody else writes the tape; whether another process takes over."""
         self._process, self._numbers = secrets.token_bytes(8), count()
         self._open = set[bytes]()
-        """Calls that have reserved something; changed by the recorder's thread."""
+        """Calls that have reserved something on the tape; changed by the recorder's thread."""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -66,20 +73,33 @@ class Budgets:
 
     def reserve(self, call: Admitted, record: Record, names: Iterable[str] = ()) -> asyncio.Future[list[Short]] | None:
         """Reserves what a call may use at most: done when that is on the tape, with the budgets that have no room for
-        it. None where no budget counts it, or it was asked for before. `names`: what upstreams call its model. Raises
-        `Refusal`."""
+        it. None where that is done at once, no budget counts it, or it was asked for before. `names`: what upstreams
+        call its model. Raises `Refusal`."""
         if not call.dialect.uses_tokens or record.settle is not None or record.request.websocket:
             return None
         found = budgets_of(self._limits, call, record)
         if not found:
             return None
         models, began = self._models(call, record, names), record.request.started_ns
-        priced = [price for name in models if (price := self._prices.price(name, began)) is not None]
+        paid = any(limit.budget.unit == "usd" for limit, _ in found)
+        priced = [price for name in models if paid and (price := self._prices.price(name, began)) is not None]
         claims = list(claims_of(found, call, record, priced))
         who = self._process + keys.number(next(self._numbers))
         asked = Reservation(claims, call.address.rollout, began, who)
         record.settle = Settlement(self, record, asked, models)
-        return self._recorder.submit(partial(self._reserve, asked))
+        if not self._alone:
+            return self._recorder.submit(partial(self._reserve, asked))
+        short = self._here.reserve(asked, self._now_ns())
+        return asyncio.ensure_future(self._reserve_again(asked)) if short else None
+
+    async def _reserve_again(self, asked: Reservation) -> list[Short]:
+        """There was no room; calls that have ended may be about to be settled."""
+        _ = await self._recorder.flush()
+        if asked.settled:
+            return []  # its client has left
+        if not self._alone:
+            return await self._recorder.submit(partial(self._reserve, asked))
+        return self._here.reserve(asked, self._now_ns())
 
     def refusal(self, short: Sequence[Short], call: Admitted, record: Record) -> Refusal:
         """What its client is told where there is no room."""
@@ -87,10 +107,16 @@ class Budgets:
             self._metrics.budget_refusals[(one.claim.limit.budget.name,)] += 1
         return refusal.refusal(short, self._now_ns(), bound_of(call, record))
 
-    def lost(self, record: Record) -> None:
-        """The tape did not take the span of a call: what it has reserved is free."""
-        if isinstance(record.settle, Settlement):
-            self._recorder.submit(record.settle.release).add_done_callback(lambda done: done.exception())
+    def recorded(self, record: Record, kept: bool) -> None:
+        """The tape has the span of a call; or has not, then what it has reserved is free all the same."""
+        settlement = record.settle
+        if not isinstance(settlement, Settlement):
+            return
+        if kept:
+            self._here.settled(settlement.asked, settlement.used)
+        else:
+            self._here.lost(settlement.asked)
+            self._recorder.submit(settlement.release).add_done_callback(lambda done: done.exception())
 
     def _models(self, call: Admitted, record: Record, names: Iterable[str]) -> list[str]:
         """What its model is called: by its client, and on its way."""
@@ -104,7 +130,7 @@ class Budgets:
 
     def uses(self, name: str | None = None) -> list[BudgetUse]:
         """What is used of them in the windows of this moment; reads the tape. `name`: only of this budget."""
-        return self.reader.uses(self._now_ns(), name)
+        return self.reader.uses(self._now_ns(), name, self._here.reserved())
 
     # -- on the recorder's thread ------------------------------------------------------------------------------------
 
@@ -129,10 +155,20 @@ class Budgets:
         """What calls ask: nothing where no budget is configured."""
         return self if self._limits else None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begins to renew leases and to take away what is over."""
         if self._limits:
+            await self._tend_safely()
             self._task = asyncio.ensure_future(self._run())
+
+    async def share(self) -> None:
+        """Another process takes over: what is reserved in memory is on the tape from now on."""
+        self._leaves, self._alone = True, False
+        if calls := self._here.leave():
+            await self._recorder.submit(partial(self._keep, calls))
+
+    def _keep(self, calls: Sequence[Reservation], tape: Transaction) -> None:
+        self._open.update(asked.who for asked in BudgetOperations(tape).keep(calls, self._now_ns()))
 
     async def stop(self) -> None:
         """Ends that."""
@@ -142,17 +178,24 @@ class Budgets:
 
     async def _run(self) -> None:
         while not self._stopping.is_set():
-            try:
-                await self._tend()
-            except TapeError:
-                pass  # the recorder has told of it
-            except Exception:
-                _log.exception("budgets could not be tended")
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._stopping.wait()
+            await self._tend_safely()
+
+    async def _tend_safely(self) -> None:
+        try:
+            await self._tend()
+        except TapeError:
+            pass  # the recorder has told of it
+        except Exception:
+            _log.exception("budgets could not be tended")
 
     async def _tend(self) -> None:
+        self._here.forget_sums()
+        if not self._alone and len(await asyncio.to_thread(self._store.living)) == 1:
+            await self._recorder.submit(lambda tape: BudgetOperations(tape).bury(self._now_ns(), self._process))
+            self._alone = not self._leaves
         if self._open:
             await self._recorder.submit(lambda tape: BudgetOperations(tape).renew(self._process, self._now_ns()))
         found = await asyncio.to_thread(self.reader.over, self._now_ns(), _AT_ONCE)
@@ -163,20 +206,23 @@ class Budgets:
 class Settlement:
     """How what a call has reserved is settled: in the transaction of its span."""
 
-    __slots__ = ("_asked", "_budgets", "_models", "_record")
+    __slots__ = ("_budgets", "_models", "_record", "asked", "used")
 
     def __init__(self, budgets: Budgets, record: Record, asked: Reservation, models: Sequence[str]) -> None:
         """`models`: what its model is called, by its client and on its way."""
-        self._budgets, self._record, self._asked, self._models = budgets, record, asked, models
+        self._budgets, self._record, self.asked, self._models = budgets, record, asked, models
+        self.used = [Used(0)] * len(asked.claims)
+        """By the places of its claims."""
 
     def __call__(self, tape: Transaction, entry: Entry) -> None:
         """With its span."""
         cost = partial(self._budgets.cost, entry.model_served, self._models, entry.start_ns)
-        self._budgets.settle(tape, self._asked, used(self._asked.claims, spent(entry, self._said), cost))
+        self.used = used(self.asked.claims, spent(entry, self._said), cost)
+        self._budgets.settle(tape, self.asked, self.used)
 
     def release(self, tape: Transaction) -> None:
         """Where its span is lost."""
-        self._budgets.settle(tape, self._asked, [Used(0)] * len(self._asked.claims))
+        self._budgets.settle(tape, self.asked, [Used(0)] * len(self.asked.claims))
 
     def _said(self) -> int:
         """About how many tokens its answer has, as far as it came."""

@@ -191,8 +191,8 @@ class Recording(ABC):
     def _recorded(self, kept: bool) -> None:
         """It was read, which tells whether an answer that came whole is a good one; only now is it counted."""
         self._move(State.ENDED)
-        if not kept and self._shared.budgets is not None:
-            self._shared.budgets.lost(self.record)
+        if self._shared.budgets is not None:
+            self._shared.budgets.recorded(self.record, kept)
         record, seconds = self.record, ((self.record.end_ns or 0) - self.request.started_ns) / 1e9
         metrics = self._shared.metrics
         metrics.call_ended(self._admitted.dialect.name, record.status, seconds)

@@ -78,6 +78,7 @@ async def test_while_the_tape_fails_the_mode_decides_and_what_passed_is_counted_
         async with rig.upstream([request(), send(GOOD), request(), send(GOOD)]), rig.client() as client:
             client.send(rig.call(json.dumps(CHAT).encode()))
             assert await client.message() == GOOD
+            assert not await rig.gateway.recorder.flush()
             path = "/rollout/t/attempt/a1/mode/train/v1/chat/completions"
             async with http.post(rig.base.url + path, json=CHAT) as refused:
                 assert (refused.status, (await refused.json())["error"]["code"]) == (503, "tape")

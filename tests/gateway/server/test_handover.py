@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from fakes.budgets import budget, toml, uses
 from fakes.odd import Odd, request, send, wait
 from fakes.preloaded import penstock
 from fakes.process import Gateway, running, upstream, upstreams
@@ -75,6 +76,23 @@ def _port(url: str) -> int:
 
 def call(rollout: str) -> bytes:
     return post(f"/rollout/{rollout}/attempt/a1{CHAT}", b'{"model":"m","stream":true}')
+
+
+async def test_a_call_of_the_old_process_keeps_what_it_has_reserved(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """While one process writes the tape alone that is in its memory."""
+    async with streaming() as (odd, config), running(tmp_path, config + toml(budget(limit=1))) as gateway:
+        async with connect(gateway.url) as client:
+            client.send(call("old"))
+            await client.until(EVENT)
+            await reload(gateway)
+            chat = f"{gateway.openai('new')}/chat/completions"
+            async with http.post(chat, json={"model": "m"}) as answer:
+                assert answer.status == 429, await answer.text()
+            odd.go("go")
+            assert await client.message() == END
+        assert await uses(http, gateway.url) == [("b", "", 1, 0)]
 
 
 async def test_a_reload_changes_the_settings_and_breaks_no_stream(tmp_path: Path, http: aiohttp.ClientSession) -> None:

@@ -1,0 +1,117 @@
+"""What calls have reserved while this process alone writes the tape: kept in memory, so that no call waits for a
+commit.
+
+What they have used is on the tape, with their spans. The sums there are remembered for some seconds, and what a call
+has used is added to them when its span is durable, so they are what the tape says. Before another process writes the
+tape as well, what is reserved here goes there (`Here.leave`, `operations.BudgetOperations.keep`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.gateway.budgets.operations import (
+    SUMS,
+    Claim,
+    Held,
+    Reservation,
+    Short,
+    Sum,
+    Used,
+    fits,
+    held,
+    key_of,
+    sum_now,
+)
+from penstock.gateway.budgets.windows import Window
+from penstock.gateway.store.reader import Reader
+
+
+class Here:
+    """For the event loop."""
+
+    def __init__(self, tape: Reader) -> None:
+        self._tape = tape
+        self._sums: dict[bytes, Sum] = {}
+        """By key: what the tape says."""
+        self._reserved: dict[tuple[bytes, int], Held] = {}
+        """By the key of a sum and when its window began."""
+        self._calls: dict[bytes, Reservation] = {}
+
+    def reserve(self, asked: Reservation, now: int) -> list[Short]:
+        """As `operations.BudgetOperations.reserve`."""
+        found = [(claim, *self._current(claim, now)) for _, claim in self._claims(asked)]
+        short = [Short(*one) for one in found if not fits(*one[:2])]
+        if short:
+            return short
+        for claim, _, window in found:
+            key = key_of(claim)
+            asked.since[key] = window.since_ns
+            amount, calls = self._reserved.get((key, window.since_ns), Held(0, 0))
+            self._reserved[key, window.since_ns] = Held(amount + claim.amount, calls + 1)
+        self._calls[asked.who] = asked
+        return []
+
+    def settled(self, asked: Reservation, used: Sequence[Used]) -> None:
+        """Its span is on the tape, with what it has used."""
+        for place, claim in asked.held:
+            key = key_of(claim)
+            if asked.who in self._calls:
+                self._free(key, asked.since[key], claim.amount)
+                self._add(key, asked.since[key], used[place])
+            else:
+                # What was reserved on the tape is in these.
+                self._sums.pop(key, None)
+        self._calls.pop(asked.who, None)
+
+    def lost(self, asked: Reservation) -> None:
+        """Its span is not on the tape, and may come there later."""
+        self.settled(asked, [Used(0)] * len(asked.claims))
+        self.forget_sums()
+
+    def forget_sums(self) -> None:
+        """Has them read again: something else may have changed them."""
+        self._sums.clear()
+
+    def leave(self) -> list[Reservation]:
+        """Reserves nothing any more; returns what is reserved."""
+        calls = list(self._calls.values())
+        self._calls.clear()
+        self._reserved.clear()
+        self._sums.clear()
+        return calls
+
+    def reserved(self) -> Mapping[tuple[bytes, int], Held]:
+        """What is reserved here, by the key of a sum and when its window began."""
+        return self._reserved.copy()
+
+    def _claims(self, asked: Reservation) -> list[tuple[int, Claim]]:
+        if all(claim.of is not None for claim in asked.claims):
+            asked.held = list(enumerate(asked.claims))
+        else:
+            with self._tape.view() as view:
+                asked.held = list(held(view, asked))
+        return asked.held
+
+    def _current(self, claim: Claim, now: int) -> tuple[Sum, Window]:
+        key = key_of(claim)
+        if key not in self._sums:
+            with self._tape.view() as view:
+                stored = view.get(SUMS, key)
+            self._sums[key] = Sum(0) if stored is None else Sum.read(stored)
+        sum_, window = sum_now(self._sums[key], claim, now)
+        amount, calls = self._reserved.get((key, sum_.since_ns), Held(0, 0))
+        return Sum(sum_.since_ns, sum_.used, sum_.guessed, sum_.reserved + amount, sum_.running + calls), window
+
+    def _free(self, key: bytes, since: int, amount: int) -> None:
+        before = self._reserved.pop((key, since))
+        if before.calls > 1:
+            self._reserved[key, since] = Held(before.amount - amount, before.calls - 1)
+
+    def _add(self, key: bytes, since: int, used: Used) -> None:
+        known = self._sums.get(key)
+        if known is not None and since > known.since_ns and used.amount:
+            known = self._sums[key] = Sum(since)
+        if known is not None and since == known.since_ns:
+            known.used += used.amount
+            known.guessed += used.amount if used.guessed else 0
