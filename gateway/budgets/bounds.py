@@ -20,20 +20,18 @@ ADDED: Final = 1024
 """Tokens that a provider may add to any prompt, such as what it says of tools."""
 IMAGE: Final = 8192
 """Tokens of an image, or of something that is only named."""
-_IMAGES: Final = (b"iVBORw0KGgo", b"R0lGOD", b"UklGR", b"/9j/", b"\\/9j\\/")
-_IMAGE = re.compile(rb'"(?:data:[^"]{0,80}base64,)?(?:iVBORw0KGgo|R0lGOD|UklGR|\\?/9j\\?/)[A-Za-z0-9+/=\\]{64,}+')
-"""Images in base64, as they begin: PNG, GIF, WebP, JPEG."""
 _NAMES: Final = (
     "file_url", "file_id", "fileUri", "file_uri", "previous_response_id", "conversation", "cachedContent",
     "cached_content",
 )  # fmt: skip
-_MARKS: Final = tuple(f'"{name}"'.encode() for name in (*_NAMES, "image_url", "url", "s3Location"))
-_NAMED = re.compile(
-    rb'"(?:%b)"\s*:\s*"(?!data:)' % "|".join(_NAMES).encode()
-    + rb'|"image_url"\s*:\s*(?:\{\s*(?:"detail"\s*:\s*"\w*"\s*,\s*)?"url"\s*:\s*)?"(?!data:)'
-    + rb'|"type"\s*:\s*"url"|"s3Location"\s*:\s*\{'
+_APART = re.compile(
+    rb'"(?:((?:data:[^"]{0,80}base64,)?(?:iVBORw0KGgo|R0lGOD|UklGR|\\?/9j\\?/)[A-Za-z0-9+/=\\]{64,}+)'
+    + rb'|(?:%b)"\s*:\s*"(?!data:)' % "|".join(_NAMES).encode()
+    + rb'|image_url"\s*:\s*(?:\{\s*(?:"detail"\s*:\s*"\w*"\s*,\s*)?"url"\s*:\s*)?"(?!data:)'
+    + rb'|type"\s*:\s*"url"|s3Location"\s*:\s*\{)'
 )
-"""Where a request only names what the provider reads. What agents give to tools may have a `url` too."""
+"""What is counted apart, found in one pass: images in base64 as PNG, GIF, WebP and JPEG begin (the group), and
+where a request only names what the provider reads. What agents give to tools may have a `url` too."""
 
 
 class Bound(NamedTuple):
@@ -82,27 +80,27 @@ def bound(dialect: Dialect, *bodies: bytes) -> Bound:
     if not dialect.generates:
         return Bound(prompt, 0)
     asked = _asked(bodies[0])
-    configs = [_read(raw) for raw in (asked.generationConfig, asked.generation_config, asked.inferenceConfig)]
     limits = [asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens]
-    limits += [value for one in configs for value in (one.maxOutputTokens, one.max_output_tokens, one.maxTokens)]
-    many = [asked.n, asked.best_of, *(value for one in configs for value in (one.candidateCount, one.candidate_count))]
+    many = [asked.n, asked.best_of]
+    for raw in filter(bytes, (asked.generationConfig, asked.generation_config, asked.inferenceConfig)):
+        config = _read(raw)
+        limits += [config.maxOutputTokens, config.max_output_tokens, config.maxTokens]
+        many += [config.candidateCount, config.candidate_count]
     return Bound(prompt, _highest(limits), (_highest(many) or 1) * _prompts(asked.prompt))
 
 
 def prompt_tokens(body: bytes) -> int:
     """At most so many, images and what is only named being guessed."""
-    images, size = 0, len(body)
-    if any(mark in body for mark in _IMAGES):
-        found = [len(match[0]) for match in _IMAGE.finditer(body)]
-        images, size = len(found), size - sum(found)
-    if any(mark in body for mark in _MARKS):
-        images += sum(1 for _ in _NAMED.finditer(body))
-    return size + ADDED + images * IMAGE
+    apart, size = 0, len(body)
+    for found in _APART.finditer(body):
+        apart += 1
+        size -= len(found[0]) if found[1] else 0
+    return size + ADDED + apart * IMAGE
 
 
 def _read(raw: msgspec.Raw) -> _Config:
     try:
-        return _config(raw) if bytes(raw) else _Config()
+        return _config(raw)
     except UNREADABLE:
         return _Config()
 
