@@ -8,7 +8,7 @@ so is what a request only names: a file, a URL, an earlier response. An answer h
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -32,6 +32,12 @@ _APART = re.compile(
 )
 """What is counted apart, found in one pass: images in base64 as PNG, GIF, WebP and JPEG begin (the group), and
 where a request only names what the provider reads. What agents give to tools may have a `url` too."""
+_LONG: Final = 16 << 10
+"""Bytes of a prompt that is kept."""
+_KEPT: Final = 32 << 20
+"""Bytes of all that are."""
+_SHARES: Final = (0.5, 0.75, 0.95)
+"""Of a prompt: where it is looked whether the next one begins like it. Behind the messages there may be many tools."""
 
 
 class Bound(NamedTuple):
@@ -74,12 +80,11 @@ _asked = lenient(_Asked)
 _config = msgspec.json.Decoder(_Config).decode
 
 
-def bound(dialect: Dialect, *bodies: bytes) -> Bound:
-    """Of a request: as its client has sent it, and as it goes on."""
-    prompt = max(map(prompt_tokens, bodies))
+def bound(dialect: Dialect, body: bytes, prompt: int) -> Bound:
+    """Of a request, whose prompt has at most so many tokens."""
     if not dialect.generates:
         return Bound(prompt, 0)
-    asked = _asked(bodies[0])
+    asked = _asked(body)
     limits = [asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens]
     many = [asked.n, asked.best_of]
     for raw in filter(bytes, (asked.generationConfig, asked.generation_config, asked.inferenceConfig)):
@@ -89,13 +94,63 @@ def bound(dialect: Dialect, *bodies: bytes) -> Bound:
     return Bound(prompt, _highest(limits), (_highest(many) or 1) * _prompts(asked.prompt))
 
 
-def prompt_tokens(body: bytes) -> int:
-    """At most so many, images and what is only named being guessed."""
-    apart, size = 0, len(body)
-    for found in _APART.finditer(body):
+class Mark(NamedTuple):
+    """A place in a prompt, and what is counted apart before it."""
+
+    at: int
+    apart: int
+    images: int
+    """Bytes of images."""
+
+    @property
+    def tokens(self) -> int:
+        """Of a prompt that ends here."""
+        return self.at - self.images + ADDED + self.apart * IMAGE
+
+
+_START: Final = Mark(0, 0, 0)
+
+
+class Prompts:
+    """Counts prompts. It keeps some long ones, so that of a conversation that has grown only what is new is read."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[bytes, list[Mark]]] = {}
+        """The last prompt of a conversation, and places in it, the last one first."""
+        self._bytes = 0
+
+    def tokens(self, whose: Hashable, body: bytes) -> int:
+        """At most so many, images and what is only named being guessed. `whose`: the conversation."""
+        before, known = self._kept.pop(whose, (b"", ()))
+        self._bytes -= len(before)
+        same = (mark for mark in known if body.startswith(memoryview(before)[: mark.at]))
+        *marks, end = _marks(body, next(same, _START))
+        if _LONG <= len(body) <= _KEPT:
+            self._kept[whose] = body, marks[::-1]
+            self._bytes += len(body)
+        while self._bytes > _KEPT:
+            oldest, _ = self._kept.pop(next(iter(self._kept)))
+            self._bytes -= len(oldest)
+        return end.tokens
+
+
+def _marks(body: bytes, start: Mark) -> Iterator[Mark]:
+    """Some places from `start` on, and the end."""
+    apart, images = start.apart, start.images
+    places = [at for share in _SHARES if (at := int(len(body) * share)) > start.at]
+    yield start
+
+    def mark(at: int) -> Mark:
+        return Mark(at, apart, images)
+
+    for found in _APART.finditer(body, start.at):
+        while places and places[0] <= found.start():
+            yield mark(places.pop(0))
+        while places and places[0] < found.end():
+            del places[0]
         apart += 1
-        size -= len(found[0]) if found[1] else 0
-    return size + ADDED + apart * IMAGE
+        images += len(found[0]) if found[1] else 0
+    yield from map(mark, [*places, len(body)])
 
 
 def _read(raw: msgspec.Raw) -> _Config:

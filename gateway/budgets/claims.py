@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from penstock.gateway.budgets.bounds import ADDED, Bound, bound
+from penstock.gateway.budgets.bounds import ADDED, Bound, Prompts, bound
 from penstock.gateway.budgets.limits import Limit, cost
 from penstock.gateway.budgets.operations import Claim
 from penstock.gateway.budgets.refusal import unpriced
@@ -37,32 +37,33 @@ def budgets_of(limits: Iterable[Limit], call: Admitted, record: Record) -> list[
 
 
 def claims_of(
-    found: Sequence[tuple[Limit, str | None]], call: Admitted, record: Record, prices: Iterable[Price]
+    found: Sequence[tuple[Limit, str | None]], asked: Bound, model: str | None, prices: Sequence[Price]
 ) -> Iterator[Claim]:
-    """What it may use of these; raises `Refusal` where nobody can say. `prices`: those that it may have."""
-    counts_tokens = any(limit.budget.unit != "calls" for limit, _ in found)
-    asked, known = bound_of(call, record) if counts_tokens else Bound(0, 0), list(prices)
+    """What a call may use of these; raises `Refusal` where nobody can say. `prices`: those that it may have."""
     for limit, of in found:
         budget = limit.budget
         if budget.unit == "calls":
             yield Claim(limit, of, 1)
         elif budget.unit == "tokens":
             yield Claim(limit, of, min(_MOST, asked.prompt + asked.answered(budget.answer_tokens)))
-        elif known:
+        elif prices:
             answer = min(_MOST, asked.answered(budget.answer_tokens))
-            yield Claim(limit, of, min(_MOST, max(cost(price, asked.prompt, answer) for price in known)))
+            yield Claim(limit, of, min(_MOST, max(cost(price, asked.prompt, answer) for price in prices)))
         elif budget.unpriced == "refuse":
-            raise unpriced(budget, call.model)
+            raise unpriced(budget, model)
 
 
-def bound_of(call: Admitted, record: Record) -> Bound:
+def bound_of(prompts: Prompts, call: Admitted, record: Record) -> Bound:
     """What it may use at most."""
     packed = any(low == b"content-encoding" and value != b"identity" for low, _, value in record.request.headers)
     if packed and call.packed is None:
         # Nobody knows what is in it.
         return Bound(UNPACKED + ADDED, None)
-    bodies = (call.body, record.plain) if record.changed else (call.body,)
-    return bound(call.dialect, *bodies)
+    conversation = (call.address.rollout, call.address.attempt)
+    prompt = prompts.tokens(conversation, call.body)
+    if record.changed:
+        prompt = max(prompt, prompts.tokens((*conversation, "sent"), record.plain))
+    return bound(call.dialect, call.body, prompt)
 
 
 def _some(name: str | None) -> tuple[str, ...]:

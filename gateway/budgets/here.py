@@ -9,6 +9,7 @@ tape as well, what is reserved here goes there (`Here.leave`, `operations.Budget
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from penstock.gateway.budgets.operations import (
     SUMS,
@@ -25,6 +26,8 @@ from penstock.gateway.budgets.operations import (
 )
 from penstock.gateway.budgets.windows import Window
 from penstock.gateway.store.reader import Reader
+
+_NOTHING: Final = Held(0, 0)
 
 
 class Here:
@@ -47,7 +50,7 @@ class Here:
         for claim, _, window in found:
             key = key_of(claim)
             asked.since[key] = window.since_ns
-            amount, calls = self._reserved.get((key, window.since_ns), Held(0, 0))
+            amount, calls = self._reserved.get((key, window.since_ns), _NOTHING)
             self._reserved[key, window.since_ns] = Held(amount + claim.amount, calls + 1)
         self._calls[asked.who] = asked
         return []
@@ -100,7 +103,7 @@ class Here:
                 stored = view.get(SUMS, key)
             self._sums[key] = Sum(0) if stored is None else Sum.read(stored)
         sum_, window = sum_now(self._sums[key], claim, now)
-        amount, calls = self._reserved.get((key, sum_.since_ns), Held(0, 0))
+        amount, calls = self._reserved.get((key, sum_.since_ns), _NOTHING)
         return Sum(sum_.since_ns, sum_.used, sum_.guessed, sum_.reserved + amount, sum_.running + calls), window
 
     def _free(self, key: bytes, since: int, amount: int) -> None:

@@ -19,6 +19,7 @@ from itertools import count
 from typing import Final
 
 from penstock.gateway.budgets import refusal
+from penstock.gateway.budgets.bounds import Bound, Prompts
 from penstock.gateway.budgets.claims import bound_of, budgets_of, claims_of
 from penstock.gateway.budgets.here import Here
 from penstock.gateway.budgets.limits import Limit
@@ -60,7 +61,7 @@ class Budgets:
         self._limits = [Limit(budget) for budget in budgets]
         self._prices, self._recorder, self._metrics, self._now_ns = prices, recorder, metrics, now_ns
         self.reader = BudgetReader(store, self._limits)
-        self._store, self._here = store, Here(store)
+        self._store, self._here, self._prompts = store, Here(store), Prompts()
         self._alone = self._leaves = False
         """Whether nobody else writes the tape; whether another process takes over."""
         self._process, self._numbers = secrets.token_bytes(8), count()
@@ -83,7 +84,9 @@ class Budgets:
         models, began = self._models(call, record, names), record.request.started_ns
         paid = any(limit.budget.unit == "usd" for limit, _ in found)
         priced = [price for name in models if paid and (price := self._prices.price(name, began)) is not None]
-        claims = list(claims_of(found, call, record, priced))
+        counted = any(limit.budget.unit != "calls" for limit, _ in found)
+        bound = bound_of(self._prompts, call, record) if counted else Bound(0, 0)
+        claims = list(claims_of(found, bound, call.model, priced))
         who = self._process + keys.number(next(self._numbers))
         asked = Reservation(claims, call.address.rollout, began, who)
         record.settle = Settlement(self, record, asked, models)
@@ -105,7 +108,7 @@ class Budgets:
         """What its client is told where there is no room."""
         for one in short:
             self._metrics.budget_refusals[(one.claim.limit.budget.name,)] += 1
-        return refusal.refusal(short, self._now_ns(), bound_of(call, record))
+        return refusal.refusal(short, self._now_ns(), bound_of(self._prompts, call, record))
 
     def recorded(self, record: Record, kept: bool) -> None:
         """The tape has the span of a call; or has not, then what it has reserved is free all the same."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.budgets.bounds import ADDED, IMAGE, Bound, bound, prompt_tokens
+from penstock.gateway.budgets.bounds import ADDED, IMAGE, Bound, Prompts, bound
 from penstock.gateway.dialects import find
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(300_000)).decode()
@@ -26,8 +26,12 @@ PATHS = {
 }
 
 
+def prompt_tokens(body: bytes) -> int:
+    return Prompts().tokens("r", body)
+
+
 def asked(api: str, body: Any) -> Bound:
-    return bound(find("POST", PATHS[api]), json.dumps(body).encode())
+    return bound(find("POST", PATHS[api]), json.dumps(body).encode(), 0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_the_limit_of_the_answer_is_found_where_each_api_has_it(api: str, body: 
 @given(st.binary(max_size=300) | st.from_regex(rb'\{"max_tokens":.{0,40}\}', fullmatch=True))
 def test_a_request_that_is_none_has_a_bound_too(body: bytes) -> None:
     for path in PATHS.values():
-        found = bound(find("POST", path), body)
+        found = bound(find("POST", path), body, prompt_tokens(body))
         assert found.prompt >= len(body)
         assert found.answers >= 1
 
@@ -118,6 +122,31 @@ def test_words_about_images_are_words() -> None:
     assert prompt_tokens(said.encode()) == len(said) + ADDED
 
 
-def test_the_larger_of_what_came_and_what_goes_on_counts() -> None:
-    dialect = find("POST", PATHS["chat"])
-    assert bound(dialect, b'{"max_tokens":5}', b'{"max_tokens":5,"messages":[]}') == Bound(30 + ADDED, 5)
+PARTS = st.lists(
+    st.one_of(
+        st.integers(1, 9000).map(lambda length: {"type": "text", "text": ('a "quoted" word\n' * length)[:length]}),
+        st.integers(64, 20_000).map(lambda length: {"data": "iVBORw0KGgo" + "A" * length}),
+        st.just({"file_id": "file-1"}),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(PARTS, st.integers(0, 20_000), st.booleans())
+def test_of_a_conversation_that_grows_only_what_is_new_is_read(parts: list[Any], tools: int, left: bool) -> None:
+    """And what is found is what a first look at all of it finds."""
+    prompts = Prompts()
+    for count in range(1, len(parts) + 1):
+        told = {"messages": parts[int(left) : count], "tools": "t" * tools}
+        body = json.dumps(told).encode()
+        assert prompts.tokens("r", body) == prompt_tokens(body)
+
+
+def test_no_more_than_some_prompts_are_kept() -> None:
+    prompts, body = Prompts(), b"a" * (1 << 20)
+    for number in range(40):
+        assert prompts.tokens(number, body) == len(body) + ADDED
+    assert list(prompts._kept) == list(range(8, 40))
+    assert prompts.tokens("huge", b"a" * (33 << 20)) == (33 << 20) + ADDED
+    assert prompts._bytes == sum(len(kept) for kept, _ in prompts._kept.values()) == 32 << 20
