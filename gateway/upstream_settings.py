@@ -40,6 +40,9 @@ class Upstream(Section):
     """Seconds after which an unused connection is closed."""
     health_path: str | None = Field(default=None, pattern=r"^/[!-~]*$")
     """Path of its host that answers 2xx while it can serve, as `/health` of vLLM; asked every 5 seconds."""
+    session_header: str | None = Field(default=None, pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$")
+    """Header in which it is told the rollout of a call (`X-Session-ID`), unless the agent sends one of that name: for
+    routers behind it that keep a conversation on one engine."""
     context: int | None = Field(default=None, gt=0)
     """Tokens of the longest prompt that it takes. One that is too long for an upstream goes to the next that takes
     more."""

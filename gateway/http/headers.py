@@ -63,8 +63,16 @@ _REASONS: Final = {
 class RequestHeads:
     """Composes the heads of requests to one upstream."""
 
-    def __init__(self, host: bytes, credential: tuple[bytes, bytes] | None, own_keys: Sequence[str] = ()) -> None:
-        """`credential`: header that replaces the agent's keys; `own_keys`: the gateway's own, never passed on."""
+    def __init__(
+        self,
+        host: bytes,
+        credential: tuple[bytes, bytes] | None,
+        own_keys: Sequence[str] = (),
+        session: str | None = None,
+    ) -> None:
+        """`credential`: header that replaces the agent's keys; `own_keys`: the gateway's own, never passed on.
+        `session`: name of the header that says the rollout."""
+        self._session = None if session is None else session.encode("ascii")
         self._start = [b"Host", b": ", host, b"\r\n"]
         self._credential = credential
         self._own_keys = tuple(key.encode() for key in own_keys)
@@ -72,10 +80,13 @@ class RequestHeads:
         self.verbatim = False
         """Whether the agent has named the host itself: its headers go on as they came, those of the connection too."""
 
-    def compose(self, request: Request, target: bytes, length: int | None) -> tuple[bytes, list[bytes]]:
+    def compose(
+        self, request: Request, target: bytes, length: int | None, rollout: str | None = None
+    ) -> tuple[bytes, list[bytes]]:
         """(head to send, its header lines in pieces: of each its name, a colon, its value and the end of the line).
 
-        `length` is that of the body when it is no longer the client's.
+        `length` is that of the body when it is no longer the client's. `rollout`: what the upstream is told, where it
+        wants to be.
         """
         parts = self._parts(request.headers, request.hops, length)
         sent = b"".join(parts)
@@ -83,6 +94,11 @@ class RequestHeads:
             clean = [header for header in request.headers if _TOKEN.search(header[2]) is None]
             parts = self._parts(clean, request.hops, length)
             sent = b"".join(parts)
+        if self._session is not None and rollout is not None and not self.verbatim:
+            low = self._session.lower()
+            if all(header[0] != low for header in request.headers):
+                parts += (self._session, b": ", rollout.encode("ascii"), b"\r\n")
+                sent = b"".join(parts)
         if request.websocket and not self.verbatim:
             # What concerns the connection only goes on as well: it is the same one from here to there.
             parts += (b"Connection", b": ", b"Upgrade", b"\r\n", b"Upgrade", b": ", b"websocket", b"\r\n")

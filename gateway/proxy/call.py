@@ -117,7 +117,8 @@ class Call(Choosing):
         if self._admitted.packed is not None:
             self._pack(self._admitted.packed)
         length = len(record.body) if record.changed else None
-        head, record.sent = pool.heads.compose(self.request, pool.target(record.call.path).encode("latin-1"), length)
+        target, rollout = pool.target(record.call.path).encode("latin-1"), record.call.address.rollout
+        head, record.sent = pool.heads.compose(self.request, target, length, rollout)
         self._sent = head, framed(self.request, record.body)
         self._announce_first(lambda: self._reach(pool))
 

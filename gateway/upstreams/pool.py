@@ -101,7 +101,7 @@ class Pool(Connector):
         self.origin = f"{parts.scheme}://{parts.netloc}"
         self.credential = _credential(config)
         """The header with its key."""
-        self.heads = RequestHeads(parts.netloc.encode("ascii"), self.credential, own_keys)
+        self.heads = RequestHeads(parts.netloc.encode("ascii"), self.credential, own_keys, config.session_header)
         self.gate = Gate(config.name)
         self.health = Health()
         self.places = Places(f"upstream {config.name!r}", config.max_concurrent)

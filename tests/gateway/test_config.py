@@ -144,6 +144,7 @@ WRONG = [
     ("upstream", "read_timeout = inf"),
     ("upstream", "idle_timeout = nan"),
     ("upstream", 'health_path = "health"'),
+    ("upstream", 'session_header = "Authorization"'),
     ("upstream", "ca_file = 1"),
     ("upstream", "client_cert = 1"),
     ("upstream", "client_key = 1"),

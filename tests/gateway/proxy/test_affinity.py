@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
 
 import aiohttp
 from fakes.faulty import ask, faulty
+from fakes.process import running, upstreams
+from fakes.provider import serving
 from fakes.rig import CHAT
 from fakes.tape import Tape
 
@@ -45,3 +48,28 @@ async def test_a_rollout_stays_where_its_conversation_is(tmp_path: Path, http: a
             assert await served(4) == homes
         finally:
             await gateway.stop()
+
+
+async def test_a_router_behind_is_told_the_rollout(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """Unless its agent says something in that header itself; nobody else is told."""
+    async with serving() as router, serving() as plain:
+        told = 'session_header = "X-Session-ID"\n'
+        config = upstreams(openai=router.openai_url, anthropic=plain.url)
+        async with running(tmp_path, config.replace('dialect = "openai"', f'dialect = "openai"\n{told}')) as gateway:
+            body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+            chat, tape = gateway.openai("r1") + "/chat/completions", Tape(gateway.url, http)
+            for headers in ({}, {"x-session-id": "my-own"}):
+                async with http.post(chat, json=body, headers=headers) as answer:
+                    assert answer.status == 200
+            async with http.post(gateway.address("r1") + "/v1/messages", json=body | {"max_tokens": 9}) as answer:
+                assert answer.status == 200
+            assert [sessions(seen.headers) for seen in router.log] == [
+                [("X-Session-ID", "r1")],
+                [("x-session-id", "my-own")],
+            ]
+            assert [sessions(seen.headers) for seen in plain.log] == [[]]
+            await tape.spans("r1", 3)
+
+
+def sessions(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in headers if name.lower() == "x-session-id"]
