@@ -90,10 +90,12 @@ class Budgets:
         who = self._process + keys.number(next(self._numbers))
         asked = Reservation(claims, call.address.rollout, began, who)
         record.settle = Settlement(self, record, asked, models)
-        if not self._alone:
-            return self._recorder.submit(partial(self._reserve, asked))
-        short = self._here.reserve(asked, self._now_ns())
-        return asyncio.ensure_future(self._reserve_again(asked)) if short else None
+        if self._alone:
+            # What cannot be read here is told of by the recorder.
+            with suppress(TapeError):
+                short = self._here.reserve(asked, self._now_ns())
+                return asyncio.ensure_future(self._reserve_again(asked)) if short else None
+        return self._recorder.submit(partial(self._reserve, asked))
 
     async def _reserve_again(self, asked: Reservation) -> list[Short]:
         """There was no room; calls that have ended may be about to be settled."""

@@ -18,6 +18,7 @@ from fakes.responses_websocket import websocket_host
 from fakes.rig import inside
 from websockets.asyncio.client import connect
 
+from penstock.gateway.budgets.here import Here
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.store.directory import TapeError
@@ -86,6 +87,23 @@ async def test_while_the_tape_fails_the_mode_decides_and_what_passed_is_counted_
             rig.gateway.store.write = write  # type: ignore[method-assign]
             _ = await rig.span()
             assert await uses(http, rig.base.url) == [("b", "", 18, 0)]
+
+
+async def test_a_sum_that_cannot_be_read_is_asked_of_the_recorder(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> None:
+        raise TapeError("damaged")
+
+    monkeypatch.setattr(Here, "reserve", damaged)
+    async with inside(tmp_path, http, budget=[budget(limit=1)]) as rig, rig.upstream([request(), send(GOOD)]):
+        async with rig.client() as client:
+            client.send(rig.call(json.dumps(CHAT).encode()))
+            assert await client.message() == GOOD
+        assert await uses(http, rig.base.url) == [("b", "", 1, 0)]
+        async with rig.client() as client:
+            client.send(rig.call(json.dumps(CHAT).encode()))
+            assert (await client.message()).startswith(b"HTTP/1.1 429")
 
 
 @pytest.mark.parametrize("counted", [True, False])
