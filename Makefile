@@ -23,7 +23,7 @@ export PIP_COMPILE := 0
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-locking demo demo-sidecar demo-apo demo-rl demo-pairs test test-vllm test-train test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak locks sbom clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-locking demo demo-sidecar demo-apo demo-rl demo-pairs test test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak locks sbom clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -164,7 +164,10 @@ test-vllm: install install-vllm ## Test versions of weights on a real vLLM
 
 # What looks for prompts needs no torch: `make test` has it.
 test-train: install-train ## Test the trainer
-	$(TRAIN)/bin/python -m pytest -n 0 tests/trainer --ignore=tests/trainer/apo
+	$(TRAIN)/bin/python -m pytest -n 0 tests/trainer --ignore=tests/trainer/apo --ignore=tests/trainer/test_learns.py
+
+test-learns: install-train install-vllm ## Test that an agent learns, by the demo of training at half its size: ten minutes of one core
+	$(TRAIN)/bin/python -m pytest -n 0 tests/trainer/test_learns.py
 
 test-verl: install-verl ## Test training on two ranks of verl, on CPUs
 	$(VERL)/bin/python -m pytest -n 0 tests/verl
@@ -196,7 +199,7 @@ test-mitmproxy: install install-mitmproxy ## Test the sidecar with mitmproxy as 
 test-web: install install-browser ## Test the TUI in a real browser
 	$(BIN)/python -m pytest -n 0 tests/tui/browser
 
-test-all: test test-web test-providers test-mcp test-api test-clients test-mitmproxy test-vllm test-train test-verl test-extras test-deploy ## Run every suite, each in its environment
+test-all: test test-web test-providers test-mcp test-api test-clients test-mitmproxy test-vllm test-train test-learns test-verl test-extras test-deploy ## Run every suite, each in its environment
 
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .

@@ -20,7 +20,7 @@ STEPS = 10
 @pytest.mark.timeout(2400)
 async def test_an_unmodified_agent_gets_better(tmp_path: Path, vllm_python: Path) -> None:
     """Killed in the middle, it goes on, and ends as if nothing had been."""
-    pytest.importorskip("torch", reason="there is no torch here: `make install-train`, `make test-train`")
+    pytest.importorskip("torch", reason="there is no torch here: `make test-learns` brings it along")
     async with demo(tmp_path) as first:
         await said(first, rf"step {STEPS // 2}/{STEPS}  ")
         os.kill(child(first.pid, b"train\0grpo"), signal.SIGKILL)
