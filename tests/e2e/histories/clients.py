@@ -29,7 +29,7 @@ from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.rollout import Judgement, RolloutConfig
 
 PATIENCE = aiohttp.ClientTimeout(total=30)
-AGAIN_S = 0.2
+AGAIN_S = 0.3
 MODELS = ("m", "m", "m", "m", "slow", "breaks")
 
 
@@ -55,7 +55,7 @@ class World:
             async with asyncio.timeout(seconds):
                 _ = await self.over.wait()
 
-    async def again(self, once: Callable[[], Awaitable[Operation]], tries: int = 20) -> Operation:
+    async def again(self, once: Callable[[], Awaitable[Operation]], tries: int = 60) -> Operation:
         """Until it is answered, or refused for good."""
         for _ in range(tries - 1):
             done = await once()
@@ -210,9 +210,9 @@ async def _version(world: World, actor: str, number: int) -> Operation:
 
 
 async def _release(world: World, actor: str, version: str) -> Operation:
-    """One that was started without an answer is found again."""
+    """One that was started, or was to be decided, without an answer is found again."""
     with world.history.doing("release", actor, version=version) as done:
-        live = [one for one in await world.client.releases(RESOURCE, live=True) if one.candidate == version]
+        live = await world.client.releases(RESOURCE, live=True)
         new = NewRelease(candidate=version, policy=policy(0.5, rollouts=1000))
         release = live[0] if live else await world.client.start_release(RESOURCE, new)
         done.answer["release"] = release.id

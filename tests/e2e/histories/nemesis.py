@@ -56,8 +56,7 @@ class Nemesis:
             self.served.send(signal.SIGCONT)
 
     async def _reload(self, fault: Operation) -> None:
-        await self.served.reload()
-        if not await self.served.taken_over():
+        if not await self.served.hand_over():
             fault.answer["failed"] = "no process took over"
 
     async def _kill_old(self, fault: Operation) -> None:

@@ -18,6 +18,7 @@ from fakes.process import PATIENCE, Gateway
 from fakes.waiting import until
 
 RETRY_S = 0.05
+TAKEN = "another process has taken over"
 ASK = aiohttp.ClientTimeout(total=2)
 
 
@@ -83,14 +84,19 @@ class Served:
         await until(another)
         return before[-1], next(pid for pid in self.alive if pid not in before)
 
-    async def taken_over(self) -> bool:
-        """Whether the next process says that it serves."""
-        assert self.gateway.process is not None
-        assert self.gateway.process.stdout is not None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                return (await self.gateway.process.stdout.readline()).startswith(b"penstock listening")
-        return False
+    async def hand_over(self) -> bool:
+        """SIGHUP, with nobody in its way: whether the next process has taken over, as the old one says."""
+        before = self.gateway.log.count(TAKEN)
+        _ = await self.reload()
+
+        async def is_taken() -> bool:
+            return self.gateway.log.count(TAKEN) > before
+
+        try:
+            await until(is_taken)
+        except TimeoutError:
+            return False
+        return True
 
     async def back(self) -> None:
         """Until it serves; where no process is left, one is started."""
