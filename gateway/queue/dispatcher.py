@@ -160,8 +160,7 @@ class Dispatcher:
         """Work for a worker, waiting for it if need be; nothing when there is none in time or the queue is not open.
         Nor once another process hands out work: it would end the lease by its own clock."""
         modes = frozenset(asked.modes or MODES)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + asked.wait_s
+        until = asyncio.get_running_loop().time() + asked.wait_s
         while not self._stopped:
             state, waiting = self.waiting.state, self.waiting.counts()
             if state == "open" and modes & waiting.keys() and (claimed := await self._take(asked, modes)):
