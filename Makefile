@@ -23,7 +23,7 @@ export PIP_COMPILE := 0
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-locking demo demo-sidecar demo-apo demo-rl demo-pairs test test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos soak locks sbom clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-locking demo demo-sidecar demo-apo demo-rl demo-pairs test test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos histories soak locks sbom clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -220,6 +220,9 @@ bench: install ## Measure side by side with bare aiohttp, LiteLLM, Portkey; fast
 
 chaos: install ## 10,000 rollouts while agents, runners and the gateway are killed
 	PYTHONPATH=tests $(BIN)/python -m e2e.chaos
+
+histories: install ## Minutes of kills, handovers, full disks and wrong clocks; what clients saw is checked against the tape
+	PYTHONPATH=tests $(BIN)/python -m e2e.histories
 
 soak: install ## A million calls: does memory stay flat?
 	$(BIN)/python -m bench.soak --calls 1000000

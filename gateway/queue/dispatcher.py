@@ -157,16 +157,17 @@ class Dispatcher:
     # -- doing it ----------------------------------------------------------------------------------------------------
 
     async def claim(self, asked: ClaimRequest) -> list[Claimed]:
-        """Work for a worker, waiting for it if need be; nothing when there is none in time or the queue is not open."""
+        """Work for a worker, waiting for it if need be; nothing when there is none in time or the queue is not open.
+        Nor once another process hands out work: it would end the lease by its own clock."""
         modes = frozenset(asked.modes or MODES)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + asked.wait_s
-        while True:
+        until = asyncio.get_running_loop().time() + asked.wait_s
+        while not self._stopped:
             state, waiting = self.waiting.state, self.waiting.counts()
             if state == "open" and modes & waiting.keys() and (claimed := await self._take(asked, modes)):
                 return claimed
-            if self._stopped or state == "draining" or not await self._wait(modes, until):
-                return []
+            if state == "draining" or not await self._wait(modes, until):
+                break
+        return []
 
     async def _take(self, asked: ClaimRequest, modes: frozenset[Mode]) -> list[Claimed]:
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)

@@ -12,6 +12,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Final, Protocol, TypeVar
 
 from penstock.gateway.calls.admission import Admitted
@@ -29,11 +31,14 @@ from penstock.gateway.prompts.recognise import Known, Recogniser
 from penstock.gateway.prompts.rewrite import Findings, Miss, Rewritten, find, write
 from penstock.gateway.releases.coverage.noting import Notes
 from penstock.gateway.releases.operations import ReleaseOperations, Wanted
-from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.transaction import Transaction
 
 REMEMBERED: Final = 16_384
 """Rollouts whose pins are remembered."""
+_AT_ONCE, _RETRY_S = 100, 1.0
+"""Pins that one transaction catches up with, and how long after a tape that took none."""
 K = TypeVar("K")
 _log = logging.getLogger("penstock.releases")
 
@@ -162,6 +167,9 @@ class Pins:
         self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
         self._units: OrderedDict[tuple[str, str], list[Pin]] = OrderedDict()
         """What units of rollouts were given, by release and unit."""
+        self._unwritten: dict[str, Wanted] = {}
+        """Rollouts that were given versions while the tape took no pin."""
+        self._writing = False
         self._reloading = asyncio.Lock()
         self.notes = Notes()
         """What calls had of registered prompts."""
@@ -244,6 +252,7 @@ class Pins:
     def forget(self, rollout: str) -> None:
         """It was forgotten; another of its name is given its own."""
         self._pins.pop(rollout, None)
+        self._unwritten.pop(rollout, None)
 
     def _remember(self, wanted: Wanted, done: asyncio.Future[list[Pin]]) -> None:
         if done.cancelled() or done.exception() is not None:
@@ -255,7 +264,7 @@ class Pins:
 
     def unpinned(self, call: Admitted, found: Uses, error: BaseException) -> dict[str, Pin]:
         """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout or its unit
-        is on an arm already. They are kept in memory.
+        is on an arm already. They are kept in memory, and on the tape when it takes them.
         """
         if not isinstance(error, TapeError):
             _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
@@ -270,7 +279,42 @@ class Pins:
                 made = Pin(resource=resource, version=version) if other is None else other
                 pins.append(made.model_copy(update={"agent": asker.agent}))
         _keep(self._pins, call.address.rollout, pins)
+        if len(self._unwritten) < REMEMBERED:
+            self._unwritten[call.address.rollout] = Wanted(call.address.rollout, asker, tuple(found.resources), pins)
+        if not self._writing:
+            self._writing = True
+            self._write_later()
         return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
+
+    def _write_later(self) -> None:
+        _ = asyncio.get_running_loop().call_later(_RETRY_S, self._write)
+
+    def _write(self) -> None:
+        """Puts on the tape what rollouts were given without it. They may make no other call, and what has seen two
+        versions must be marked.
+        """
+        wanted = list(islice(self._unwritten.values(), _AT_ONCE))
+
+        def pin(transaction: Transaction) -> None:
+            for one in wanted:
+                # All that it needs is given: nobody is assigned now.
+                _ = ReleaseOperations(transaction).pin(one, 0)
+
+        self._recorder.submit(pin).add_done_callback(partial(self._written, wanted))
+
+    def _written(self, wanted: list[Wanted], done: asyncio.Future[None]) -> None:
+        error = done.exception()
+        if isinstance(error, TapeError) and not isinstance(error, Damaged):
+            self._write_later()
+            return
+        if error is not None:
+            _log.error("the versions of %d rollouts are not on the tape", len(wanted), exc_info=error)
+        for one in wanted:
+            if self._unwritten.get(one.rollout) is one:
+                del self._unwritten[one.rollout]
+        self._writing = bool(self._unwritten)
+        if self._writing:
+            self._write()
 
     def _pins_of_unit(self, resource: str, asker: Asker) -> Iterator[Pin]:
         """What a call's unit was given of a resource in releases that are live; as far as is remembered."""

@@ -205,7 +205,7 @@ def _command(pid: int) -> bytes:
 async def _gateway(home: Path) -> AsyncGenerator[tuple[Gateway, Client]]:
     async with (
         serving() as provider,
-        running(home / "gateway", CONFIG + upstreams(openai=provider)) as gateway,
+        running(home / "gateway", CONFIG + upstreams(openai=provider.url)) as gateway,
         Client(gateway.url) as client,
     ):
         yield gateway, client

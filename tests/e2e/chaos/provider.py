@@ -1,7 +1,8 @@
-"""The provider of the chaos test: one small answer, plain or streamed, whose id is the caller's own.
+"""The provider of the chaos test and of histories: one small answer, plain or streamed, whose id is the caller's own.
 
 A call names itself in `user`, and the answer's id is `chatcmpl-` and that name: so an agent knows the id of an answer
-that it never saw. Streams take a moment, so that a kill often comes in the middle of one.
+that it never saw. Streams take a moment, so that a kill often comes in the middle of one; those of the model `slow`
+take longer, and those of `breaks` break off.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-PIECES, PIECE_S = 4, 0.01
+PIECES, PIECE_S, SLOW_PIECE_S = 4, 0.01, 0.2
 
 
 class Connection(asyncio.Protocol):
     """A keep-alive connection of the gateway."""
 
-    def __init__(self) -> None:
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
         self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._provider.connections.add(self._transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._provider.connections.discard(self._transport)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -32,7 +39,12 @@ class Connection(asyncio.Protocol):
             return
         self._received = b""
         asked: dict[str, Any] = json.loads(body)
-        (self._stream if asked["stream"] else self._answer)(f"chatcmpl-{asked['user']}")
+        self._provider.seen[asked["user"]] = asked["messages"][0]["content"]
+        name = f"chatcmpl-{asked['user']}"
+        if asked["stream"]:
+            self._stream(name, asked["model"])
+        else:
+            self._answer(name)
 
     def _answer(self, name: str) -> None:
         message = {"role": "assistant", "content": "Done."}
@@ -48,17 +60,20 @@ class Connection(asyncio.Protocol):
         head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self._transport.write(head.encode() + body)
 
-    def _stream(self, name: str) -> None:
+    def _stream(self, name: str, model: str) -> None:
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         self._transport.write(head + _event(name, {"role": "assistant", "content": ""}, None))
-        self._go_on(name, PIECES)
+        self._go_on(name, model, PIECES)
 
-    def _go_on(self, name: str, left: int) -> None:
+    def _go_on(self, name: str, model: str, left: int) -> None:
         if self._transport.is_closing():
             return
-        if left:
+        if left == PIECES // 2 and model == "breaks":
+            self._transport.abort()
+        elif left:
             self._transport.write(_event(name, {"content": "word "}, None))
-            _ = asyncio.get_running_loop().call_later(PIECE_S, self._go_on, name, left - 1)
+            pause_s = SLOW_PIECE_S if model == "slow" else PIECE_S
+            _ = asyncio.get_running_loop().call_later(pause_s, self._go_on, name, model, left - 1)
         else:
             self._transport.write(_event(name, {}, "stop") + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
@@ -73,11 +88,29 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+@dataclass(slots=True)
+class Provider:
+    """One that runs."""
+
+    url: str = ""
+    """Its base URL."""
+    seen: dict[str, str] = field(default_factory=dict[str, str])
+    """The first message of each call that has come, by the call's name."""
+    connections: set[asyncio.Transport] = field(default_factory=set[asyncio.Transport])
+
+    def break_off(self) -> None:
+        """Cuts every answer that is on its way, and every connection that is kept."""
+        for transport in list(self.connections):
+            transport.abort()
+
+
 @asynccontextmanager
-async def serving() -> AsyncGenerator[str]:
-    """The base URL of a running provider."""
-    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0, backlog=1024)
+async def serving() -> AsyncGenerator[Provider]:
+    """A running provider."""
+    made = Provider()
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(made), "127.0.0.1", 0, backlog=1024)
+    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        yield made
     finally:
         server.close()

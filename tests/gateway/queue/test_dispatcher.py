@@ -516,6 +516,17 @@ async def test_who_waits_is_sent_home_at_the_end(tmp_path: Path) -> None:
     assert await waiting == []
 
 
+async def test_one_that_has_stopped_hands_out_nothing(life: Life) -> None:
+    """Another process does, by a clock of its own. Connections that were kept still come here."""
+    waiting = patient(life.claim(wait_s=60))
+    await life.waiting(1)
+    await life.dispatcher.stop()
+    await life.enqueue("q1")
+    assert await waiting == []
+    assert await life.claim(wait_s=60) == []
+    assert life.status("q1") == RolloutStatus.QUEUING
+
+
 # -- a tape that fails -------------------------------------------------------------------------------------------------
 
 

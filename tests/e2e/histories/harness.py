@@ -1,0 +1,125 @@
+"""A whole run: a gateway, its clients, what goes wrong, and what the tape says of it in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from e2e.chaos.provider import serving
+from e2e.histories import checker, clients, history, tape
+from e2e.histories.clock import Clock, compiler
+from e2e.histories.nemesis import CLOCK, FAULTS, Nemesis
+from e2e.histories.release_rules import RESOURCE
+from e2e.histories.served import Served
+from fakes.ports import steady_ports
+from fakes.process import Gateway, upstreams, write_config
+from fakes.waiting import until
+
+from penstock.gateway.cli.check import examine
+from penstock.gateway.client.client import Client
+
+CONFIG = '[tape]\nrecord = "{record}"\n\n[limits]\ndrain_seconds = 3\n\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run. The seed says what clients and faults do; how that falls together is the machine's."""
+
+    seed: int = 1
+    seconds: float = 60.0
+    faults: tuple[str, ...] = tuple(FAULTS)
+    pause_s: tuple[float, float] = (1.0, 5.0)
+    """Between two faults."""
+    callers: int = 3
+    workers: int = 4
+    followers: int = 2
+    lease_s: float = 2.0
+    strict: bool = True
+
+
+@dataclass(slots=True)
+class Report:
+    """How it went."""
+
+    plan: Plan
+    problems: list[str]
+    operations: Counter[str] = field(default_factory=Counter[str])
+    faults: Counter[str] = field(default_factory=Counter[str])
+    figures: dict[str, int] = field(default_factory=dict[str, int])
+    left_out: str = ""
+    """What could not be done here."""
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.plan.seed}, {'strict' if self.plan.strict else 'batched'}"]
+        lines += [f"  operations: {_counts(self.operations)}", f"  faults: {_counts(self.faults)}"]
+        lines += [f"  on the tape: {_counts(Counter(self.figures))}", self.left_out]
+        lines += [f"  {len(self.problems)} problems", *(f"    {one}" for one in self.problems[:50])]
+        return "\n".join(filter(None, lines))
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counter.items())) or "none"
+
+
+async def run(plan: Plan, home: Path) -> Report:
+    """All of it; everything is left below `home`, the history in `history.jsonl`."""
+    written = history.History(home / "history.jsonl")
+    clock = Clock(home) if compiler() and CLOCK & set(plan.faults) else None
+    config, under = CONFIG.format(record="strict" if plan.strict else "batched"), ("/usr/bin/env",) if clock else ()
+    async with AsyncExitStack() as stack:
+        provider = await stack.enter_async_context(serving())
+        written_config = write_config(home / "gateway", config + upstreams(openai=provider.url))
+        data, log = home / "gateway" / "data", home / "gateway" / "stderr"
+        gateway = Gateway(written_config, data, log, env=clock.env if clock else {}, under=under)
+        # The port is known before: a process that finds none that it could take it over from opens it anew.
+        await gateway.start(steady_ports(1)[0])
+        served = Served(gateway)
+        client = await stack.enter_async_context(Client(gateway.url))
+        connector = aiohttp.TCPConnector(limit=0)
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        chance = random.Random(plan.seed)
+        nemesis = Nemesis(written, served, provider, clock, chance, plan.lease_s + chance.uniform(0.5, 2))
+        world = clients.World(plan.seed, gateway.url, written, http, client, plan.lease_s)
+        try:
+            await _meanwhile(plan, world, nemesis)
+            await until(lambda: _is_quiet(client))
+            found = await tape.read(client, provider.seen, RESOURCE)
+        finally:
+            written.close()
+            await served.stop()
+    return _judged(plan, history.read(written.path), found, *examine(data), clock=clock is not None)
+
+
+async def _meanwhile(plan: Plan, world: clients.World, nemesis: Nemesis) -> None:
+    """Clients and faults; then clients come to an end, and followers when they have seen it."""
+    actors = [clients.caller(world, f"caller-{number}") for number in range(plan.callers)]
+    actors += [clients.worker(world, f"worker-{number}") for number in range(plan.workers)]
+    actors += [clients.producer(world, "producer"), clients.releaser(world, "releaser")]
+    actors += [clients.follower(world, f"follower-{number}") for number in range(plan.followers)]
+    faults = tuple(fault for fault in plan.faults if nemesis.clock is not None or fault not in CLOCK)
+    async with asyncio.TaskGroup() as group:
+        for actor in actors:
+            _ = group.create_task(actor)
+        await nemesis.run(faults, plan.seconds, plan.pause_s)
+        world.over.set()
+
+
+async def _is_quiet(client: Client) -> bool:
+    """No call runs any more."""
+    return not [span async for span in client.recent_spans("status:open", 1)]
+
+
+def _judged(
+    plan: Plan, done: list[history.Operation], found: tape.Tape, figures: dict[str, int], wrong: list[str], clock: bool
+) -> Report:
+    report = Report(plan, checker.problems(done, found, plan.strict) + wrong, figures=figures)
+    report.operations.update(f"{one.kind} {one.result}" for one in done if one.kind not in ("fault", "follow"))
+    report.faults.update(one.asked["what"] for one in done if one.kind == "fault")
+    if not clock and CLOCK & set(plan.faults):
+        report.left_out = "  the clock was not set: there is no C compiler"
+    return report

@@ -1,0 +1,116 @@
+"""What goes wrong, and when: a script that follows from the seed. Each fault is healed before the next one begins.
+
+The seed gives the faults, their order and how long they last; what they meet is the machine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from e2e.chaos.provider import Provider
+from e2e.histories.clock import Clock
+from e2e.histories.history import History, Operation
+from e2e.histories.served import Served
+
+JUMP_S = 60
+
+
+@dataclass(slots=True)
+class Nemesis:
+    """Does it."""
+
+    history: History
+    served: Served
+    provider: Provider
+    clock: Clock | None
+    chance: random.Random
+    stop_s: float
+    """How long everything stands still: longer than a lease."""
+
+    async def run(self, faults: tuple[str, ...], seconds: float, pause_s: tuple[float, float]) -> None:
+        """Each of these once, in any order, and so on until the time is over, but each at least once."""
+        until, left = monotonic() + seconds, self.chance.sample(faults, len(faults))
+        while left or monotonic() < until:
+            left = left or self.chance.sample(faults, len(faults))
+            await asyncio.sleep(self.chance.uniform(*pause_s))
+            with self.history.doing("fault", "nemesis", what=left[-1]) as fault:
+                await FAULTS[left.pop()](self, fault)
+                await self.served.back()
+
+    async def _kill(self, fault: Operation) -> None:
+        await self.served.kill()
+
+    async def _stop(self, fault: Operation) -> None:
+        self.served.send(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(self.stop_s)
+        finally:
+            self.served.send(signal.SIGCONT)
+
+    async def _reload(self, fault: Operation) -> None:
+        if not await self.served.hand_over():
+            fault.answer["failed"] = "no process took over"
+
+    async def _kill_old(self, fault: Operation) -> None:
+        await self._strike((await self.served.reload())[0])
+
+    async def _kill_new(self, fault: Operation) -> None:
+        await self._strike((await self.served.reload())[1])
+
+    async def _strike(self, pid: int) -> None:
+        await asyncio.sleep(self.chance.uniform(0, 2))
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    async def _full(self, fault: Operation) -> None:
+        self.served.limit(self.served.size)
+        try:
+            await asyncio.sleep(self.chance.uniform(1, 3))
+        finally:
+            self.served.limit(None)
+
+    async def _full_kill(self, fault: Operation) -> None:
+        self.served.limit(self.served.size)
+        await asyncio.sleep(self.chance.uniform(0.5, 2))
+        await self.served.kill()
+
+    async def _jump_kill(self, fault: Operation) -> None:
+        self._jump(fault)
+        await self.served.kill()
+
+    async def _jump_reload(self, fault: Operation) -> None:
+        self._jump(fault)
+        await self._reload(fault)
+
+    def _jump(self, fault: Operation) -> None:
+        """The machine's clock is set; a gateway looks at it when it starts."""
+        assert self.clock is not None
+        fault.answer["seconds"] = self.chance.choice((-JUMP_S, 0, JUMP_S))
+        self.clock.set(fault.answer["seconds"])
+
+    async def _break_off(self, fault: Operation) -> None:
+        self.provider.break_off()
+
+
+CLOCK: Final = frozenset({"clock, kill", "clock, reload"})
+"""Faults that need a clock of ours."""
+FAULTS: Final[dict[str, Callable[[Nemesis, Operation], Awaitable[None]]]] = {
+    "kill": Nemesis._kill,
+    "stop": Nemesis._stop,
+    "reload": Nemesis._reload,
+    "reload, kill the old one": Nemesis._kill_old,
+    "reload, kill the new one": Nemesis._kill_new,
+    "full disk": Nemesis._full,
+    "full disk, kill": Nemesis._full_kill,
+    "clock, kill": Nemesis._jump_kill,
+    "clock, reload": Nemesis._jump_reload,
+    "provider": Nemesis._break_off,
+}

@@ -1,0 +1,143 @@
+"""The gateway of a history: one process, or two while one hands over to the next; and whoever starts it again.
+
+All are processes of `penstock serve`. Whoever is killed, the others are known: children by the kernel's list, those
+whose parent has died because they were seen before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+from fakes.process import PATIENCE, Gateway
+from fakes.waiting import until
+
+RETRY_S = 0.05
+TAKEN = "another process has taken over"
+ASK = aiohttp.ClientTimeout(total=2)
+
+
+class Served:
+    """The processes."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.started = 0
+        """How often it had to be started because no process was left."""
+        self._known: list[int] = []
+
+    @property
+    def alive(self) -> list[int]:
+        """Ids of the processes, oldest first."""
+        assert self.gateway.process is not None
+        for pid in [self.gateway.process.pid, *self._known]:
+            self._known += [one for one in [pid, *_children(pid)] if one not in self._known]
+        self._known = [pid for pid in self._known if _is_alive(pid)]
+        return list(self._known)
+
+    async def start(self) -> None:
+        """On the same port and the same tape; there must be none."""
+        self.started += 1
+        assert self.gateway.process is not None
+        _ = await self.gateway.process.communicate()
+        await self.gateway.start(self.gateway.port)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to all of them."""
+        for pid in self.alive:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    async def kill(self) -> None:
+        """All at once, as when the machine loses power."""
+        self.send(signal.SIGKILL)
+        await until(self._is_gone)
+
+    async def _is_gone(self) -> bool:
+        self.send(signal.SIGKILL)  # what one of them has started in its last moment
+        return not self.alive
+
+    async def stop(self) -> None:
+        """All end as they are asked to."""
+        self.send(signal.SIGTERM)
+
+        async def are_gone() -> bool:
+            return not self.alive
+
+        await until(are_gone)
+        assert self.gateway.process is not None
+        _ = await self.gateway.process.communicate()
+
+    async def reload(self) -> tuple[int, int]:
+        """SIGHUP: the process that serves and the one that is to take over, as soon as that is there."""
+        before = self.alive
+        os.kill(before[0], signal.SIGHUP)
+
+        async def another() -> bool:
+            return len(set(self.alive) - set(before)) > 0
+
+        await until(another)
+        return before[-1], next(pid for pid in self.alive if pid not in before)
+
+    async def hand_over(self) -> bool:
+        """SIGHUP, with nobody in its way: whether the next process has taken over, as the old one says."""
+        before = self.gateway.log.count(TAKEN)
+        _ = await self.reload()
+
+        async def is_taken() -> bool:
+            return self.gateway.log.count(TAKEN) > before
+
+        try:
+            await until(is_taken)
+        except TimeoutError:
+            return False
+        return True
+
+    async def back(self) -> None:
+        """Until it serves; where no process is left, one is started."""
+        try:
+            await self._back()
+        except TimeoutError:
+            said = f"the gateway does not come back, and {len(self.alive)} processes run"
+            raise AssertionError(f"{said}\n{self.gateway.log}") from None
+
+    async def _back(self) -> None:
+        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession(timeout=ASK) as http:
+            while True:
+                if not self.alive:
+                    await self.start()
+                with suppress(aiohttp.ClientError, TimeoutError):
+                    async with http.get(self.gateway.url + "/readyz") as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(RETRY_S)
+
+    def limit(self, most: int | None) -> None:
+        """No file of theirs may become larger: a disk that is full. None: there is room again."""
+        for pid in self.alive:
+            _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+            _ = resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if most is None else most, hard))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tape's file."""
+        return (self.gateway.data / "tape" / "data.mdb").stat().st_size
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return []
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

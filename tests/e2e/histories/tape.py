@@ -1,0 +1,71 @@
+"""What the tape says when everything is over, read through the control API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.release import Pin
+from penstock.gateway.model.rollout import Attempt
+from penstock.gateway.model.span import Span
+
+Name: TypeAlias = tuple[str, str]
+PAGE = 5000
+
+
+@dataclass(slots=True)
+class Tape:
+    """The tape, and what the provider has seen."""
+
+    rollouts: dict[str, str] = field(default_factory=dict[str, str])
+    """Where each stands."""
+    attempts: dict[Name, Attempt] = field(default_factory=dict[Name, Attempt])
+    spans: list[Span] = field(default_factory=list[Span])
+    feed: dict[int, str] = field(default_factory=dict[int, str])
+    """What stands at each cursor."""
+    pins: dict[str, list[Pin]] = field(default_factory=dict[str, list[Pin]])
+    """Of rollouts that saw more than one version."""
+    stages: dict[str, str] = field(default_factory=dict[str, str])
+    """How far each release has come."""
+    seen: dict[str, str] = field(default_factory=dict[str, str])
+    """System texts of the calls that reached the provider, by the call's own name."""
+
+
+def subject(change: Change) -> str:
+    """What a change is of."""
+    if change.span is not None:
+        return f"span {change.span.rollout}/{change.span.attempt}#{change.span.sequence}"
+    if change.attempt is not None:
+        return f"attempt {change.attempt.rollout}/{change.attempt.id}"
+    if change.rollout is not None:
+        return f"rollout {change.rollout.id}"
+    return f"{change.kind} {change.name}"
+
+
+def versions(spans: list[Span], resource: str) -> dict[str, set[str]]:
+    """Versions of a resource that each rollout was served by."""
+    found: dict[str, set[str]] = {}
+    for span in spans:
+        if span.kind == "llm" and span.versions and resource in span.versions:
+            found.setdefault(span.rollout, set()).add(span.versions[resource])
+    return found
+
+
+async def read(client: Client, seen: dict[str, str], resource: str) -> Tape:
+    """All of it."""
+    tape = Tape(seen=seen)
+    async for rollout in client.rollouts():
+        tape.rollouts[rollout.id] = rollout.status
+        tape.attempts |= {(rollout.id, attempt.id): attempt for attempt in rollout.attempts}
+    tape.spans = [span async for span in client.recent_spans()]
+    cursor = 0
+    while (page := await client.change_page(cursor, PAGE)).changes:
+        tape.feed |= {change.cursor: subject(change) for change in page.changes}
+        cursor = page.next
+    for rollout, found in versions(tape.spans, resource).items():
+        if len(found) > 1:
+            tape.pins[rollout] = await client.pins(rollout)
+    tape.stages = {release.id: release.stage for release in await client.releases()}
+    return tape

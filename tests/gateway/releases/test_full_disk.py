@@ -1,0 +1,62 @@
+"""What rollouts are given while the tape cannot be written is on the tape when it can be again."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
+from fakes.process import Gateway, running, upstreams
+from fakes.provider import serving
+from fakes.waiting import until
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.audit import Said
+
+FULL = 16_384
+"""The first pages of a tape: what is written comes after them."""
+
+
+@contextmanager
+def full_disk(gateway: Gateway) -> Generator[None]:
+    """No file may be longer than that meanwhile."""
+    _, hard = resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE)
+    _ = resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE, (FULL, hard))
+    try:
+        yield
+    finally:
+        _ = resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+
+async def test_a_rollout_that_fell_back_while_the_disk_was_full_is_marked(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url)) as gateway,
+        Client(gateway.url) as client,
+    ):
+        _ = await client.add_version("travel", prompt(STABLE, sent=True))
+        _ = await client.add_version("travel", prompt(CANDIDATE))
+        traffic = Traffic(gateway.url, http, client)
+        release = await traffic.start("travel", "v2", policy(0.5))
+        name = "r"
+        while await traffic.rollout(name, lambda _: None, calls=1) != "candidate":
+            name += "r"
+        _ = await client.decide(release.id, "rollback", Said(who="ann", why="it is worse"))
+        with full_disk(gateway):
+            _ = await traffic.call(name)
+            _ = await traffic.call("late")
+        assert traffic.failures == []
+
+        # Neither makes another call.
+        async def are_pinned() -> bool:
+            (mixed,) = await client.pins(name)
+            return mixed.mixed and [pin.version for pin in await client.pins("late")] == ["v1"]
+
+        await until(are_pinned)
+        (mixed,) = await client.pins(name)
+        assert (mixed.version, mixed.arm) == ("v1", "candidate")
