@@ -25,6 +25,10 @@ class Batch:
     dirty: list[CachedAttempt] = field(default_factory=list[CachedAttempt])
     wrote: bool = False
     """Whether something was written that shows nowhere else here."""
+    touched: bool = False
+    """Whether an attempt has changed of which the log does not tell."""
+    cut: bool = False
+    """Whether shared bodies are not as they were."""
 
     @property
     def changed(self) -> bool:

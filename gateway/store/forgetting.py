@@ -196,6 +196,7 @@ class Forgetting:
         if edits:
             self._restate_open(edits)
             self._tables.forget_shared(edits)
+            self._batch.cut = True
         return edits
 
     def _restate_open(self, changing: Mapping[int, bytes]) -> None:
