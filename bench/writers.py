@@ -22,7 +22,9 @@ from penstock.gateway.store import Store
 from penstock.gateway.store.codec import Body
 from penstock.gateway.store.records import Entry
 
-SYSTEM: Final = b"You help people to change flights. Be brief, be kind, and say what a change costs before it is made. " * 40
+SYSTEM: Final = (
+    b"You help people to change flights. Be brief, be kind, and say what a change costs before it is made. " * 40
+)
 TURNS: Final = 16
 """Calls of a rollout."""
 

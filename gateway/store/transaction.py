@@ -58,8 +58,7 @@ class Transaction:
 
     def delete(self, database: str, key: bytes) -> None:
         """Deletes a record, if there is one."""
-        self._batch.txn.delete(key, db=self._tables.dbs[database])
-        self._batch.wrote = True
+        self._batch.wrote |= self._batch.txn.delete(key, db=self._tables.dbs[database])
 
     def append(self, change: bytes) -> int:
         """Adds to the log of changes and returns the cursor."""
