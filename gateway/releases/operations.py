@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from penstock.gateway.canary.assignment import Asker, apart, began_before, pins_on, share, speaks_to, stable_version
 from penstock.gateway.canary.stages import MoveError, check_move
 from penstock.gateway.canary.unit import unit_of
-from penstock.gateway.model.release import Assignment, Entry, Pin, Release, content_hash
+from penstock.gateway.model.release import Assignment, Entry, Pin, PinList, Release, content_hash
 from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, Rule, Stable
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
@@ -360,18 +360,12 @@ class ReleaseOperations:
 
 def pins_of(record: bytes) -> list[Pin]:
     """Pins from their record."""
-    return Pins.model_validate_json(record).pins
+    return PinList.model_validate_json(record).pins
 
 
 def pins_record(pins: Sequence[Pin]) -> bytes:
     """The record of a rollout's pins."""
-    return Pins(pins=list(pins)).model_dump_json(exclude_defaults=True).encode()
-
-
-class Pins(BaseModel):
-    """The pins of a rollout, as they are stored."""
-
-    pins: list[Pin]
+    return PinList(pins=list(pins)).model_dump_json(exclude_defaults=True).encode()
 
 
 def outdated(release: Release, revision: int) -> Refused:
