@@ -38,7 +38,7 @@ class Attempts:
         status = status_of(live)
         if ended_quietly(live):
             put(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING), ended_ns=None)
-            self._tell(live)
+            self._tape.tell(live)
             self.begin_unclaimed(live, now)
         if status not in (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE):
             return
@@ -52,7 +52,7 @@ class Attempts:
             self._tape.put("live", live.key, b"")
             put(live, ended_ns=None, outcome=None)
         put(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING))
-        self._tell(live)
+        self._tape.tell(live)
         self._move(rollout, RolloutStatus.RUNNING, now)
 
     def begin_unclaimed(self, live: CachedAttempt, now: int) -> None:
@@ -70,7 +70,7 @@ class Attempts:
         seen = get(live, "last_seen_ns")
         put(live, status=lifecycle.move_attempt(status_of(live), AttemptStatus.SUCCEEDED), ended_ns=seen)
         self._forget(live)
-        self._tell(live)
+        self._tape.tell(live)
         runs = rollout.status in ACTIVE and rollout.origin != "queued"
         if runs and not any(status_of(other) in LIVE for other in self._lives(rollout.id)):
             self._move(rollout, RolloutStatus.SUCCEEDED, seen)
@@ -119,7 +119,7 @@ class Attempts:
         moved = lifecycle.move_attempt(status_of(live), status)
         put(live, status=moved, ended_ns=now, outcome=records.outcome_values(outcome))
         self._forget(live)
-        self._tell(live)
+        self._tape.tell(live)
 
     def _join_queue(self, rollout: Rollout) -> None:
         key = queue_key(rollout)
@@ -140,15 +140,13 @@ class Attempts:
         rollout = self._rollout(live.name[0])
         if rollout.status == RolloutStatus.REQUEUING and rollout.attempt == live.name[1]:
             self._join_queue(rollout)
+            # Its record is as it was, but other processes must find it in the queue (`Waiting.follow`).
+            self._tape.append(b"r" + keys.rollout_key(rollout.id))
 
     def _forget(self, live: CachedAttempt) -> None:
         self._tape.delete(*(("live", live.key) if get(live, "worker") else ("unclaimed", live.place)))
 
     # -- records -----------------------------------------------------------------------------------------------------
-
-    def _tell(self, live: CachedAttempt) -> None:
-        self._tape.touch(live)
-        self._tape.append(b"a" + live.key)
 
     def _known(self, name: str) -> Rollout | None:
         known = self._tape.rollout(name)

@@ -311,7 +311,7 @@ class QueueOperations(Attempts):
                 self._waiting.finished[holder] += 1
         elif more:
             put(live, outcome=records.outcome_values(outcome))
-            self._tell(live)
+            self._tape.tell(live)
         return Finished(rollout.model_copy(), attempt_of(live), None if ended else end, rewarded)
 
     def _outcome(self, said: Outcome) -> Outcome:

@@ -49,7 +49,7 @@ class SpanOperations(Attempts):
             self._tape.put("rewards", key, keys.u32(entry.sequence))
         if reward.trusted and reward.value is not None:
             put(live, reward=reward.value)
-            self._tell(live)
+            self._tape.tell(live)
         return entry.sequence, reward, True
 
     def reward_failure(self, rollout: Rollout, live: CachedAttempt, end: AttemptStatus, now: int) -> bool:

@@ -5,12 +5,13 @@ because every read would release the interpreter and wait for it again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import QueueState
-from penstock.gateway.queue.results import MODES
+from penstock.gateway.queue.results import MODES, queue_key
+from penstock.gateway.store import records
 from penstock.gateway.store.view import View
 
 
@@ -47,6 +48,24 @@ class Waiting:
         self._counts = {mode: len(heap) for mode, heap in self._heaps.items()}
         for heap in self._heaps.values():
             heapify(heap)
+
+    def follow(self, view: View, changes: Sequence[bytes]) -> None:
+        """Whoever joins or leaves the queue has a change of its rollout in the log."""
+        if any(record.startswith(b"f") for record in changes):
+            return self.recall(view)  # where one waited that is gone is only in its record
+        self.state = view.queue_state()
+        if self._names or view.has("queue", b""):
+            for name in {record[1:] for record in changes if record.startswith(b"r")}:
+                self._follow(view, name)
+
+    def _follow(self, view: View, rollout: bytes) -> None:
+        stored, name = view.get("rollouts", rollout), rollout[:-1].decode("ascii")
+        assert stored is not None, name
+        key = queue_key(records.rollout_from(name, stored, None)[1])
+        if view.get("queue", key) == rollout:
+            self.add(key, name)
+        elif self._names.get(key) == name:
+            self.remove(key)
 
     def add(self, key: bytes, name: str) -> None:
         """It waits."""

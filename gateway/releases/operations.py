@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from penstock.gateway.canary.assignment import Asker, apart, began_before, pins_on, share, speaks_to, stable_version
 from penstock.gateway.canary.stages import MoveError, check_move
 from penstock.gateway.canary.unit import unit_of
-from penstock.gateway.model.release import Assignment, Entry, Pin, Release, content_hash
+from penstock.gateway.model.release import Assignment, Entry, Pin, PinList, Release, content_hash
 from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, Rule, Stable
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
@@ -47,12 +47,29 @@ class LiveReleases:
         """`audit_key`: what entries of audit chains are signed with."""
         self.releases: dict[str, Release] = {}
         self.audit_key = audit_key
+        self._records: dict[str, bytes] = {}
 
     def recall(self, view: View) -> None:
         """Starts anew with what is on the tape."""
         self.releases.clear()
-        stored = (Release.model_validate_json(record) for _, record in view.scan("releases"))
-        self.releases.update({release.id: release for release in stored if release.live})
+        self._records.clear()
+        for _, record in view.scan("releases"):
+            self.put(Release.model_validate_json(record), record)
+
+    def follow(self, view: View, changes: Sequence[bytes]) -> None:
+        """The log tells of releases that begin and end, but not what those count that are live: each is looked at."""
+        told = {record[1:-1].decode("ascii") for record in changes if record.startswith(b"e")}
+        for name in told | self.releases.keys():
+            record = view.get("releases", name.encode())
+            if record is not None and record != self._records.get(name):
+                self.put(Release.model_validate_json(record), record)
+
+    def put(self, release: Release, record: bytes) -> None:
+        """A release is like this now."""
+        self.releases.pop(release.id, None)
+        self._records.pop(release.id, None)
+        if release.live:
+            self.releases[release.id], self._records[release.id] = release, record
 
 
 class ReleaseOperations:
@@ -60,8 +77,7 @@ class ReleaseOperations:
 
     def __init__(self, transaction: Transaction) -> None:
         self._tape = transaction
-        follower = transaction.follower(LiveReleases)
-        self._live, self._audit_key = follower.releases, follower.audit_key
+        self._live = transaction.follower(LiveReleases)
 
     # -- resources ---------------------------------------------------------------------------------------------------
 
@@ -231,7 +247,7 @@ class ReleaseOperations:
                 "step": release.step,
                 "split": release.split,
             }
-        ).sealed(release.head, self._audit_key)
+        ).sealed(release.head, self._live.audit_key)
         release.head, release.changed_ns, release.reason = link.hash, now, link.why
         self._tape.put("audit", keys.numbered_key(release.id, link.number), link.model_dump_json().encode())
         if link.who != GATEWAY:
@@ -242,10 +258,9 @@ class ReleaseOperations:
 
     def put_release(self, release: Release) -> None:
         """Keeps a release; no link of its chain is made."""
-        self._tape.put("releases", release.id.encode(), release.model_dump_json().encode())
-        self._live.pop(release.id, None)
-        if release.live:
-            self._live[release.id] = release.model_copy()
+        record = release.model_dump_json().encode()
+        self._tape.put("releases", release.id.encode(), record)
+        self._live.put(release.model_copy(), record)
 
     def stored(self, name: str) -> Release:
         """As it is in this transaction; raises `Refused`."""
@@ -257,7 +272,7 @@ class ReleaseOperations:
         return Release.model_validate_json(stored)
 
     def _live_releases(self, resource: str) -> list[Release]:
-        return [release for release in self._live.values() if resource in release.resources]
+        return [release for release in self._live.releases.values() if resource in release.resources]
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
@@ -345,18 +360,12 @@ class ReleaseOperations:
 
 def pins_of(record: bytes) -> list[Pin]:
     """Pins from their record."""
-    return Pins.model_validate_json(record).pins
+    return PinList.model_validate_json(record).pins
 
 
 def pins_record(pins: Sequence[Pin]) -> bytes:
     """The record of a rollout's pins."""
-    return Pins(pins=list(pins)).model_dump_json(exclude_defaults=True).encode()
-
-
-class Pins(BaseModel):
-    """The pins of a rollout, as they are stored."""
-
-    pins: list[Pin]
+    return PinList(pins=list(pins)).model_dump_json(exclude_defaults=True).encode()
 
 
 def outdated(release: Release, revision: int) -> Refused:

@@ -12,8 +12,8 @@ one thread, the recorder's; a write transaction never leaves it (`writer`).
 never finished are found in `open` when the tape is next opened for writing, and end as `interrupted`.
 
 *Handing over.* For a while two processes write one tape: the one that serves its last calls, and the next one. LMDB
-has one write transaction at a time; each notices what the other has written (`writer`), and which calls are whose
-(`processes`).
+has one write transaction at a time; each reads back what the other has changed (`writer`, `tables`), and knows which
+calls are whose (`processes`).
 """
 
 from __future__ import annotations

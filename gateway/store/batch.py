@@ -25,10 +25,16 @@ class Batch:
     dirty: list[CachedAttempt] = field(default_factory=list[CachedAttempt])
     wrote: bool = False
     """Whether something was written that shows nowhere else here."""
+    touched: bool = False
+    """Whether an attempt has changed of which the log does not tell."""
+    cut: bool = False
+    """Whether shared bodies are not as they were."""
 
     @property
     def changed(self) -> bool:
-        """False when the transaction leaves the tape as it was: LMDB then gives its number to the next one."""
+        """False when the transaction leaves the tape as it was: LMDB then gives its number to the next one. So it must
+        not be true where nothing was written, such as where nothing was there to delete: what another process writes
+        under that number would not be noticed."""
         return self.wrote or bool(self.log or self.dirty)
 
     def append(self, record: bytes) -> int:

@@ -48,6 +48,10 @@ class CachedAttempt:
     """Which block of the index is its last."""
     cursors: list[int] = field(default_factory=list[int])
     """That block; it is stored with the attempt."""
+    stored: bytes | None = None
+    """Its record, as it was written or read last."""
+    turn: int = 0
+    """Up to where it is known that this is still its record (`tables`)."""
 
     @property
     def place(self) -> bytes:
@@ -150,6 +154,16 @@ class Memory:
                 return theirs[:prefix] + theirs[len(theirs) - suffix :]
         return shared
 
+    def drop(self, name: tuple[str, str]) -> None:
+        """Drops an attempt; what its rollout has besides stays."""
+        live = self._live.pop(name, None)
+        if live is not None:
+            self._let_go(live)
+
+    def drop_rollout(self, name: str) -> None:
+        """Drops a rollout with the names of its attempts; they themselves stay."""
+        self._rollouts.pop(name, None)
+
     def keep(self, live: CachedAttempt, base: Base) -> None:
         """Keeps this body as the base of the attempt's next one."""
         self._size += base.size - (0 if live.base is None else live.base.size)
@@ -173,8 +187,8 @@ class Memory:
     def forget(self, rollout: str) -> None:
         """Drops a rollout with all that is its own."""
         for name in [name for name in self._live if name[0] == rollout]:
-            self._let_go(self._live.pop(name))
-        self._rollouts.pop(rollout, None)
+            self.drop(name)
+        self.drop_rollout(rollout)
         for key in [key for key, (owner, _) in self._keyframes.items() if owner == rollout]:
             del self._keyframes[key]
 
@@ -182,6 +196,10 @@ class Memory:
         """Drops these shared bodies."""
         for key in [key for key, one in self._shared.items() if one.base.number in numbers]:
             del self._shared[key]
+
+    def clear_shared(self) -> None:
+        """Drops all shared bodies."""
+        self._shared.clear()
 
     def _alike(self, known: OrderedDict[bytes, K], request: bytes, base: Callable[[K], Base]) -> K | None:
         """One that shares enough with the request to store it against."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.gateway.store.view import View
@@ -13,5 +14,10 @@ class Follower(Protocol):
     """
 
     def recall(self, view: View) -> None:
-        """Starts anew with what is on the tape: a transaction has failed, or somebody else has written."""
+        """Starts anew with what is on the tape: it was opened, or a transaction has failed."""
+        ...
+
+    def follow(self, view: View, changes: Sequence[bytes]) -> None:
+        """Reads back what others have written since. `changes`: what they have added to the log; nothing that was there
+        before has been wiped of it."""
         ...

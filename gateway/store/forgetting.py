@@ -86,7 +86,6 @@ class Forgetting:
             if after is None:
                 self._delete_all("attempts", keys.number(number))
                 self._delete_all("index", keys.number(number))
-        self._batch.wrote = True
         return following
 
     def _portions(self, cursors: Iterable[int]) -> Iterator[dict[int, set[int]]]:
@@ -196,6 +195,7 @@ class Forgetting:
         if edits:
             self._restate_open(edits)
             self._tables.forget_shared(edits)
+            self._batch.cut = True
         return edits
 
     def _restate_open(self, changing: Mapping[int, bytes]) -> None:
@@ -244,8 +244,7 @@ class Forgetting:
         self._txn.put(prefix + keys.number(last if after is None else after[1]), keys.number(first), db=holes)
 
     def _delete(self, database: str, key: bytes) -> None:
-        self._txn.delete(key, db=self._dbs[database])
-        self._batch.wrote = True
+        self._batch.wrote |= self._txn.delete(key, db=self._dbs[database])
 
     def _delete_all(self, database: str, prefix: bytes) -> None:
         for key in [key for key, _ in self._view.scan(database, prefix)]:

@@ -1,14 +1,18 @@
 """Rollouts, attempts and calls as an open transaction changes them, and the numbers that they get.
 
 Sequences, body numbers, styles and change cursors are given out here, inside the transaction, so they need no other
-coordination. When a transaction has failed, or somebody else has written, `recall` reads back what is remembered
-between transactions.
+coordination. When a transaction has failed, `recall` reads back what is remembered between transactions. When somebody
+else has written, `follow` reads back what may have changed of it. The log names rollouts and attempts that have, and
+what was forgotten. Of two things it says nothing, so `meta/untold` counts in how many transactions they have happened:
+
+* A lease is renewed. Attempts of which the log tells nothing are then compared with their records, when they are used.
+* A shared body is cut, because rollouts that used more of it were wiped. All of them are dropped then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.gateway.model.rollout import AttemptStatus, Rollout
 from penstock.gateway.model.span import SpanStatus
@@ -25,11 +29,29 @@ _STYLES = 4096
 _SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
     records.ATTEMPT.index, ("spans", "last_seen_ns", "totals", "status", "worker")
 )
+_OF_ROLLOUTS = (b"r", b"a", b"o", b"s", b"f")
 DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SUCCEEDED)
 """Attempts that a sign of life may wake."""
 Heard: TypeAlias = Callable[[Batch, CachedAttempt, int], None]
 """Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
 attempt, and when it was heard of."""
+
+
+UNTOLD: Final = b"untold"
+"""In `meta`: the values of `Untold`, 8 bytes each; missing while both are 0."""
+
+
+class Untold(NamedTuple):
+    """How many transactions have done what the log does not tell."""
+
+    touched: int = 0
+    """Changed attempts."""
+    cut: int = 0
+    """Changed shared bodies."""
+
+    def after(self, batch: Batch) -> Untold:
+        """With this one."""
+        return Untold(self.touched + batch.touched, self.cut + batch.cut)
 
 
 class Tables:
@@ -45,19 +67,50 @@ class Tables:
         self._last_style = 0
         self._styles_seen: set[Style] = set()
         self._body = 0
+        self._untold = Untold()
+        self._turn = 0
+        """How often attempts may have changed without a word in the log."""
 
     def recall(self, view: View) -> None:
-        """Reads back what another process, or an earlier life, has written."""
+        """Reads back what an earlier life, or anybody, has written."""
         self._memory.clear()
+        self._styles.clear()
+        self._styles_seen.clear()
+        self._last_style = 0
+        self._go_on(view)
+
+    def follow(self, view: View, changes: Sequence[bytes]) -> None:
+        """Reads back what others have written since. `changes`: what they have added to the log."""
+        before = self._untold
+        self._go_on(view)
+        self._turn += self._untold.touched != before.touched
+        if self._untold.cut != before.cut:
+            self._memory.clear_shared()
+        for record in changes:
+            if record[:1] in _OF_ROLLOUTS:
+                self._drop(record)
+
+    def _drop(self, change: bytes) -> None:
+        """What this change is of is not as it was."""
+        kind, rollout, attempt = change[:1], *change[1:].split(b"\0", 2)[:2]
+        name = rollout.decode("ascii")
+        if kind == b"f":
+            self._memory.forget(name)
+        if kind in (b"r", b"a"):
+            self._memory.drop_rollout(name)
+        if kind in (b"a", b"o", b"s"):
+            self._memory.drop((name, attempt.decode("ascii")))
+
+    def _go_on(self, view: View) -> None:
+        """Reads where the numbers are, and styles that are new."""
         first = view.last("bodies")
         last = view.get("bodies", keys.number(first))
         self._body = 0 if last is None else first + len(codec.unpack_segment(last)) - 1
-        stored = view.scan("styles")
-        self._styles = {
-            tuple(records.padded(value, records.STYLE_DEFAULTS)): keys.to_number(key) for key, value in stored
-        }
-        self._last_style = view.last("styles")
-        self._styles_seen.clear()
+        newest = view.last("styles")
+        for number in range(self._last_style + 1, newest + 1):
+            self._styles[tuple(view.style(number))] = number
+        self._last_style = newest
+        self._untold = Untold(*keys.to_numbers(view.get("meta", UNTOLD) or b""))
 
     def flush(self, batch: Batch) -> None:
         """Writes what was gathered of a transaction, before it is committed."""
@@ -68,13 +121,17 @@ class Tables:
             txn.put(key, keys.numbers(block), db=dbs["index"])
         for live in batch.dirty:
             live.dirty = False
-            txn.put(live.place, records.attempt_record(live.values, live.cursors, live.origins), db=dbs["attempts"])
+            live.stored = records.attempt_record(live.values, live.cursors, live.origins)
+            txn.put(live.place, live.stored, db=dbs["attempts"])
+        if batch.touched or batch.cut:
+            txn.put(UNTOLD, keys.numbers(self._untold.after(batch)), db=dbs["meta"])
         for first, count, segment in codec.pack_log(batch.log):
             txn.put(keys.number(batch.cursor + first + count), segment, db=dbs["log"], append=True)
 
     def committed(self, batch: Batch) -> None:
         """What was flushed is on the tape."""
         self._body += len(batch.bodies)
+        self._untold = self._untold.after(batch)
         self._memory.shed()
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -226,7 +283,7 @@ class Tables:
     def live(self, batch: Batch, entry: Entry, now_ns: int | None = None) -> CachedAttempt:
         """The attempt that an entry belongs to; it and its rollout are made if need be. `now_ns`: given where the
         clock that the entry began by may be wrong."""
-        live = self._memory.find((entry.rollout, entry.attempt))
+        live = self._find(batch, (entry.rollout, entry.attempt))
         if live is None:
             began = entry.start_ns if now_ns is None else min(entry.start_ns, now_ns)
             known = self.rollout(batch, entry.rollout) or self._new_rollout(batch, entry, began)
@@ -236,10 +293,20 @@ class Tables:
             self._memory.add(live)
         return live
 
+    def _find(self, batch: Batch, name: tuple[str, str]) -> CachedAttempt | None:
+        """An attempt that is remembered, as it is now."""
+        live = self._memory.find(name)
+        if live is not None and live.turn != self._turn:
+            if batch.view.get("attempts", live.place) != live.stored:
+                self._memory.drop(name)
+                return None
+            live.turn = self._turn
+        return live
+
     def peek(self, batch: Batch, name: tuple[str, str]) -> list[Any] | None:
         """The values of an attempt as they are now, None when there is none. It is not remembered: a tenth of the time
         that it takes to have it at hand."""
-        live = self._memory.find(name)
+        live = self._find(batch, name)
         if live is not None:
             return live.values
         stored = batch.view.attempt_values(*name)
@@ -283,15 +350,16 @@ class Tables:
         known.attempts.append(entry.attempt)
         batch.append(b"a" + key)
         values = records.new_attempt(len(known.attempts), began)
-        return CachedAttempt((entry.rollout, entry.attempt), values, key, known.origins)
+        return CachedAttempt((entry.rollout, entry.attempt), values, key, known.origins, turn=self._turn)
 
     def _recall_attempt(self, batch: Batch, entry: Entry, known: CachedRollout) -> CachedAttempt:
         name = entry.rollout, entry.attempt
-        live = CachedAttempt(name, [], keys.attempt_key(*name), known.origins)
+        live = CachedAttempt(name, [], keys.attempt_key(*name), known.origins, turn=self._turn)
         stored = batch.view.get("attempts", live.place)
         if stored is None:
             raise Damaged(f"the record of attempt {'/'.join(name)} is missing; run `penstock check`")
         live.values, live.cursors = records.attempt_values(stored, known.origins)
+        live.stored = stored
         live.block = last_block(live.values[_SPANS])
         # Reading the base back costs a fraction of a millisecond: only where there is time for it.
         if batch.alone:

@@ -58,8 +58,7 @@ class Transaction:
 
     def delete(self, database: str, key: bytes) -> None:
         """Deletes a record, if there is one."""
-        self._batch.txn.delete(key, db=self._tables.dbs[database])
-        self._batch.wrote = True
+        self._batch.wrote |= self._batch.txn.delete(key, db=self._tables.dbs[database])
 
     def append(self, change: bytes) -> int:
         """Adds to the log of changes and returns the cursor."""
@@ -99,8 +98,15 @@ class Transaction:
         return self._tables.peek(self._batch, name)
 
     def touch(self, live: CachedAttempt) -> None:
-        """The attempt's record has changed."""
+        """The attempt's record has changed; the log need not tell of it."""
         self._tables.touch(self._batch, live)
+        # Of one that begins the log does tell.
+        self._batch.touched |= live.stored is not None
+
+    def tell(self, live: CachedAttempt) -> None:
+        """The attempt's record has changed, and the log tells of it."""
+        self._tables.touch(self._batch, live)
+        self._batch.append(b"a" + live.key)
 
     def interrupt(self, living: Collection[str]) -> None:
         """Ends the calls that processes have left open which are not among these."""

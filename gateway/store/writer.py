@@ -1,7 +1,8 @@
 """The one writer: a batch of entries and tasks becomes one transaction with one fsync.
 
-The writer forgets what it remembers between transactions (`tables`, and what followers hold) when one fails or when
-another process has written; what that has added to the log it passes on as news. A batch of few calls is compressed
+The writer forgets what it remembers between transactions (`tables`, and what followers hold) when one fails. When
+another process has written, it reads back what may have changed of it, by what that has added to the log, and passes
+this on as news. A batch of few calls is compressed
 call by call and strongly, a large one together and fast, because CPU is scarce under load.
 """
 
@@ -19,7 +20,7 @@ from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.tables import Tables
 from penstock.gateway.store.transaction import Transaction
-from penstock.gateway.store.view import View
+from penstock.gateway.store.view import FORGOTTEN, View
 
 TOGETHER = 32
 """From so many entries on, a batch is compressed together."""
@@ -96,10 +97,10 @@ class Writer:
 
     def _transact(self, apply: Callable[[Batch], None], alone: bool = True) -> int:
         def attempt(txn: Txn) -> tuple[int, Batch]:
-            if txn.id() != self._known + 1:
-                self._recall(txn)
             # What is in memory is only valid once this is committed.
-            self._known = -1
+            known, self._known = self._known, -1
+            if txn.id() != known + 1:
+                self._catch_up(View(txn, self._env.dbs, {}), whole=known < 0)
             batch = Batch(View(txn, self._env.dbs, {}), txn, self._cursor, alone)
             apply(batch)
             self._tables.flush(batch)
@@ -118,15 +119,18 @@ class Writer:
         self._tables.committed(batch)
         return self._cursor
 
-    def _recall(self, txn: Txn) -> None:
-        """Reads back what another or an earlier process has written."""
-        view = View(txn, self._env.dbs, {})
-        before, self._cursor = self._cursor, view.last("log")
-        if before >= 0:
-            self._missed += view.log_records(before, self._cursor)
-        self._tables.recall(view)
-        for follower in self._followers.values():
-            follower.recall(view)
+    def _catch_up(self, view: View, whole: bool) -> None:
+        """Reads back what another or an earlier process has written. `whole`: nothing in memory is sure."""
+        newest = view.last("log")
+        missed = list(view.log_records(self._cursor, newest)) if self._cursor >= 0 else []
+        self._cursor, self._missed = newest, self._missed + missed
+        # What is wiped already cannot say what has changed.
+        if whole or FORGOTTEN in missed:
+            for one in (self._tables, *self._followers.values()):
+                one.recall(view)
+        else:
+            for one in (self._tables, *self._followers.values()):
+                one.follow(view, missed)
 
     def _transaction(self, batch: Batch) -> Transaction:
         return Transaction(batch, self._tables, self._followers, self._secrets)
