@@ -121,11 +121,14 @@ class Prompts:
 
     def tokens(self, whose: Hashable, body: bytes) -> int:
         """At most so many, images and what is only named being guessed. `whose`: the conversation."""
+        if len(body) < _LONG:
+            found = _APART.findall(body)  # of each the bytes of its image
+            return len(body) - sum(map(len, found)) + ADDED + len(found) * IMAGE
         before, known = self._kept.pop(whose, (b"", ()))
         self._bytes -= len(before)
         same = (mark for mark in known if body.startswith(memoryview(before)[: mark.at]))
         *marks, end = _marks(body, next(same, _START))
-        if _LONG <= len(body) <= _KEPT:
+        if len(body) <= _KEPT:
             self._kept[whose] = body, marks[::-1]
             self._bytes += len(body)
         while self._bytes > _KEPT:
@@ -149,7 +152,7 @@ def _marks(body: bytes, start: Mark) -> Iterator[Mark]:
         while places and places[0] < found.end():
             del places[0]
         apart += 1
-        images += len(found[0]) if found[1] else 0
+        images += len(found[1] or b"")
     yield from map(mark, [*places, len(body)])
 
 
