@@ -92,14 +92,14 @@ class Tables:
 
     def _drop(self, change: bytes) -> None:
         """What this change is of is not as it was."""
-        kind, rollout, attempt = change[:1], *change[1:].split(b"\0", 2)[:2]
-        name = rollout.decode("ascii")
+        kind, parts = change[:1], change[1:].split(b"\0", 2)
+        rollout = parts[0].decode("ascii")
         if kind == b"f":
-            self._memory.forget(name)
+            self._memory.forget(rollout)
         if kind in (b"r", b"a"):
-            self._memory.drop_rollout(name)
+            self._memory.drop_rollout(rollout)
         if kind in (b"a", b"o", b"s"):
-            self._memory.drop((name, attempt.decode("ascii")))
+            self._memory.drop((rollout, parts[1].decode("ascii")))
 
     def _go_on(self, view: View) -> None:
         """Reads where the numbers are, and styles that are new."""
