@@ -49,9 +49,10 @@ async def test_a_person_sees_one_version_through_ramp_kill_and_hold(
 ) -> None:
     how = policy(0.4, 0.6, rollouts=1, unit="user.id")
     release = await traffic.start("travel", "v2", how)
-    order = [(f"r-{at}-{user}", f"user-{user}") for at in range(6) for user in range(12)]
-    Random(5).shuffle(order)
-    waves = [order[at : at + 18] for at in range(0, len(order), 18)]
+    # So many that not all of them are given the same arm by chance. Each comes in the first two waves.
+    first, *more = [[(f"r-{at}-{user}", f"user-{user}") for user in range(30)] for at in range(3)]
+    order = [*Random(5).sample(first, 30), *Random(6).sample([*more[0], *more[1]], 60)]
+    waves = [order[at : at + 23] for at in range(0, len(order), 23)]
 
     async def wave(at: int) -> None:
         await asyncio.gather(*(call(traffic, *one) for one in waves[at]))
@@ -62,7 +63,7 @@ async def test_a_person_sees_one_version_through_ramp_kill_and_hold(
     await wave(1)
     await call(traffic, "nobodys", None)
     view = await client.release(release.id)
-    assert view.release.assigned == 13
+    assert view.release.assigned == 31
     await client.decide(release.id, "hold", ANN)
     await wave(2)
     await client.decide(release.id, "resume", ANN)
@@ -75,7 +76,7 @@ async def test_a_person_sees_one_version_through_ramp_kill_and_hold(
     assert {user: found for user, found in seen.items() if len(found) > 1} == {}
     assert set().union(*seen.values()) == {"v1", "v2"}, "both arms were used"
     now = (await client.release(release.id)).release
-    assert (now.assigned, now.unnamed, now.assigned + now.joined) == (13, 1, len(order) + 1)
+    assert (now.assigned, now.unnamed, now.assigned + now.joined) == (31, 1, len(order) + 1)
     assert (await checked(client, release.id)).problems == []
 
 
