@@ -85,9 +85,9 @@ async def test_claude_code_gets_better(here: Optimising, register: Any) -> None:
     env = [f"--env=HOME={here.home}", "--env=CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1"]
     runner = ["--workers=2", "--arg={question}", "--reward=clients.shop_judge:reward", *env, "--", *command(appended)]
     config = here.config(
-        of=shop.tasks()[::3],
+        of=shop.tasks()[::2],
         engine="fakes.telling_engine:propose",
-        budget={"rollouts": 40},
+        budget={"rollouts": 60},
         rollouts={"run": runner},
     )
     ended = await here.apo(config)
