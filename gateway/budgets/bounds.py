@@ -123,7 +123,7 @@ class Prompts:
         """At most so many, images and what is only named being guessed. `whose`: the conversation."""
         if len(body) < _LONG:
             found = _APART.findall(body)  # of each the bytes of its image
-            return len(body) - sum(map(len, found)) + ADDED + len(found) * IMAGE
+            return Mark(len(body), len(found), sum(map(len, found))).tokens
         before, known = self._kept.pop(whose, (b"", ()))
         self._bytes -= len(before)
         same = (mark for mark in known if body.startswith(memoryview(before)[: mark.at]))

@@ -116,5 +116,4 @@ class Here:
         if known is not None and since > known.since_ns and used.amount:
             known = self._sums[key] = Sum(since)
         if known is not None and since == known.since_ns:
-            known.used += used.amount
-            known.guessed += used.amount if used.guessed else 0
+            known.count(used)

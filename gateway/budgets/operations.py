@@ -57,6 +57,11 @@ class Sum:
         """The inverse of `packed`."""
         return Sum(*_SUM.unpack(stored))
 
+    def count(self, used: Used) -> None:
+        """Adds what a call has used."""
+        self.used += used.amount
+        self.guessed += used.amount if used.guessed else 0
+
     def packed(self) -> bytes:
         """As it is stored."""
         return _SUM.pack(self.since_ns, self.used, self.guessed, self.reserved, self.running)
@@ -184,8 +189,7 @@ class BudgetOperations:
             return
         if amount is not None:
             sum_.reserved, sum_.running = max(0, sum_.reserved - amount), max(0, sum_.running - 1)
-        sum_.used += used.amount
-        sum_.guessed += used.amount if used.guessed else 0
+        sum_.count(used)
         self._tape.put(SUMS, key, sum_.packed())
 
     def renew(self, process: bytes, now: int) -> None:

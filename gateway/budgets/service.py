@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -163,7 +163,7 @@ class Budgets:
     async def start(self) -> None:
         """Begins to renew leases and to take away what is over."""
         if self._limits:
-            await self._tend_safely()
+            await self._safely(self._look_round)
             self._task = asyncio.ensure_future(self._run())
 
     async def share(self) -> None:
@@ -183,24 +183,28 @@ class Budgets:
 
     async def _run(self) -> None:
         while not self._stopping.is_set():
+            await self._safely(self._tend)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._stopping.wait()
-            await self._tend_safely()
 
-    async def _tend_safely(self) -> None:
+    async def _safely(self, do: Callable[[], Awaitable[None]]) -> None:
         try:
-            await self._tend()
+            await do()
         except TapeError:
             pass  # the recorder has told of it
         except Exception:
             _log.exception("budgets could not be tended")
 
-    async def _tend(self) -> None:
-        self._here.forget_sums()
+    async def _look_round(self) -> None:
+        """Notices that nobody else writes the tape."""
         if not self._alone and len(await asyncio.to_thread(self._store.living)) == 1:
             await self._recorder.submit(lambda tape: BudgetOperations(tape).bury(self._now_ns(), self._process))
             self._alone = not self._leaves
+
+    async def _tend(self) -> None:
+        self._here.forget_sums()
+        await self._look_round()
         if self._open:
             await self._recorder.submit(lambda tape: BudgetOperations(tape).renew(self._process, self._now_ns()))
         found = await asyncio.to_thread(self.reader.over, self._now_ns(), _AT_ONCE)

@@ -2,8 +2,8 @@
 
 The writer forgets what it remembers between transactions (`tables`, and what followers hold) when one fails. When
 another process has written, it reads back what may have changed of it, by what that has added to the log, and passes
-this on as news. A batch of few calls is compressed
-call by call and strongly, a large one together and fast, because CPU is scarce under load.
+this on as news. A batch of few calls is compressed call by call and strongly, a large one together and fast, because
+CPU is scarce under load.
 """
 
 from __future__ import annotations

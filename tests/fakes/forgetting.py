@@ -5,17 +5,18 @@ from __future__ import annotations
 from penstock.gateway.store import Store
 from penstock.gateway.store.forgetting import Place
 from penstock.gateway.store.operation import Task
+from penstock.gateway.store.writer import Writer
 
 
-def forget(store: Store, rollout: str) -> None:
+def forget(tape: Store | Writer, rollout: str) -> None:
     """Takes a rollout off the tape, whatever its status is."""
-    hidden = Task(lambda tape: tape.forgetting.hide(rollout))
-    store.write([hidden])
+    hidden = Task(lambda it: it.forgetting.hide(rollout))
+    tape.write([hidden])
     number, place = hidden.result, Place()
     assert number is not None
     while place is not None:
-        step = Task(lambda tape, at=place: tape.forgetting.wipe([(number, at)]))
-        store.write([step])
+        step = Task(lambda it, at=place: it.forgetting.wipe([(number, at)]))
+        tape.write([step])
         assert step.result is not None
         (place,) = step.result
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fakes.entries import call, conversation, finish, running
 from fakes.experiment import policy, prompt
+from fakes.forgetting import forget
 from fakes.remembered import compare
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -286,18 +287,6 @@ def env(tmp_path: Path) -> Generator[Environment]:
 def two(env: Environment) -> tuple[Writer, Writer]:
     one, other = (Writer(env, f"{number:08x}", 1 << 20, (Waiting(), LiveReleases()), woken) for number in range(2))
     return one, other
-
-
-def forget(writer: Writer, rollout: str) -> None:
-    hidden = Task(lambda tape: tape.forgetting.hide(rollout))
-    writer.write([hidden])
-    number, place = hidden.result, Place()
-    assert number is not None
-    while place is not None:
-        step = Task(lambda tape, at=place: tape.forgetting.wipe([(number, at)]))
-        writer.write([step])
-        assert step.result is not None
-        (place,) = step.result
 
 
 def test_a_transaction_that_deletes_nothing_hides_none_of_another_process(
