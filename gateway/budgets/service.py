@@ -170,7 +170,8 @@ class Budgets:
         """Another process takes over: what is reserved in memory is on the tape from now on."""
         self._leaves, self._alone = True, False
         if calls := self._here.leave():
-            await self._recorder.submit(partial(self._keep, calls))
+            with suppress(TapeError):  # the recorder has told of it
+                await self._recorder.submit(partial(self._keep, calls))
 
     def _keep(self, calls: Sequence[Reservation], tape: Transaction) -> None:
         self._open.update(asked.who for asked in BudgetOperations(tape).keep(calls, self._now_ns()))

@@ -12,10 +12,11 @@ import aiohttp
 import pytest
 from fakes.budgets import CHAT, GOOD, budget, call, toml, uses, world
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
-from fakes.odd import request, send
+from fakes.odd import gone, request, send
 from fakes.process import running
 from fakes.responses_websocket import websocket_host
 from fakes.rig import inside
+from fakes.waiting import until
 from websockets.asyncio.client import connect
 
 from penstock.gateway.budgets.here import Here
@@ -87,6 +88,28 @@ async def test_while_the_tape_fails_the_mode_decides_and_what_passed_is_counted_
             rig.gateway.store.write = write  # type: ignore[method-assign]
             _ = await rig.span()
             assert await uses(http, rig.base.url) == [("b", "", 18, 0)]
+
+
+async def test_a_process_hands_over_although_its_tape_takes_nothing(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is reserved in memory cannot be brought to the tape then."""
+
+    def fail(_: Sequence[Any]) -> int:
+        raise TapeError("disk full")
+
+    async with inside(tmp_path, http, budget=[budget()]) as rig, rig.upstream([request(), gone()]) as up:
+        async with rig.client() as client:
+            client.send(rig.call(json.dumps(CHAT).encode()))
+
+            async def runs() -> bool:
+                return bool(up.connections and up.connections[0].requests)
+
+            await until(runs)
+            monkeypatch.setattr(rig.gateway.store, "write", fail)
+            await rig.gateway.budgets.share()
+            monkeypatch.undo()
+        assert await uses(http, rig.base.url) == [("b", "", 0, 0)]
 
 
 async def test_a_sum_that_cannot_be_read_is_asked_of_the_recorder(
