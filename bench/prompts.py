@@ -19,7 +19,7 @@ from bench import trajectories
 from bench.families import FAMILIES, TEMPLATES, WORDS, Maker, filled, similar
 from bench.store import HERE, Figure, report
 from penstock.gateway.calls.address import Address
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.base import Facts
 from penstock.gateway.model.template import Template

@@ -27,7 +27,7 @@ from bench.prompts import SIMILAR, cost, request
 from bench.replay import gateway, serving
 from bench.store import HERE, Figure, report
 from penstock.gateway.calls.address import Address
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.client.client import Client
 from penstock.gateway.dialects import by_name
 from penstock.gateway.http.redact import Redactor

@@ -11,16 +11,15 @@ Where one process takes over from another (`server.handover`), the other first l
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
 
-from penstock.gateway.api import routes
+from penstock.gateway.api import routes, upstreams
 from penstock.gateway.api.changes import end_followers
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.operations import Operations
@@ -28,9 +27,7 @@ from penstock.gateway.budgets.priced import prices_of
 from penstock.gateway.budgets.service import Budgets
 from penstock.gateway.calls import call_log
 from penstock.gateway.calls.admission import Admission
-from penstock.gateway.calls.auth import Auth, Holder
-from penstock.gateway.calls.conversations import Conversations
-from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, read_key
+from penstock.gateway.config import Config, admin_key, audit_key, read_key
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.redact import Redactor
@@ -49,7 +46,7 @@ from penstock.gateway.mcp.sessions import Sessions
 from penstock.gateway.mcp.wrapped.ingest import Wrapped
 from penstock.gateway.mcp.wrapped.ingest import add_to as add_wrapped
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.known_secrets import NONE, Secrets, own_secrets
+from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.prices import BUILTIN
 from penstock.gateway.otlp.ingest import INGEST, Ingest
 from penstock.gateway.policy.policy import Policy
@@ -58,16 +55,13 @@ from penstock.gateway.proxy.exact.session_store import Exact
 from penstock.gateway.proxy.features import features
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.translation.translator import make_translator
-from penstock.gateway.queue.attempts import woken
 from penstock.gateway.queue.dispatcher import Dispatcher
-from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.releases.adapter_keeper import AdapterKeeper
 from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.releases.check import Checking
 from penstock.gateway.releases.coverage.watch import Watch
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.jobs import Jobs
-from penstock.gateway.releases.operations import LiveReleases
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.rehearsal.stage import Replays
@@ -75,16 +69,19 @@ from penstock.gateway.releases.replay.sender import Context
 from penstock.gateway.releases.shadow.stage import Shadow
 from penstock.gateway.retention.service import Retention
 from penstock.gateway.runs.service import RunService
-from penstock.gateway.server.bridge import ControlPlane
+from penstock.gateway.server.bridge import ControlPlane, LeaderPlane
 from penstock.gateway.server.dispatch import Dispatch
 from penstock.gateway.server.duties import Duties
 from penstock.gateway.server.ending import cut_off, first
-from penstock.gateway.server.handover import Offer, Taken
+from penstock.gateway.server.handover import ALONE, Offer, Taken
 from penstock.gateway.server.health import State
+from penstock.gateway.server.inside import Inside
 from penstock.gateway.server.listening import Listening, listen
+from penstock.gateway.server.opening import make_auth, open_store
 from penstock.gateway.server.others import Others
+from penstock.gateway.server.teamwork import Parts, Teamwork
 from penstock.gateway.server.tls import server_tls
-from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
+from penstock.gateway.server.workers import Leaving
 from penstock.gateway.store.audit_log import AuditLog
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
@@ -103,36 +100,6 @@ _LOOK_EVERY = 10
 _CONTROL_SECONDS = 1.0
 
 
-def open_store(
-    path: Path,
-    map_bytes: int = MAP_BYTES,
-    memory_bytes: int = MEMORY_BYTES,
-    secrets: Secrets = NONE,
-    lock: int | None = None,
-) -> Store:
-    """A tape that is written: with what the queue and releases remember of it. `lock`: of another process that hands
-    it over."""
-    return Store(
-        path,
-        followers=(Waiting(), LiveReleases(audit_key())),
-        woken=woken,
-        map_bytes=map_bytes,
-        memory_bytes=memory_bytes,
-        secrets=secrets,
-        lock=lock,
-    )
-
-
-def _make_auth(store: Store, config: Config) -> Auth:
-    named = [(one.sha256, Holder(one.name, one.role)) for one in config.key if one.role != "call"]
-    callers = [(one.sha256, one.name) for one in config.key if one.role == "call"]
-    try:
-        return Auth(admin_key(), store.secret(), read_key(), named, callers, config.local_names())
-    except ValueError as error:
-        store.close()
-        raise ConfigError(str(error)) from None
-
-
 class Gateway:
     """A running gateway. `start`, then `stop`."""
 
@@ -145,18 +112,20 @@ class Gateway:
         self.metrics = Metrics()
         self._tls = server_tls(config.tls, self.metrics)
         own = tuple(key for key in (admin_key(), read_key(), audit_key()) if key is not None)
-        self.pools = {upstream.name: Pool(upstream, own) for upstream in config.upstreams()}
+        self._taken, self._place = taken, ALONE if taken is None else taken.place
+        share = self._place.share
+        self.pools = {upstream.name: Pool(upstream, own, share) for upstream in config.upstreams()}
         own_keys, tally = own_secrets(config.secrets()), Tally(self.metrics.masked, self.metrics.masking_failures)
         self._redactor = Redactor(own_keys, masker(config.masking, own_keys, tally))
         self.questions = Questions()
-        self._taken = taken
+        self._work = Teamwork(self._place)
         lock = None if taken is None else taken.lock
         self.store = open_store(config.data, secrets=self._redactor.tape, lock=lock)
         self.feed = Feed(self.store.cursor())
-        self.auth = _make_auth(self.store, config)
+        self.auth = make_auth(self.store, config)
         tell = call_log.teller(config.log)
-        self.recorder = Recorder(self.store, config.tape, self.metrics, self.feed.committed, tell)
-        self.state = State(self.metrics, self.recorder)
+        self.recorder = Recorder(self.store, config.tape, self.metrics, self._committed, tell, self._work.written)
+        self.state = State(self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self.dispatcher = Dispatcher(
@@ -173,9 +142,11 @@ class Gateway:
         self.webhooks = Webhooks(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
         self.retention = Retention(
             config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns,
-            lambda: self.proxy.busy, self.pins.forget,
+            self._work.busy, self._work.forget,
         )  # fmt: skip
-        self.budgets = Budgets(config.budget, self._prices, self.store, self.recorder, self.metrics, self._now_ns)
+        self.budgets = Budgets(
+            config.budget, self._prices, self.store, self.recorder, self.metrics, self._now_ns, self._place.of > 1
+        )
         self._make_control()
         self._duties = Duties(
             self.recorder, self.dispatcher, self.webhooks, self.releases, self.adapter_keeper, self.retention,
@@ -185,18 +156,19 @@ class Gateway:
         self._listening: Listening
         self._ticker: asyncio.TimerHandle
         self._ticks = 0
-        self._others = Others(self.store, self.recorder, self.feed, self.dispatcher, self.releases)
-        self.offer: Offer
+        followed = self.releases.others_wrote if self._work.leads else self.pins.reload
+        self._others = Others(self.store, self.recorder, self.feed, self.dispatcher, followed)
+        self.offer: Offer | Leaving
         """Whoever takes over."""
         self._calls_ended, self._clients_gone = asyncio.Event(), asyncio.Event()
 
     def _make_releases(self) -> None:
         """What decides which version a call gets, and what tries versions."""
-        upstreams = {upstream.name: upstream for upstream in self.config.upstreams()}
-        self.adapter_keeper = AdapterKeeper(self.store, upstreams, self._ask_upstreams, self._now_ns)
-        repaired = self.adapter_keeper.repaired
+        known = {upstream.name: upstream for upstream in self.config.upstreams()}
+        self.adapter_keeper = AdapterKeeper(self.store, known, self._ask_upstreams, self._now_ns)
+        repaired = self._work.repaired(self.adapter_keeper)
         self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self._redactor, repaired)
-        checking = Checking(ReleaseReader(self.store).resource, upstreams, self._ask_upstreams)
+        checking = Checking(ReleaseReader(self.store).resource, known, self._ask_upstreams)
         self._checks = Checks(self.pools.values(), self._ask_upstreams)
         self._routes = Routes(self.config.route, self.pools, {upstream.name for upstream in self.config.upstream})
         context = Context(
@@ -207,7 +179,10 @@ class Gateway:
         self.shadow = Shadow(context)
         self.rehearsals = Rehearsals(context)
         jobs = Jobs(checking, Replays(context, self.rehearsals, self.feed), self.shadow)
-        self.releases = Driver(context, self.feed, jobs, self.rehearsals, upstreams, self.adapter_keeper.changed)
+        self.releases = Driver(
+            context, self.feed, jobs, self.rehearsals, known, self.adapter_keeper.changed,
+            self._work.follow_releases,
+        )  # fmt: skip
         fell, hidden = self.releases.uncovered, self._redactor.tape
         self.coverage = Watch(self.pins, self.recorder, self.metrics, self._now_ns, fell, hidden)
 
@@ -218,7 +193,7 @@ class Gateway:
         self.definitions = Definitions(self.store, self.recorder, self.metrics, self._now_ns, servers)
         self.audit_log = AuditLog(self.store, self.recorder, self._now_ns)
         context = Control(
-            self.store, self.dispatcher, self.releases, runs, self.feed, self.pools, self.auth, self.metrics,
+            self.store, self.dispatcher, self.releases, runs, self.feed, self._work, self.auth, self.metrics,
             self.state, self.definitions, self.audit_log, self.webhooks, self.questions, Policy(self.config.policy),
             self.retention, self.index, Queries(self.index, self.config.data / "index", self.config.index.sql),
             self._prices, self.config.route, self.budgets,
@@ -257,6 +232,10 @@ class Gateway:
         servers |= {name: one.url for name, one in self.config.mcp.servers.items() if one.url is not None}
         return Exporter(self.config.otlp, servers, self.store, self.feed, self.dispatcher, self.metrics, self._now_ns)
 
+    def _committed(self, cursor: int, records: Sequence[bytes]) -> None:
+        self.feed.committed(cursor, records)
+        self._work.wrote()
+
     def _now_ns(self) -> int:
         """The clock of the tape."""
         return self._epoch_ns + time.monotonic_ns()
@@ -268,16 +247,33 @@ class Gateway:
         self._listening = await listen(self.config, lambda: ClientConnection(self._port), self._tls, self._taken)
         if self._taken is not None:
             await self._taken.ready()
-        await self._duties.begin()
+        if self._work.leads:
+            await self._duties.begin()
+        await self._work_together()
         await self._listening.accept()
+        self.offer = self._made_offer()
+        self._tick()
+        self.state.started = True
+        if self._work.leads:
+            host_own(self.mcp.servers, self.bridge, self.config, self.auth, self._listening.own_url)
+        return self._listening.address
+
+    def _made_offer(self) -> Offer | Leaving:
+        if self._taken is not None and self._place is not ALONE:
+            return Leaving(self._taken.channel, self._let_go)
         lock = self.store.lock
         assert lock is not None
-        self.offer = Offer(self.config.data, lock, self._listening.held, self._let_go)
-        self._tick()
-        _collect_rarely()
-        self.state.started = True
-        host_own(self.mcp.servers, self.bridge, self.config, self.auth, self._listening.own_url)
-        return self._listening.address
+        return Offer(self.config.data, lock, self._listening.held, self._let_go)
+
+    async def _work_together(self) -> None:
+        """With the other workers of this gateway."""
+        view, wrote = upstreams.view, self._others.soon
+        parts = Parts(
+            self.store, self.recorder, self.pins, self.pools, self.metrics, lambda: self.proxy.busy, wrote, view
+        )
+        inside = Inside(self._port, self.mcp, self._wanted)
+        self._inside = inside.clients
+        await self._work.start(parts, lambda: ClientConnection(inside))
 
     async def _prepare(self) -> None:
         """What another process may do at the same time."""
@@ -289,7 +285,7 @@ class Gateway:
             config=self.config,
             pools=self.pools,
             routes=self._routes,
-            admission=Admission(self.auth, Conversations(), self.config.token_required, self.config.loopback),
+            admission=Admission(self.auth, self._work.joining, self.config.token_required, self.config.loopback),
             recorder=self.recorder,
             metrics=self.metrics,
             redactor=self._redactor,
@@ -301,7 +297,8 @@ class Gateway:
             budgets=self.budgets.or_none,
         )
         self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
-        self._port = Dispatch(self.proxy, plane, self.mcp, self._wanted)
+        first = None if self._work.leads else LeaderPlane(self.config.data)
+        self._port = Dispatch(self.proxy, plane, self.mcp, self._wanted, first)
         self.recorder.start()
         self._checks.start()
         await self.bridge.start()
@@ -313,6 +310,7 @@ class Gateway:
         """Another process is ready: it gets whoever connects from now on. This one serves the clients that it has."""
         self.state.draining = True
         self._port.leave()
+        self._work.leave()
         await self.budgets.share()
         # That may take a moment, and nobody is to wait for it.
         await self._duties.end(last=False)
@@ -334,6 +332,7 @@ class Gateway:
             self.mcp.servers.expire(now)
             self._wanted.expire(now)
             self.mcp.sessions.sweep(now)
+            self._work.tick()
             self.index.tend(not self._duties.begun)
             if self._tls is not None:
                 self._tls.look()
@@ -364,6 +363,8 @@ class Gateway:
         self.questions.close()
         await first((self._calls_ended, hurry), 0.0 if taken else limits.drain_seconds)
         cut_off(self.proxy.running)
+        # The others may need what only the first one has, until they end.
+        await first((self._work.alone, hurry), limits.drain_seconds)
         self.mcp.sessions.close()
         await self.audit.finish(_CONTROL_SECONDS)
         await self.bridge.stop()
@@ -374,13 +375,14 @@ class Gateway:
         await self._duties.end(last=True)
         await self._others.stop()
         await self.definitions.close()
+        await self._work.stop()
         # This releases answers that wait for the tape.
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)
         self._ticker.cancel()
         if self._tls is not None:
             await self._tls.stop()
-        for client in list(self._port.clients):
+        for client in (*self._port.clients, *self._inside):
             client.close()
         await self._runner.cleanup()
         if self._session is not None:
@@ -388,12 +390,3 @@ class Gateway:
         for pool in (*self.pools.values(), *self.mcp.servers.pools.values(), *self._wanted.pools.values()):
             pool.close()
         self.store.close()
-
-
-def _collect_rarely() -> None:
-    """Objects that live for good need not be collected; calls leave no cycles behind. To look for any among all of them
-    takes a tenth of a second and finds none.
-    """
-    gc.collect(1)
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)

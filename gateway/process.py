@@ -5,20 +5,26 @@ does a change of the configuration file where `reload_on_change` says so: that o
 code as it is installed then, and takes over (`server.handover`). Where it does not start, its own words say why, and
 this one goes on as it is. When this one has served its last call it becomes the parent of the other (`server.parent`),
 so that a reload does not change the process id.
+
+With `--workers` the process is the parent of several gateways (`server.workers`); each of them is a process of this
+module too: `python -m penstock.gateway.process ARGUMENTS CHANNEL NAME`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
 import signal
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import uvloop
 
 from penstock.gateway.app import Gateway
@@ -28,7 +34,8 @@ from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.log_settings import Log
 from penstock.gateway.server import parent
 from penstock.gateway.server.ending import first
-from penstock.gateway.server.handover import Taken, take
+from penstock.gateway.server.handover import Taken, received, take
+from penstock.gateway.server.workers import Workers
 from penstock.gateway.store.directory import TapeError
 
 _LOOK_SECONDS: Final = 0.2
@@ -39,8 +46,9 @@ _log = logging.getLogger("penstock.app")
 class Process:
     """What signals do."""
 
-    def __init__(self, command: list[str], watched: Path | None) -> None:
-        """`command`: what starts the next process; `watched`: the file whose change does, too."""
+    def __init__(self, command: list[str] | None, watched: Path | None) -> None:
+        """`command`: what starts the next process, None where a parent does that; `watched`: the file whose change
+        does, too."""
         self.stopping, self.hurry = asyncio.Event(), asyncio.Event()
         self.children = set[int]()
         """Processes that were to take over, and have not ended."""
@@ -81,7 +89,9 @@ class Process:
             os.kill(child, number)
 
     def _reload(self) -> None:
-        if self._terminal and not _terminal():
+        if self._command is None:
+            _log.warning("SIGHUP: it is for the parent of this worker, process %d", os.getppid())
+        elif self._terminal and not _terminal():
             # It was closed, and nobody can stop this process from it any more.
             self._stop(signal.SIGTERM)
         elif self.children and not self._taken.is_set():
@@ -100,53 +110,113 @@ class Process:
         if self.children:
             self._again(self._look, _LOOK_SECONDS)
 
-    async def run(self, config: Config, taken: Taken | None) -> None:
+    async def run(self, gateway: Gateway | Workers, scheme: str) -> None:
         """A gateway, from its start to its end."""
-        gateway = Gateway(config, taken)
         host, port = await gateway.start()
+        _collect_rarely()
         self._taken = gateway.offer.taken
         self.listen()
         # Whoever reads the address may send a signal at once.
         shown = f"[{host}]" if ":" in host else host
-        scheme = "http" if config.tls.certificate is None else "https"
-        print(f"penstock listening on {scheme}://{shown}:{port}", flush=True)
+        if self._command is not None:
+            print(f"penstock listening on {scheme}://{shown}:{port}", flush=True)
         await first((self.stopping, self._taken))
-        if self._taken.is_set():
+        if self._taken.is_set() and self._command is not None:
             _log.info("another process has taken over: this one ends when its clients have gone or were served")
         await gateway.stop(self.hurry)
         for timer in self._timers.values():
             timer.cancel()
 
 
-def run(
-    config_path: Path | None, data: Path | None, host: str | None, port: int | None, *, take_over: bool = False
-) -> None:
+class Asked(msgspec.Struct):
+    """What the command line says."""
+
+    config: str | None = None
+    data: str | None = None
+    host: str | None = None
+    port: int | None = None
+    workers: int = 1
+
+    def load(self) -> Config:
+        """The settings; raises `ConfigError`."""
+        data = None if self.data is None else Path(self.data)
+        return load(self.file, data=data, host=self.host, port=self.port)
+
+    @property
+    def file(self) -> Path | None:
+        """The configuration file."""
+        return None if self.config is None else Path(self.config)
+
+    @property
+    def command(self) -> list[str]:
+        """What starts the next process."""
+        given = {"--config": self.config, "--data": self.data, "--host": self.host, "--port": self.port}
+        if self.workers > 1:
+            given["--workers"] = self.workers
+        words = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
+        return [sys.executable, "-m", "penstock", "serve", "--take-over", *words]
+
+
+def run(asked: Asked, *, take_over: bool = False) -> None:
     """Runs a gateway until it is told to stop. Raises `SystemExit` with a message when it cannot start. `take_over`:
     from the gateway that writes this tape, where there is one.
     """
-    settings = Log()
-    log.set_up(settings)
-    _take_all_descriptors()
-    given = {"--config": config_path, "--data": data, "--host": host, "--port": port}
-    words = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-    command = [sys.executable, "-m", "penstock", "serve", "--take-over", *words]
-    try:
-        config = load(config_path, data=data, host=host, port=port)
-        settings = config.log
-        log.set_up(settings, own_secrets(config.secrets()))
-        watched = config_path if config.reload_on_change else None
-        process = uvloop.run(_run(config, command, watched, take_over))
-    except (ConfigError, TapeError, OSError) as error:
-        raise log.end(settings, f"penstock: {error}") from None
+    process = _run(asked, lambda config: _alone_or_parent(asked, config, take_over))
     if process.children:
-        parent.become(sorted(process.children), command)
+        parent.become(sorted(process.children), asked.command)
     sys.exit(process.code)
 
 
-async def _run(config: Config, command: list[str], watched: Path | None, take_over: bool) -> Process:
-    process = Process(command, watched)
-    await process.run(config, take(config.data) if take_over else None)
+def main(asked: str, channel: int) -> None:
+    """Runs a worker; its parent has the other end of the channel."""
+    # What it starts itself hashes as it likes.
+    del os.environ["PYTHONHASHSEED"]
+    taken = received(socket.socket(fileno=channel))
+    _ = _run(msgspec.json.decode(asked, type=Asked), lambda config: _worker(config, taken))
+
+
+def _run(asked: Asked, serve: Callable[[Config], Coroutine[Any, Any, Process]]) -> Process:
+    settings = Log()
+    log.set_up(settings)
+    _take_all_descriptors()
+    try:
+        config = asked.load()
+        settings = config.log
+        log.set_up(settings, own_secrets(config.secrets()))
+        return uvloop.run(serve(config))
+    except (ConfigError, TapeError, OSError) as error:
+        raise log.end(settings, f"penstock: {error}") from None
+
+
+async def _alone_or_parent(asked: Asked, config: Config, take_over: bool) -> Process:
+    process = Process(asked.command, asked.file if config.reload_on_change else None)
+    taken = take(config.data) if take_over else None
+    if asked.workers > 1:
+        words = [sys.executable, "-P", "-m", __spec__.name, msgspec.json.encode(asked).decode()]
+        served: Gateway | Workers = Workers(config, asked.workers, words, taken)
+    else:
+        served = Gateway(config, taken)
+    await process.run(served, _scheme(config))
     return process
+
+
+async def _worker(config: Config, taken: Taken) -> Process:
+    process = Process(None, None)
+    await process.run(Gateway(config, taken), _scheme(config))
+    return process
+
+
+def _scheme(config: Config) -> str:
+    return "http" if config.tls.certificate is None else "https"
+
+
+def _collect_rarely() -> None:
+    """Objects that live for good need not be collected; calls leave no cycles behind. To look for any among all of them
+    takes a tenth of a second and finds none.
+    """
+    gc.collect(1)
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def _content(path: Path | None) -> bytes | None:
@@ -172,3 +242,7 @@ def _take_all_descriptors() -> None:
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -18,6 +18,7 @@ from penstock.gateway.index.link import Link
 from penstock.gateway.index.sql.runner import Queries
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import Questions
 from penstock.gateway.queue.dispatcher import Dispatcher
@@ -27,7 +28,6 @@ from penstock.gateway.runs.service import RunService
 from penstock.gateway.store.audit_log import AuditLog
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.upstream_settings import Route
-from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.webhooks.service import Webhooks
 
 
@@ -36,8 +36,15 @@ class State(Protocol):
 
     @property
     def not_ready(self) -> str | None: ...
-    @property
-    def gaps(self) -> int: ...
+
+
+class Team(Protocol):
+    """The workers of the gateway, all of them."""
+
+    async def figures(self) -> Metrics: ...
+    async def upstreams(self) -> Mapping[str, UpstreamView]: ...
+    async def pause(self, upstream: str, bound_s: float) -> None: ...
+    async def open(self, upstream: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class Control:
     releases: Driver
     runs: RunService
     feed: Feed
-    upstreams: Mapping[str, Pool]
+    team: Team
     auth: Auth
     metrics: Metrics
     state: State

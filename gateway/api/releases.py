@@ -101,7 +101,7 @@ assert DECISIONS.keys() == WANTED.keys()
 async def get_resources(request: web.Request) -> web.Response:
     """All resources with their versions, by name."""
     control = request.app[CONTROL]
-    misses = control.metrics.prompt_misses
+    misses = (await control.team.figures()).prompt_misses
     unread = {why: count for why in get_args(Unread) if (count := misses[(why,)])}
     return answer(ResourceList(resources=await asyncio.to_thread(_resources, control), unread=unread))
 

@@ -102,7 +102,8 @@ async def get_stats(request: web.Request) -> web.Response:
     index, else over the newest: `counted_spans` says how many they are, `complete` whether these are all."""
     control, asked = request.app[CONTROL], query_of(request, StatsQuery)
     total = None if control.index is None else control.index.total
-    return answer(await stats.gather(control.tape, asked.spans, control.state.gaps, control.metrics, total))
+    figures = await control.team.figures()
+    return answer(await stats.gather(control.tape, asked.spans, figures, total))
 
 
 async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> Token:
@@ -147,7 +148,7 @@ async def get_metrics(request: web.Request) -> web.Response:
     control = request.app[CONTROL]
     await asyncio.to_thread(_look_at_tape, control)
     control.metrics.forget_arms()
-    page = await asyncio.to_thread(metrics.render, metrics.Snapshot(control.metrics))
+    page = await asyncio.to_thread(metrics.render, metrics.Snapshot(await control.team.figures()))
     return web.Response(body=page, headers={"Content-Type": metrics.CONTENT_TYPE})
 
 

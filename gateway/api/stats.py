@@ -116,7 +116,7 @@ NEWEST: Final = 10_000
 
 
 async def gather(
-    tape: Tape, most: int | None, gaps: int, metrics: Metrics, total: Callable[[], Totalled | None] | None = None
+    tape: Tape, most: int | None, metrics: Metrics, total: Callable[[], Totalled | None] | None = None
 ) -> Stats:
     """Figures over the `most` newest spans; None for all, where `total` asks an index that has them."""
     found = await asyncio.to_thread(total) if most is None and total is not None else None
@@ -125,7 +125,7 @@ async def gather(
         **sums,
         tape=tape.figures(),
         cursor=tape.cursor(),
-        gaps=gaps,
+        gaps=metrics.recording_gaps,
         servers={
             name: ServerState(waiting=waiting, breaker=BREAKER[metrics.mcp_breaker[(name,)]])
             for (name,), waiting in metrics.mcp_waiting.items()

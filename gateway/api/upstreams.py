@@ -26,7 +26,7 @@ async def get_upstreams(request: web.Request) -> web.Response:
     """Upstreams, whether they are paused or fail, how many calls run there or wait, and which models are routed to
     them."""
     control = request.app[CONTROL]
-    views = [_view(pool) for _, pool in sorted(control.upstreams.items())]
+    views = [view for _, view in sorted((await control.team.upstreams()).items())]
     return answer(UpstreamList(upstreams=views, routes=[_route(one) for one in control.routes]))
 
 
@@ -37,35 +37,34 @@ def _route(route: Configured) -> RouteView:
 async def pause(control: Control, ids: Ids, asked: PauseRequest) -> UpstreamView:
     """Let calls to an upstream wait while its weights are changed. Calls that run there go on; wait until none is left.
     Past the bound calls are refused with 504, until it is opened or paused again."""
-    pool = _pool(control, ids)
+    before = await _found(control, ids)
+    await control.team.pause(before.name, asked.bound_s)
     # A trainer renews its hold again and again: that changes nothing.
-    changed = not pool.gate.paused or pool.gate.bound_s != asked.bound_s
-    pool.gate.pause(asked.bound_s)
-    if changed:
-        await control.audit_log.keep(asked, "pause_upstream", pool.name)
-    return _view(pool)
+    if not before.paused or before.bound_s != asked.bound_s:
+        await control.audit_log.keep(asked, "pause_upstream", before.name)
+    return await _found(control, ids)
 
 
 async def open_again(control: Control, ids: Ids, asked: Said) -> UpstreamView:
     """Serve what waits for an upstream, in the order in which it came, and everything from then on."""
-    pool = _pool(control, ids)
-    changed = pool.gate.paused
-    pool.gate.open()
+    before = await _found(control, ids)
+    await control.team.open(before.name)
     # Those that waited go in this turn of the loop.
     await asyncio.sleep(0)
-    if changed:
-        await control.audit_log.keep(asked, "open_upstream", pool.name)
-    return _view(pool)
+    if before.paused:
+        await control.audit_log.keep(asked, "open_upstream", before.name)
+    return await _found(control, ids)
 
 
-def _pool(control: Control, ids: Ids) -> Pool:
-    name = ids["upstream"]
-    if name not in control.upstreams:
-        raise ApiError(404, f"there is no upstream {name!r}", "upstream", name, sorted(control.upstreams))
-    return control.upstreams[name]
+async def _found(control: Control, ids: Ids) -> UpstreamView:
+    name, views = ids["upstream"], await control.team.upstreams()
+    if name not in views:
+        raise ApiError(404, f"there is no upstream {name!r}", "upstream", name, sorted(views))
+    return views[name]
 
 
-def _view(pool: Pool) -> UpstreamView:
+def view(pool: Pool) -> UpstreamView:
+    """An upstream, as this process meets it."""
     gate, now = pool.gate, monotonic()
     return UpstreamView(
         name=pool.name,

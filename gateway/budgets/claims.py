@@ -9,7 +9,8 @@ from penstock.gateway.budgets.bounds import ADDED, Bound, Prompts, bound
 from penstock.gateway.budgets.limits import Limit, cost
 from penstock.gateway.budgets.operations import Claim
 from penstock.gateway.budgets.refusal import unpriced
-from penstock.gateway.calls.admission import UNPACKED, Admitted
+from penstock.gateway.calls.admission import UNPACKED
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
 from penstock.gateway.model.budget import Per
 from penstock.gateway.model.prices import Price

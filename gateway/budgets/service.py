@@ -26,7 +26,7 @@ from penstock.gateway.budgets.limits import Limit
 from penstock.gateway.budgets.operations import LEASE_NS, BudgetOperations, Reservation, Short, Used
 from penstock.gateway.budgets.reader import BudgetReader
 from penstock.gateway.budgets.spending import spent, used
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
 from penstock.gateway.dialects.token_estimate import estimated
 from penstock.gateway.http.errors import Refusal
@@ -57,13 +57,15 @@ class Budgets:
         recorder: Recorder,
         metrics: Metrics,
         now_ns: Callable[[], int],
+        shared: bool = False,
     ) -> None:
+        """`shared`: whether other processes may begin to write the tape at any time."""
         self._limits = [Limit(budget) for budget in budgets]
         self._prices, self._recorder, self._metrics, self._now_ns = prices, recorder, metrics, now_ns
         self.reader = BudgetReader(store, self._limits)
         self._store, self._here, self._prompts = store, Here(store), Prompts()
-        self._alone = self._leaves = False
-        """Whether nobody else writes the tape; whether another process takes over."""
+        self._alone, self._shared = False, shared
+        """Whether nobody else writes the tape; whether others may begin to."""
         self._process, self._numbers = secrets.token_bytes(8), count()
         self._open = set[bytes]()
         """Calls that have reserved something on the tape; changed by the recorder's thread."""
@@ -168,7 +170,7 @@ class Budgets:
 
     async def share(self) -> None:
         """Another process takes over: what is reserved in memory is on the tape from now on."""
-        self._leaves, self._alone = True, False
+        self._shared, self._alone = True, False
         if calls := self._here.leave():
             with suppress(TapeError):  # the recorder has told of it
                 await self._recorder.submit(partial(self._keep, calls))
@@ -199,9 +201,10 @@ class Budgets:
 
     async def _look_round(self) -> None:
         """Notices that nobody else writes the tape."""
-        if not self._alone and len(await asyncio.to_thread(self._store.living)) == 1:
+        if not self._shared and not self._alone and len(await asyncio.to_thread(self._store.living)) == 1:
             await self._recorder.submit(lambda tape: BudgetOperations(tape).bury(self._now_ns(), self._process))
-            self._alone = not self._leaves
+            # It may have become so meanwhile.
+            self._alone = not self._shared
 
     async def _tend(self) -> None:
         self._here.forget_sums()

@@ -1,32 +1,25 @@
 """Which rollout does a call belong to, and may it pass? The first steps in the life of a call; nothing here does I/O.
 
 An address in the path, the headers or the baggage comes first, then an agent token, then the conversation that the
-request continues, or the connection it comes on. A thread does the work that would hold other calls up, and only the
-call that needs it waits: it reads large conversations, and answers where only these tell equal conversations apart.
+request continues, or the connection it comes on (`calls.joining`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from penstock.gateway.calls.address import SESSION_HEADERS, Address, AddressError, from_headers, from_path
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.auth import KEY_PREFIX, Auth, AuthError
-from penstock.gateway.calls.conversations import Answer, Conversations, Ended, Found, new_rollout
-from penstock.gateway.calls.fingerprints import EMPTY, Fingerprints, Read, Story
+from penstock.gateway.calls.joining import Joining
 from penstock.gateway.calls.tunnel import Tunnel
 from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.dialects import OPAQUE, find
 from penstock.gateway.dialects.base import Dialect
-from penstock.gateway.dialects.items import LARGE
-from penstock.gateway.dialects.loose_json import Peek
 from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.client_connection import Hints
 from penstock.gateway.http.errors import ClientFault
@@ -42,73 +35,20 @@ bytes.
 _PACKED_LIGHTLY: Final = 64
 """How many times as long as it came such a request may be, from a megabyte on: it is held as long as its call runs, and
 a hundred bytes can stand for all of `UNPACKED`. Text and images come nowhere near it."""
-_log = logging.getLogger("penstock.proxy")
-_UNREAD: Final = "\0"
-"""Stands for a model name that was not read yet; no model is called that."""
-
-
-@dataclass(slots=True)
-class Admitted:
-    """A call that may pass."""
-
-    address: Address
-    dialect: Dialect
-    path: str
-    """Path and query below the address."""
-    body: bytes
-    """The request's; without its content encoding where it has one that can be undone."""
-    wanted: Pool | None = None
-    """The host that its agent has called, behind a sidecar."""
-    token: bool = False
-    """Whether it came with the agent token of its rollout."""
-    key: str | None = None
-    """Name of the key that it came with, where that is one for calls."""
-    baggage: str = ""
-    """Its `baggage` header."""
-    packed: bytes | None = None
-    """The request's as it came, where that had a content encoding."""
-    waits: bool = field(default=False, init=False)
-    """Whether it must be followed (`Admission.follow`) before its rollout is known."""
-    story: Story | None = field(default=None, init=False)
-    """Its conversation, if that decides the rollout; None if something else does, or while it was not read."""
-    previous: str | None = field(default=None, init=False)
-    """The `previous_response_id` that it names."""
-    found: Found = field(default_factory=Found, init=False)
-    """What the conversation told."""
-    asked: Peek | None = field(default=None, init=False)
-    """What was already read of its body, so that nobody reads it again."""
-    _model: str | None = field(default=_UNREAD, init=False)
-
-    def is_read(self, read: Read) -> None:
-        """Takes what was read of its conversation."""
-        self.asked, self.story, self.previous = read.items.asked, read.story, read.items.previous
-
-    @property
-    def model(self) -> str | None:
-        """The model that it asks for. Read once, by the first who needs it: routes, releases, or the recorder."""
-        if self._model is _UNREAD:
-            self.asked = self.asked or self.dialect.peek(self.body)
-            self._model = self.dialect.model(self.body, self.path, self.asked)
-        return self._model
 
 
 class Admission:
     """Knows the keys and the conversations."""
 
-    def __init__(self, auth: Auth, conversations: Conversations, token_required: bool, local_only: bool) -> None:
+    def __init__(self, auth: Auth, joining: Joining, token_required: bool, local_only: bool) -> None:
         """`local_only`: whether only this machine can connect."""
+        self.joining = joining
         self._auth = auth
         self._foreign_pages = local_only and not token_required
         """Whether a page of a foreign site could call, in the browser of somebody on this machine."""
         self._hosts: set[bytes] = set()
         """Some that may be named in `Host`."""
-        self._conversations = conversations
-        self._fingerprints = Fingerprints()
         self._token_required = token_required
-        self._ended: list[tuple[Admitted, Hints, Answer | None]] = []
-        """Calls that have ended in this turn of the loop."""
-        self._thread = ThreadPoolExecutor(1, "penstock-reader")
-        """One thread: what it was asked first is done when it comes to what was asked later."""
 
     def open_tunnel(self, request: Request, wanted: Pool) -> Tunnel:
         """What a sidecar says of a connection; raises `ClientFault`."""
@@ -133,7 +73,7 @@ class Admission:
         admitted = Admitted(
             _NOWHERE, dialect, target, request.body(), server or tunnel.wanted, tunnel.token, tunnel.key
         )
-        if admitted.dialect is not OPAQUE and any(low == b"content-encoding" for low, _, _ in request.headers):
+        if admitted.dialect is not OPAQUE:
             _unpack(admitted, request)
         headers = {low: value for low, _, value in request.headers}
         admitted.baggage = _baggage(request)
@@ -142,7 +82,7 @@ class Admission:
         address = _agreed(tunnel.address, shown.rollout)
         if address is None:
             named = {low: value for low, value in headers.items() if low in SESSION_HEADERS}
-            address = from_headers(named) or self._implicit(admitted, hints)
+            address = from_headers(named) or self.joining.join(admitted, hints)
         admitted.address = address
         return admitted
 
@@ -151,7 +91,7 @@ class Admission:
         call = Admitted(opening.address, dialect, opening.path, body, opening.wanted, opening.token, opening.key)
         call.baggage = opening.baggage
         if opening.address.origin == "implicit":
-            call.address = self._implicit(call, hints)
+            call.address = self.joining.join(call, hints)
         return call
 
     def admit(self, request: Request, hints: Hints) -> Admitted:
@@ -175,7 +115,7 @@ class Admission:
             self._check_names(headers)
         address = _agreed(address, shown.rollout)
         if address is None:
-            address = self._implicit(admitted, hints)
+            address = self.joining.join(admitted, hints)
         elif address.origin == "implicit":
             hints.last = address.rollout
         admitted.address, admitted.token, admitted.key = address, shown.rollout is not None, shown.key
@@ -214,102 +154,6 @@ class Admission:
             kind = "key NAME --role call" if token.startswith(KEY_PREFIX) else "token"
             message = f"{error}; make a new one with `penstock {kind}`"
             raise ClientFault(401, "token", message, "authorization") from None
-
-    def _implicit(self, call: Admitted, hints: Hints) -> Address:
-        """The implicit rollout of a call that names none. A new one for now, if finding it takes longer."""
-        read = self._fingerprints.follow(call.dialect, call.body)
-        if read is None:
-            if len(call.body) > LARGE:
-                call.waits = True
-                return Address(new_rollout(), origin="implicit")
-            read = self._fingerprints.read(call.dialect, call.body)
-            self._fingerprints.keep(call.dialect, call.body, read)
-        call.is_read(read)
-        return self._given(call, hints)
-
-    def follow(self, call: Admitted, hints: Hints, then: Callable[[], None]) -> None:
-        """Does what a call waits for, on the thread, and calls `then` when its rollout is known."""
-        done = asyncio.get_running_loop().run_in_executor(self._thread, self._catch_up, call)
-        done.add_done_callback(lambda done: self._caught_up(call, done.result(), hints, then))
-
-    def _caught_up(self, call: Admitted, read: Read | None, hints: Hints, then: Callable[[], None]) -> None:
-        if read is not None:
-            call.is_read(read)
-            self._fingerprints.keep(call.dialect, call.body, read)
-        call.address = self._given(call, hints)
-        if call.waits:
-            self.follow(call, hints, then)
-        else:
-            then()
-
-    def _catch_up(self, call: Admitted) -> Read | None:
-        """Reads the conversation and unread answers; on the thread."""
-        read = None
-        try:
-            if call.story is None:
-                read = self._fingerprints.read(call.dialect, call.body)
-        except Exception:
-            _log.exception("a conversation could not be read: it opens a new rollout")
-        _settle(call.found.unread)
-        return read
-
-    def _given(self, call: Admitted, hints: Hints) -> Address:
-        """The rollout that the conversation continues, else that of the connection if there is no conversation, else a
-        new one.
-        """
-        story = call.story or EMPTY
-        if call.previous is not None:
-            # It sends only the new items.
-            call.story = story = EMPTY
-            rollout = self._conversations.find_response(call.previous)
-        else:
-            call.found = self._conversations.find(story, hints)
-            rollout = call.found.rollout or (None if story.items else hints.last)
-        call.waits = bool(call.found.unread)
-        rollout = rollout or new_rollout()
-        if not call.waits and (call.dialect.answers or not story.items):
-            self._conversations.follow(call.found, story, hints, rollout)
-        return Address(rollout, origin="implicit", ambiguous=call.found.ambiguous)
-
-    def remember_soon(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
-        """As `remember`, when the bytes of this turn of the loop have gone out, but before a client can react."""
-        if not self._ended:
-            asyncio.get_running_loop().call_soon(self._remember_all)
-        self._ended.append((call, hints, answer))
-
-    def _remember_all(self) -> None:
-        ended, self._ended = self._ended, []
-        for call, hints, answer in ended:
-            try:
-                self.remember(call, hints, answer)
-            except Exception:
-                _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
-
-    def remember(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
-        """Remembers a call that a later request may continue. `answer`: None when the call failed."""
-        story, dialect = call.story, call.dialect
-        if story is None or call.waits or not dialect.answers:
-            return
-        if answer is None:
-            self._conversations.undo(call.found, story)
-            return
-        if story.items:
-            ended = self._conversations.remember(story, call.found, hints, call.address.rollout, answer)
-            if ended:
-                asyncio.get_running_loop().run_in_executor(self._thread, _settle, ended)
-        made = dialect.response_id(answer.body(), answer.stream) if dialect.stateful else None
-        if made is not None:
-            self._conversations.remember_response(made, call.address.rollout)
-
-
-def _settle(some: Iterable[Ended]) -> None:
-    """Reads answers; on the thread."""
-    for ended in some:
-        try:
-            ended.settle()
-        except Exception:
-            _log.exception("an answer of %s could not be read", ended.rollout)
-            ended.answer = None
 
 
 class Shown(NamedTuple):
@@ -350,9 +194,19 @@ def _baggage(request: Request) -> str:
     return b",".join([value for low, _, value in request.headers if low == b"baggage"]).decode("latin-1")
 
 
+def checked(request: Request, call: Admitted) -> Admitted:
+    """Takes the body and the baggage of a call that another worker has admitted."""
+    call.body, call.baggage = request.body(), _baggage(request)
+    if call.dialect is not OPAQUE:
+        _unpack(call, request)
+    return call
+
+
 def _unpack(call: Admitted, request: Request) -> None:
     """Undoes the content encoding of a request. What cannot be undone passes as it came, unread."""
     names = b",".join(value for low, _, value in request.headers if low == b"content-encoding")
+    if not names:
+        return
     limit = min(UNPACKED, max(1 << 20, _PACKED_LIGHTLY * len(call.body)))
     body, problem = decode_body(call.body, names.decode("latin-1"), limit)
     if problem is None and body is not call.body:

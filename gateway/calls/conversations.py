@@ -11,7 +11,8 @@ another of these conversations. Otherwise the rollout is marked: its calls may b
 exactly the same.
 
 State is kept in memory as digests, within bounds: the longest untouched conversations are dropped first, and of equal
-openings the oldest. After a restart a conversation goes on as a new rollout.
+openings the oldest. After a restart a conversation goes on as a new rollout. Of several workers the first keeps them
+for all (`calls.joining`, `server.conversing`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -54,6 +55,18 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     replies: Callable[[bytes, bool], list[bytes]]
     """Reads the body: the fingerprint sources of its items."""
 
+    def said(self) -> array[int]:
+        """Reads it: its items."""
+        return array("q", map(number_of, self.replies(self.body(), self.stream)))
+
+
+class Readable(Protocol):
+    """As `Answer`, wherever it is."""
+
+    @property
+    def weight(self) -> int: ...
+    def said(self) -> array[int]: ...
+
 
 class Ended(msgspec.Struct, eq=False, gc=False):
     """The end of a conversation: a call that was answered, in one rollout."""
@@ -62,7 +75,7 @@ class Ended(msgspec.Struct, eq=False, gc=False):
     hints: Hints
     alone: bool
     """Whether all calls of its rollout so far came on this connection."""
-    answer: Answer | None
+    answer: Readable | None
     """Its answer until it is read; None also when it is so old that it was dropped."""
     said: array[int] | None = None
     """The items of its answer; None until it is read."""
@@ -73,7 +86,7 @@ class Ended(msgspec.Struct, eq=False, gc=False):
         """Reads the answer, unless that was done."""
         answer = self.answer
         if answer is not None:
-            self.said = array("q", map(number_of, answer.replies(answer.body(), answer.stream)))
+            self.said = answer.said()
             self.answer = None
 
 
@@ -88,6 +101,8 @@ class Found(msgspec.Struct, gc=False):
     """The end of the conversation that it continues."""
     unread: tuple[Ended, ...] = ()
     """What must be read before this can be decided; then ask again."""
+    number: int = 0
+    """What the worker that keeps the conversations calls it, where that is another one."""
 
 
 class Conversations:
@@ -124,30 +139,30 @@ class Conversations:
             hints.mixed = hints.mixed or hints.last not in (None, rollout)
         hints.last = rollout
 
-    def remember(self, story: Story, found: Found, hints: Hints, rollout: str, answer: Answer) -> list[Ended]:
-        """Notes that this conversation of the rollout was answered. Returns other ends of the same conversation, whose
-        answers must be read now.
+    def remember(self, key: int, found: Found, hints: Hints, rollout: str, answer: Readable) -> list[Ended]:
+        """Notes that a conversation of the rollout (`Story.key`) was answered. Returns other ends of the same
+        conversation, whose answers must be read now.
         """
         alone = found.after is None or (found.after.alone and found.after.hints is hints)
         ended = Ended(rollout, hints, alone, answer)
         self._keep(ended, answer.weight)
-        candidates = self._open.get(story.key)
+        candidates = self._open.get(key)
         if candidates is None:
-            self._open[story.key] = [ended]
+            self._open[key] = [ended]
             if len(self._open) > self._remembered:
                 self._open.popitem(last=False)
             return []
         candidates.append(ended)
         del candidates[:-_EQUAL]
-        self._open.move_to_end(story.key)
+        self._open.move_to_end(key)
         if len({it.rollout for it in candidates}) == 1:
             return []
         return self._take([it for it in candidates if it in self._unread])
 
-    def undo(self, found: Found, story: Story) -> None:
+    def undo(self, found: Found, key: int) -> None:
         """Takes back a call that failed: it has not continued its conversation."""
-        if found.after is not None and story.key in found.after.continued:
-            at = found.after.continued.index(story.key)
+        if found.after is not None and key in found.after.continued:
+            at = found.after.continued.index(key)
             found.after.continued = found.after.continued[:at] + found.after.continued[at + 1 :]
 
     def _keep(self, ended: Ended, weight: int) -> None:

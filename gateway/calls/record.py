@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.answer_masking import Kept, keep, masked_facts, rescaled, unencoded, without_tokens
 from penstock.gateway.calls.turns import CUT, decode_body
 from penstock.gateway.dialects.base import Facts

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from penstock.gateway.client.console import Failure
 
@@ -21,6 +22,7 @@ def serve(
     data: Path | None = None,
     host: str | None = None,
     port: int | None = None,
+    workers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 1,
     take_over: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run the gateway.
@@ -37,12 +39,16 @@ def serve(
         Address to listen on; 127.0.0.1 if not configured.
     port
         Port to listen on; 4747 if not configured.
+    workers
+        Processes that serve the port together: one for each core that calls may use.
     take_over
         Go on in the place of the gateway that writes this tape, if one does: no connection is refused meanwhile.
     """
-    from penstock.gateway.process import run
+    from penstock.gateway.process import Asked, run
 
-    run(config_file(config), data, host, port, take_over=take_over)
+    file = config_file(config)
+    asked = Asked(file and str(file), data and str(data), host, port, workers)
+    run(asked, take_over=take_over)
 
 
 def check(*, data: Path | None = None) -> None:

@@ -233,3 +233,5 @@ class Hints:
     """The implicit rollout of its last call."""
     mixed: bool = False
     """Whether conversations took turns on it: it belongs to a pool."""
+    number: int = 0
+    """What the worker that keeps the conversations calls it, where that is another one."""

@@ -20,7 +20,7 @@ from random import getrandbits
 from time import monotonic
 from typing import Final
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.conversations import new_rollout

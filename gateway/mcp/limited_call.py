@@ -9,7 +9,7 @@ from abc import abstractmethod
 from functools import partial
 from time import monotonic
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection

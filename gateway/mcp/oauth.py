@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock.gateway.calls.address import Address, AddressError, from_path
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.capture.framing import LENGTH
 from penstock.gateway.calls.conversations import new_rollout
 from penstock.gateway.dialects import find

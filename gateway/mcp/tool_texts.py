@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.diagnosis.tool_arguments import Alike, same_name
 from penstock.gateway.dialects.mcp_dialect import Mcp

@@ -17,7 +17,7 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.http.client_connection import ClientConnection
@@ -63,7 +63,7 @@ class Call(Choosing):
     def _begin(self) -> None:
         if self._admitted.waits:
             self._wait()
-            self._shared.admission.follow(self._admitted, self.client.hints, self._on_followed)
+            self._shared.admission.joining.follow(self._admitted, self.client.hints, self._on_followed)
         else:
             self._start()
 
@@ -72,7 +72,7 @@ class Call(Choosing):
         if self._resumes():
             self._do("begun", self._start)
         else:
-            self._shared.admission.remember(self._admitted, self.client.hints, None)
+            self._shared.admission.joining.remember(self._admitted, self.client.hints, None)
 
     def _start(self) -> None:
         self._shared.metrics.ambiguous_calls += self._admitted.address.ambiguous

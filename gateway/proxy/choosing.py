@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Final, NamedTuple
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import whole
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal, UpstreamFault

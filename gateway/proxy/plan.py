@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.http.errors import GatewayFault
 from penstock.gateway.http.headers import PROMPT

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.dialects import family
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 
 from penstock.gateway.budgets.operations import Short
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.conversations import Answer
 from penstock.gateway.calls.record import Record, whole
 from penstock.gateway.http.client_connection import ClientConnection
@@ -180,7 +180,9 @@ class Recording(ABC):
             part.ending(record, status)
         if self._admitted.address.origin == "implicit":
             good = self.started and record.http_status is not None and record.http_status < 400
-            shared.admission.remember_soon(self._admitted, self.client.hints, self._answered() if good else None)
+            shared.admission.joining.remember_soon(
+                self._admitted, self.client.hints, self._answered() if good else None
+            )
 
     def _answered(self) -> Answer:
         """Its answer for later, without what else the call holds."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.release_calls import rehearsed

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.gateway.budgets.service import Budgets
-from penstock.gateway.calls.admission import Admission, Admitted
+from penstock.gateway.calls.admission import Admission
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.config import Config
 from penstock.gateway.dialects import told
 from penstock.gateway.http.errors import GatewayFault
@@ -78,6 +79,11 @@ class Shared:
     """Calls that have not ended yet, by start."""
     strict: bool = False
     """Whether the tape must have a call before it is sent and answered."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether there is a route on which every token counts."""
+        return any(route.train == "exact" for route in self.config.route)
 
     @property
     def busy(self) -> set[str]:

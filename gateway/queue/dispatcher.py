@@ -294,6 +294,8 @@ class Dispatcher:
         name, now = (rollout, attempt), self.now_ns()
         rewards = [(judgement, self._trusts(judgement)) for judgement in asked.rewards]
         end = AttemptStatus(asked.status)
+        # Where the tape cannot be written, what follows says so.
+        _ = await self._recorder.flush_others()
         try:
             done = await self._do(
                 lambda transaction: QueueOperations(transaction).finish(
@@ -311,10 +313,7 @@ class Dispatcher:
 
     async def unwritten(self) -> str | None:
         """Returns when every call that has ended is on the tape; why they are not, where the tape cannot be written."""
-        written = self._recorder.idle and self._recorder.failing is None
-        if written or await self._recorder.flush():
-            return None
-        return self._recorder.failing or "the gateway's log says why"
+        return await self._recorder.flush_all()
 
     async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
         """Keeps a reward; raises `Refused`."""

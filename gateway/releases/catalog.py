@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Final, Protocol, TypeVar
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
 from penstock.gateway.canary.unit import unit_of

@@ -75,8 +75,10 @@ class Driver:
         rehearsals: Rehearsals,
         upstreams: Collection[str],
         changed: Callable[[], None],
+        everywhere: Callable[[], Awaitable[None]],
     ) -> None:
-        """`upstreams`: names of those that are configured; `changed` is told of every change."""
+        """`upstreams`: names of those that are configured; `changed` is told of every change, `everywhere` has the
+        other workers of this gateway follow it."""
         self.tape = context.tape
         self.reader = ReleaseReader(context.tape)
         self.rehearsals = rehearsals
@@ -91,7 +93,7 @@ class Driver:
             "replayed": ("shadow", jobs.shadow),
         }
         self._upstreams = upstreams
-        self._tell = changed
+        self._tell, self._everywhere = changed, everywhere
         self._counting = Counting(context.tape, context.recorder, feed, context.now_ns, self._changed_now)
         self._driven: dict[str, _Driven] = {}
         self._stopped = False
@@ -134,6 +136,7 @@ class Driver:
     async def _changed_now(self) -> None:
         try:
             await self._pins_of_calls.reload()
+            await self._everywhere()
         finally:
             news, self._news = self._news, asyncio.Event()
             news.set()

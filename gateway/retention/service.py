@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from time import monotonic
@@ -80,7 +80,7 @@ class Retention:
         recorder: Recorder,
         metrics: Metrics,
         now_ns: Callable[[], int],
-        busy: Callable[[], Collection[str]],
+        busy: Callable[[], Awaitable[Collection[str]]],
         gone: Callable[[str], None],
     ) -> None:
         """`busy`: rollouts of which a call is being served; most calls are not on the tape before they end.
@@ -129,7 +129,7 @@ class Retention:
         return await asyncio.shield(hiding)
 
     async def _hide(self, rollout: str, said: Said) -> Forgotten:
-        if rollout in self._busy():
+        if rollout in await self._busy():
             raise call_runs(rollout)
         made = await self._recorder.submit(lambda tape: RetentionOperations(tape).forget(rollout, said, self._now_ns()))
         self._gone(rollout)
@@ -305,7 +305,7 @@ class Retention:
         while more and not self._stopping.is_set() and (most := wanted()):
             some, more = await asyncio.to_thread(_some, found, most)
             for why in dict.fromkeys(one.why for one in some):
-                busy = self._busy()
+                busy = await self._busy()
                 names = [one.rollout for one in some if one.why == why and one.rollout not in busy]
                 made = await self._step(partial(_retire, names, why, self._now_ns()))
                 for one in made:

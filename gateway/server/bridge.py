@@ -4,15 +4,19 @@ A control request passes the same parser and the same queue as a call, so both k
 keep-alive connection. A request that changes something or wants a transcript is an operation and answered at once
 (`gateway.api.operations`). Every other goes to aiohttp unchanged, on a connection that nobody else uses until it is
 answered. Neither is recorded.
+
+Of several workers (`server.workers`) the first answers control requests, and some calls (`server.passing`): the others
+pass them on to it in the same way, by a Unix socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from penstock.gateway.api.operations import Operations
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.headers import control_head, framed
@@ -20,11 +24,18 @@ from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.passed import PATH as WRAPPED
 from penstock.gateway.proxy.relay import Relay
+from penstock.gateway.server.handover import short
+from penstock.gateway.server.passing import TOLD
+from penstock.gateway.server.team import RELAY
+from penstock.gateway.store.processes import WRITERS
 from penstock.gateway.upstreams.pool import Connector, connect_inside
 
 TRACES = "/v1/traces"
+_READS = frozenset({"GET", "HEAD"})
 _AGENT_PATHS = frozenset({"/rewards", "/events", TRACES, WRAPPED})
-_PATHS = (b"/api", b"/metrics", b"/healthz", b"/readyz")
+_OWN_PATHS = (b"/healthz", b"/readyz")
+"""What each of several workers answers itself."""
+_PATHS = (b"/api", b"/metrics", *_OWN_PATHS)
 
 
 def is_control(target: bytes) -> bool:
@@ -33,6 +44,11 @@ def is_control(target: bytes) -> bool:
         return False
     path = target.partition(b"?")[0]
     return any(path == name or path.startswith(name + b"/") for name in _PATHS)
+
+
+def is_own(target: bytes) -> bool:
+    """True for a control request that each of several workers answers itself."""
+    return target.partition(b"?")[0] in _OWN_PATHS
 
 
 def agent_target(method: str, call: Admitted) -> bytes | None:
@@ -51,24 +67,21 @@ def agent_target(method: str, call: Admitted) -> bytes | None:
     return f"/agent/{kind}/{call.address.rollout}/{call.address.attempt}{path}".encode()
 
 
-class ControlPlane(Connector):
-    """Makes connections to the embedded server."""
+class Plane(Connector):
+    """Passes requests on to a server that is ours."""
 
-    def __init__(self, server: Callable[[], asyncio.Protocol], operations: Operations) -> None:
-        """`server` makes its protocols."""
-        super().__init__("control plane")
-        self._server = server
-        self._operations = operations
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self._idle: list[UpstreamConnection] = []
 
     def serve(self, client: ClientConnection, request: Request, target: bytes | None = None) -> None:
         """Begins a request; `target` replaces its own target if the dispatch has checked it."""
-        found = self._operations.find(request.method, request.target if target is None else target)
-        if found is not None:
-            self._operations.serve(client, request, *found, trusted=target is not None)
-            return
+        self.pass_on(client, request, request.target if target is None else target)
+
+    def pass_on(self, client: ClientConnection, request: Request, target: bytes, told: bytes | None = None) -> None:
+        """Sends a request to the server. `told`: what the dispatch has found out about a call (`server.passing`)."""
         client.served = call = ControlCall(client, request)
-        call.target = request.target if target is None else target
+        call.plane, call.target, call.told = self, target, told
         if self._idle:
             connection = self._idle.pop()
             connection.reused = True
@@ -85,17 +98,56 @@ class ControlPlane(Connector):
         if connection in self._idle:
             self._idle.remove(connection)
 
+    def close(self) -> None:
+        """Closes every idle connection."""
+        for connection in self._idle:
+            connection.transport.abort()
+
+
+class ControlPlane(Plane):
+    """The embedded server, and operations."""
+
+    def __init__(self, server: Callable[[], asyncio.Protocol], operations: Operations) -> None:
+        """`server` makes its protocols."""
+        super().__init__("control plane")
+        self._server = server
+        self._operations = operations
+
+    def serve(self, client: ClientConnection, request: Request, target: bytes | None = None) -> None:
+        """As `Plane.serve`; operations are begun here."""
+        found = self._operations.find(request.method, request.target if target is None else target)
+        if found is None:
+            super().serve(client, request, target)
+        else:
+            self._operations.serve(client, request, *found, trusted=target is not None)
+
     async def open(self, connection: UpstreamConnection) -> None:
         """Connects by a socket pair."""
         await connect_inside(self._server, connection)
 
 
+class LeaderPlane(Plane):
+    """The first of several workers, as the others reach it."""
+
+    def __init__(self, data: Path) -> None:
+        """`data`: the directory of the tape."""
+        super().__init__("first worker")
+        self._data = data
+
+    async def open(self, connection: UpstreamConnection) -> None:
+        """Connects by its socket. While another one is being started in its place, that is where the request waits."""
+        with short(self._data, f"{WRITERS}/{RELAY}") as path:
+            await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
+
+
 class ControlCall(Relay):
     """One request of the control plane."""
 
-    __slots__ = ("target",)
+    __slots__ = ("plane", "target", "told")
 
+    plane: Plane
     target: bytes
+    told: bytes | None
 
     def on_client_gone(self) -> None:
         """Cancels the handler."""
@@ -103,7 +155,10 @@ class ControlCall(Relay):
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         """Sends the request."""
-        self.send(connection, control_head(self.request, self.target), framed(self.request, self.request.body()))
+        head = control_head(self.request, self.target)
+        if self.told is not None:
+            head = b"%b%b: %b\r\n\r\n" % (head[:-2], TOLD, self.told)
+        self.send(connection, head, framed(self.request, self.request.body()))
 
     def on_unreachable(self, reason: str, detail: str) -> None:
         """Out of file descriptors, or stopping."""
@@ -126,6 +181,10 @@ class ControlCall(Relay):
             self.end_answer()
 
     def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
-        """The handler was cancelled."""
+        """The handler was cancelled, or the worker has died that was to answer. What reads is asked again, of the one
+        that is started in its place; of what changes something nobody knows whether it was done."""
         self.connection = None
-        self.break_off()
+        if connection.reused and not self.started and self.request.method in _READS:
+            self.connecting = self.plane.connect(self)
+        else:
+            self.break_off()

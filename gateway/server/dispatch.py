@@ -12,7 +12,7 @@ from time import monotonic
 from penstock.gateway.api import guard
 from penstock.gateway.api.front_page import front_page
 from penstock.gateway.calls.address import AddressError, from_path
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.tunnel import Tunnel, host_of
 from penstock.gateway.dialects import family, find
 from penstock.gateway.dialects.family import Family
@@ -28,7 +28,8 @@ from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.rehearsed_call import make_call
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.websocket.opening import Opening
-from penstock.gateway.server.bridge import ControlPlane, agent_target, is_control
+from penstock.gateway.server.bridge import ControlPlane, LeaderPlane, agent_target, is_control, is_own
+from penstock.gateway.server.passing import only_first, told_of
 from penstock.gateway.upstreams.wanted import WantedHosts
 
 _log = logging.getLogger("penstock.proxy")
@@ -37,12 +38,16 @@ _log = logging.getLogger("penstock.proxy")
 class Dispatch:
     """Calls and control requests, as the connections of clients see them."""
 
-    def __init__(self, proxy: Shared, control: ControlPlane, mcp: Mcp, wanted: WantedHosts) -> None:
+    def __init__(
+        self, proxy: Shared, control: ControlPlane, mcp: Mcp, wanted: WantedHosts, first: LeaderPlane | None = None
+    ) -> None:
+        """`first`: the first of several workers, None where this is that one."""
         self.clients: set[ClientConnection] = set()
         self.request_bytes = proxy.config.limits.request_bytes
         self.epoch_ns = proxy.epoch_ns
         self._proxy = proxy
-        self._control = control
+        self.control = control
+        self._first = first
         self._mcp = mcp
         self._wanted = wanted
         self.leaving = False
@@ -70,13 +75,14 @@ class Dispatch:
                 path = request.target.decode("latin-1")
                 server = self._mcp.servers.wanted(client.tunnel.wanted.address, path)
                 admitted = self._proxy.admission.admit_tunnelled(request, client.hints, client.tunnel, server)
-                self._run(client, request, admitted, began)
+                self.run(client, request, admitted, began)
                 return
             if request.websocket:
-                self._run(client, request, self._proxy.admission.admit(request, client.hints), began)
+                self.run(client, request, self._proxy.admission.admit(request, client.hints), began)
                 return
             if is_control(request.target):
-                self._control.serve(client, request)
+                plane = self.control if self._first is None or is_own(request.target) else self._first
+                plane.serve(client, request)
                 return
             page = front_page(request)
             if page is not None:
@@ -86,7 +92,7 @@ class Dispatch:
             admitted = metadata_call(request, client.hints) or self._proxy.admission.admit(request, client.hints)
             target = agent_target(request.method, admitted)
             if target is not None:
-                self._control.serve(client, request, target)
+                (self._first or self.control).serve(client, request, target)
                 return
         except Refusal as refusal:
             self._refuse(client, request, refusal)
@@ -94,7 +100,7 @@ class Dispatch:
             _log.exception("a request could not be looked at")
             self._refuse(client, request, internal_fault())
         else:
-            self._run(client, request, admitted, began)
+            self.run(client, request, admitted, began)
 
     def _enter(self, client: ClientConnection, request: Request) -> None:
         """A sidecar says whose calls follow on its connection, and what host they are for."""
@@ -110,7 +116,11 @@ class Dispatch:
             raise ClientFault(403, "tunnel", message, "target")
         client.enter(self._proxy.admission.open_tunnel(request, wanted))
 
-    def _run(self, client: ClientConnection, request: Request, admitted: Admitted, began: float) -> None:
+    def run(self, client: ClientConnection, request: Request, admitted: Admitted, began: float) -> None:
+        """Begins a call that may pass."""
+        if self._first is not None and not request.websocket and only_first(self._proxy, admitted):
+            self._first.pass_on(client, request, request.target, told_of(client, admitted))
+            return
         call = self._call(client, request, admitted)
         client.served = call
         call.run(began)

@@ -8,6 +8,9 @@
 
 Clients that connect in between wait in the system's queue. Where the next process cannot start, the first one has
 given nothing away and goes on.
+
+Where several processes serve one port (`server.workers`), their parent stands between: it hands over for all of them,
+and says the same to each of its own, on a channel that it has given it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +31,10 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.store.processes import WRITERS
 
 _NAME: Final = f"{WRITERS}/handover.sock"
-_READY: Final = b"ready"
-_GO_ON: Final = b"go on"
-_DESCRIPTORS: Final = 64
+READY: Final = b"ready"
+GO_ON: Final = b"go on"
+_DESCRIPTORS: Final = 253
+"""The most that Linux sends at once."""
 _PATIENCE_S: Final = 60.0
 """How long the next process waits for the one that serves."""
 _log = logging.getLogger("penstock.handover")
@@ -50,37 +54,63 @@ class Held:
     unix: int | None = None
     """Its descriptor."""
 
+    @property
+    def handles(self) -> list[int]:
+        """All descriptors."""
+        return [*self.sockets, *([] if self.unix is None else [self.unix])]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of the processes that serve one port this is."""
+
+    number: int
+    """From 0. That one has what only one may do."""
+    of: int
+    """How many there are."""
+    inside: tuple[int, int] | None = None
+    """The first one's: descriptors of the sockets by which the others reach it (`server.team`)."""
+
+    def share(self, most: int) -> int:
+        """How many of so many places this one has."""
+        return most // self.of + (self.number < most % self.of)
+
+
+ALONE: Final = Place(0, 1)
+
 
 @dataclass(slots=True)
 class Taken:
-    """What the process that serves has sent; `ready` ends its time."""
+    """What the process that serves has sent, or a parent; `ready` ends the time of that process."""
 
     held: Held
     lock: int
     pid: int
-    """The process that serves."""
+    """The process that serves, or the parent."""
     channel: socket.socket
+    place: Place = ALONE
     used: set[int] = field(default_factory=set[int])
     """Descriptors that are listened on here."""
 
     async def ready(self) -> None:
         """All is started but what only one may do: returns when the other does that no more. What is not in `used` is
-        closed. Raises `ConfigError`."""
+        closed, and so is the channel, unless a parent has the other end. Raises `ConfigError`."""
         self._close_rest()
         loop = asyncio.get_running_loop()
         self.channel.setblocking(False)
         said = b""
-        with self.channel, suppress(OSError, TimeoutError):
+        with suppress(OSError, TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
-                await loop.sock_sendall(self.channel, _READY)
-                said = await loop.sock_recv(self.channel, len(_GO_ON))
-        if said != _GO_ON:
+                await loop.sock_sendall(self.channel, READY)
+                said = await loop.sock_recv(self.channel, len(GO_ON))
+        if said != GO_ON or self.place is ALONE:
+            self.channel.close()
+        if said != GO_ON:
             raise ConfigError(f"the gateway that serves (process {self.pid}) has not handed over: see its log")
 
     def _close_rest(self) -> None:
         """Closes what was sent and is not listened on here."""
-        unix = [] if self.held.unix is None else [self.held.unix]
-        for handle in {*self.held.sockets, *unix} - self.used:
+        for handle in set(self.held.handles) - self.used:
             os.close(handle)
 
 
@@ -89,20 +119,37 @@ def take(data: Path) -> Taken | None:
     channel = socket.socket(socket.AF_UNIX)
     channel.settimeout(_PATIENCE_S)
     try:
-        with _short(data) as path:
+        with short(data, _NAME) as path:
             channel.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
         channel.close()
         return None
     try:
-        told, handles, _, _ = socket.recv_fds(channel, 1 << 16, _DESCRIPTORS)
-        held = json.loads(told)
-        unix = None if held["path"] is None else handles.pop()
-        lock, *sockets = handles
-        return Taken(Held(held["host"], held["port"], sockets, held["path"], unix), lock, held["pid"], channel)
+        return received(channel)
     except (OSError, ValueError):
         channel.close()
         raise ConfigError(f"the gateway that writes the tape in {data} is busy handing over: try again") from None
+
+
+def received(channel: socket.socket) -> Taken:
+    """What comes on a channel, from `send`; raises `OSError` or `ValueError`."""
+    told, handles, _, _ = socket.recv_fds(channel, 1 << 16, _DESCRIPTORS)
+    found = json.loads(told)
+    place = ALONE if found["place"] is None else Place(*found["place"])
+    if found["inside"]:
+        place = replace(place, inside=(handles.pop(), handles.pop()))
+    unix = None if found["path"] is None else handles.pop()
+    lock, *sockets = handles
+    return Taken(Held(found["host"], found["port"], sockets, found["path"], unix), lock, found["pid"], channel, place)
+
+
+def send(channel: socket.socket, held: Held, lock: int, place: Place = ALONE) -> None:
+    """Sends to another process what it needs to serve; raises `OSError`."""
+    told = {"host": held.host, "port": held.port, "path": held.path, "pid": os.getpid()}
+    told |= {"place": None if place is ALONE else [place.number, place.of], "inside": place.inside is not None}
+    handles = [lock, *held.handles, *reversed(place.inside or ())]
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", handles))
+    _ = channel.sendmsg([json.dumps(told).encode()], [rights])
 
 
 class Offer:
@@ -113,7 +160,7 @@ class Offer:
         self._data, self._lock, self._held, self._let_go = data, lock, held, let_go
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
-        with _short(data) as path:
+        with short(data, _NAME) as path:
             with suppress(FileNotFoundError):
                 os.unlink(path)
             self._listener.bind(path)
@@ -146,30 +193,27 @@ class Offer:
                     _log.error("another process has asked to take over and is gone (%s): this one goes on", error)
 
     async def _give(self, channel: socket.socket) -> None:
-        loop, held = asyncio.get_running_loop(), self._held
-        told = {"host": held.host, "port": held.port, "path": held.path, "pid": os.getpid()}
-        handles = [self._lock, *held.sockets, *([] if held.unix is None else [held.unix])]
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", handles))
-        _ = channel.sendmsg([json.dumps(told).encode()], [rights])
-        if await loop.sock_recv(channel, len(_READY)) != _READY:
+        loop = asyncio.get_running_loop()
+        send(channel, self._held, self._lock)
+        if await loop.sock_recv(channel, len(READY)) != READY:
             _log.error("the process that was to take over has not started: this one goes on as it is")
             return
         await self._let_go()
         # The next one has its own.
         self._withdraw()
         self.taken.set()
-        await loop.sock_sendall(channel, _GO_ON)
+        await loop.sock_sendall(channel, GO_ON)
 
 
 @contextmanager
-def _short(data: Path) -> Generator[str]:
-    """A path of the socket that fits into an address, which has room for a hundred bytes."""
-    path = str(data / _NAME)
+def short(data: Path, name: str) -> Generator[str]:
+    """A path of a socket in the directory of the tape that fits into an address, which has room for a hundred bytes."""
+    path = str(data / name)
     if len(os.fsencode(path)) < 100 or not os.path.isdir("/proc/self/fd"):
         yield path
         return
     handle = os.open(data, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{handle}/{_NAME}"
+        yield f"/proc/self/fd/{handle}/{name}"
     finally:
         os.close(handle)

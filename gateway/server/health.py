@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.gateway.metrics import Metrics
 from penstock.gateway.store.recorder import Recorder
 
 
@@ -12,7 +11,6 @@ from penstock.gateway.store.recorder import Recorder
 class State:
     """What the health endpoints tell."""
 
-    metrics: Metrics
     recorder: Recorder
     started: bool = False
     draining: bool = False
@@ -26,8 +24,3 @@ class State:
             return "the gateway is not ready yet: it is starting"
         failing = self.recorder.failing
         return None if failing is None else f"recording has stopped: {failing}"
-
-    @property
-    def gaps(self) -> int:
-        """Calls that were answered and could not be recorded."""
-        return self.metrics.recording_gaps

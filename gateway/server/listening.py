@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,13 +66,8 @@ class Listening:
             taken.used.add(taken.held.unix)
             options["sock"] = socket.socket(fileno=taken.held.unix)
         else:
-            _vacate(path)
-            options["path"] = path
-        before = os.umask(0o177)  # only this user may connect
-        try:
-            self._unix = await asyncio.get_running_loop().create_unix_server(make, **options)
-        finally:
-            os.umask(before)
+            options["sock"] = bound_unix(path)
+        self._unix = await asyncio.get_running_loop().create_unix_server(make, **options)
         self._path = path
 
     async def accept(self) -> None:
@@ -145,6 +141,55 @@ async def _port(
         return [await loop.create_server(make, host, port, reuse_address=True, **options)]
     except OSError as error:
         raise ConfigError(_no_port(host, port, error)) from None
+
+
+def bound(host: str, port: int, count: int) -> list[list[socket.socket]]:
+    """For each of so many processes a socket of its own on each address of a host, with the same port: the system
+    shares connections out between those that listen (`SO_REUSEPORT`). Raises `ConfigError`."""
+    made: list[list[socket.socket]] = [[] for _ in range(count)]
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            # Where somebody else shares it already, the system would not say so.
+            _bind(family, address, port, shared=False).close()
+            for sockets in made:
+                sockets.append(_bind(family, address, port, shared=True))
+                port = port or sockets[0].getsockname()[1]
+    except OSError as error:
+        for one in chain.from_iterable(made):
+            one.close()
+        raise ConfigError(_no_port(host, port, error)) from None
+    return made
+
+
+def _bind(family: int, address: tuple[Any, ...], port: int, *, shared: bool) -> socket.socket:
+    made = socket.socket(family)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((address[0], port, *address[2:]))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def bound_unix(path: Path) -> socket.socket:
+    """A Unix socket to which only this user may connect; raises `OSError`."""
+    _vacate(path)
+    made = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        made.bind(str(path))
+    except OSError:
+        made.close()
+        raise
+    finally:
+        os.umask(before)
+    return made
 
 
 def _vacate(path: Path) -> None:

@@ -1,15 +1,15 @@
-"""Other processes that write the same tape, while one gateway hands over to the next: what they have written is told to
-those who follow the feed here, and what they change of releases and of the queue counts here at once.
+"""Other processes that write the same tape: workers of one gateway, or the process that one hands over to. What they
+have written is told to those who follow the feed here, and what they change of releases and of the queue counts here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from penstock.gateway.queue.dispatcher import Dispatcher
-from penstock.gateway.releases.driver import Driver
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
@@ -23,9 +23,17 @@ _log = logging.getLogger("penstock.handover")
 class Others:
     """For the event loop. Costs nothing while there are none."""
 
-    def __init__(self, store: Store, recorder: Recorder, feed: Feed, dispatcher: Dispatcher, releases: Driver) -> None:
+    def __init__(
+        self,
+        store: Store,
+        recorder: Recorder,
+        feed: Feed,
+        dispatcher: Dispatcher,
+        followed: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`followed`: has this process follow what has changed of releases and versions."""
         self._store, self._recorder, self._feed = store, recorder, feed
-        self._dispatcher, self._releases = dispatcher, releases
+        self._dispatcher, self._followed = dispatcher, followed
         self._living = store.living()
         self._noticing: asyncio.Future[None] | None = None
 
@@ -39,6 +47,10 @@ class Others:
         gone = bool(before - self._living)
         if gone or (len(self._living) > 1 and self._store.behind):
             self._noticing = asyncio.ensure_future(self._notice(frozenset(self._living) if gone else None))
+
+    def soon(self) -> None:
+        """Another worker says that it has written."""
+        self.look(count=False)
 
     async def stop(self) -> None:
         """Waits for what is being noticed."""
@@ -57,5 +69,5 @@ class Others:
             _log.error("what another process has written is not noticed: %s", error)
             return
         if changed:
-            await self._releases.others_wrote()
+            await self._followed()
         self._dispatcher.others_wrote()

@@ -71,8 +71,7 @@ class Store(Reader):
         except TapeError:
             self._env.close()
             raise
-        own = "" if self._processes is None else self._processes.own
-        self._writer = Writer(self._env, own, memory_bytes, followers, woken, secrets)
+        self._writer = Writer(self._env, self.process, memory_bytes, followers, woken, secrets)
         if self._processes is not None:
             self._end_what_was_open(self._processes.living())
 
@@ -97,6 +96,11 @@ class Store(Reader):
     def living(self) -> set[str]:
         """The processes that write this tape now, this one among them."""
         return set() if self._processes is None else self._processes.living()
+
+    @property
+    def process(self) -> str:
+        """The name of this process among those that write the tape."""
+        return "" if self._processes is None else self._processes.own
 
     @property
     def behind(self) -> bool:

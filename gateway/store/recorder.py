@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from penstock.gateway.config import Tape
@@ -78,16 +78,18 @@ class Recorder:
         metrics: Metrics,
         committed: Callable[[int, Sequence[bytes]], None],
         tell: Callable[[Entry, bool], None] | None = None,
+        others: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """`committed` is called on the loop with the newest cursor and what the log has got, after every commit,
-        never before. `tell` is called on the thread with every entry that the tape has taken, or has not."""
+        never before. `tell` is called on the thread with every entry that the tape has taken, or has not. `others`: has
+        the other workers of this gateway write what they have queued; whether their tape takes it."""
         self.store = store
         self.failing: str | None = None
         """Why the tape cannot be written now; None while it can."""
         self._config = config
         self._metrics = metrics
         self._committed = committed
-        self._tell = tell
+        self._tell, self._others = tell, others
         self._strict = config.record == "strict"
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Queued] = deque()
@@ -177,6 +179,17 @@ class Recorder:
         self._push(None, True, release)
         self._hurry.set()
         return await done
+
+    async def flush_all(self) -> str | None:
+        """Returns once everything that any worker of this gateway has queued before is durable; why it is not, where
+        the tape cannot be written."""
+        if await self.flush_others() and ((self.idle and self.failing is None) or await self.flush()):
+            return None
+        return self.failing or "the gateway's log says why"
+
+    async def flush_others(self) -> bool:
+        """The same of the other workers."""
+        return True if self._others is None else await self._others()
 
     async def close(self) -> None:
         """Writes what is queued and stops the thread."""

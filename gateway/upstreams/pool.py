@@ -89,9 +89,11 @@ class Connector(ABC):
 class Pool(Connector):
     """The connections to one upstream."""
 
-    def __init__(self, config: Upstream, own_keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: Upstream, own_keys: Sequence[str] = (), share: Callable[[int], int] = lambda most: most
+    ) -> None:
         """`own_keys`: the gateway's own, never passed on. `config.key` is read here, so that a missing one stops the
-        start and not the first call."""
+        start and not the first call. `share`: how many of so many places this process has."""
         super().__init__(config.name)
         self.config = config
         parts = urlsplit(config.base_url)
@@ -104,7 +106,8 @@ class Pool(Connector):
         self.heads = RequestHeads(parts.netloc.encode("ascii"), self.credential, own_keys, config.session_header)
         self.gate = Gate(config.name)
         self.health = Health()
-        self.places = Places(f"upstream {config.name!r}", config.max_concurrent)
+        most = None if config.max_concurrent is None else share(config.max_concurrent)
+        self.places = Places(f"upstream {config.name!r}", most)
         self._idle: deque[UpstreamConnection] = deque()
         self.reach = reach(config)
 

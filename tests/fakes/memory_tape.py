@@ -21,6 +21,7 @@ from penstock.gateway.model.exchange import Chunk, Exchange
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.measure import Measure
@@ -168,7 +169,25 @@ class Condition:
     """What the gateway says of itself."""
 
     not_ready: str | None = None
-    gaps: int = 0
+
+
+class Alone:
+    """One process, without upstreams."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    async def figures(self) -> Metrics:
+        return self._metrics
+
+    async def upstreams(self) -> dict[str, UpstreamView]:
+        return {}
+
+    async def pause(self, upstream: str, bound_s: float) -> None:
+        raise AssertionError(upstream)
+
+    async def open(self, upstream: str) -> None:
+        raise AssertionError(upstream)
 
 
 @dataclass(slots=True)
@@ -202,7 +221,7 @@ async def serving(
                 NO_RELEASES,
                 NO_RUNS,
                 tape.feed,
-                {},
+                Alone(metrics),
                 auth,
                 metrics,
                 state,

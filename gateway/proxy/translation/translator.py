@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import orjson
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.record import Record
 from penstock.gateway.config import Config

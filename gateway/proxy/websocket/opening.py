@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.dialects import find
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.http.client_connection import ClientConnection

@@ -8,7 +8,7 @@ import re
 from time import monotonic
 from typing import Final
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import PREWARM, WEBSOCKET
@@ -54,7 +54,7 @@ class Response(Recording):
     def _begin(self) -> None:
         if self._admitted.waits:
             self._wait()
-            self._shared.admission.follow(self._admitted, self.client.hints, self._on_followed)
+            self._shared.admission.joining.follow(self._admitted, self.client.hints, self._on_followed)
         else:
             self._check()
 
@@ -63,7 +63,7 @@ class Response(Recording):
         if self._resumes():
             self._do("begun", self._check)
         else:
-            self._shared.admission.remember(self._admitted, self.client.hints, None)
+            self._shared.admission.joining.remember(self._admitted, self.client.hints, None)
 
     def _check(self) -> None:
         self._shared.metrics.ambiguous_calls += self._admitted.address.ambiguous

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import ClientFault, Refusal

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.canary.assignment import Asker
 from penstock.gateway.dialects import OPAQUE
 from penstock.gateway.http.errors import ClientFault, GatewayFault

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Final, NoReturn
 
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.answer_masking import keep, unencoded
 from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.calls.turns import decode_body

@@ -346,7 +346,7 @@ async def test_bad_token_requests_are_refused(
 
 
 async def test_stats(served: Serving, http: aiohttp.ClientSession) -> None:
-    served.state.gaps = 2
+    served.metrics.recording_gaps = 2
     stats = Stats.model_validate(await get(http, served, "/api/stats"))
     assert (stats.counted_spans, stats.complete, stats.since_ns) == (4, True, T0 + 10**9)
     assert stats.by_status == {"ok": 3, "error": 1}

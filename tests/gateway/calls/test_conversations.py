@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -88,7 +88,7 @@ class Dispatcher:
             return list(reply)
 
         made = Answer(lambda: b"".join(reply), False, weight, read)
-        for ended in self.conversations.remember(asked.story, asked.found, asked.hints, asked.rollout, made):
+        for ended in self.conversations.remember(asked.story.key, asked.found, asked.hints, asked.rollout, made):
             ended.settle()
 
     def told(self, messages: list[bytes], reply: bytes, rollout: str, hints: Hints | None = None) -> None:
@@ -203,7 +203,7 @@ def test_a_call_that_came_to_nothing_has_continued_nothing() -> None:
     again = [*OPENING, b"hi", b"x"]
     failed = dispatcher.ask(again, mine)
     assert failed.rollout == "one"
-    dispatcher.conversations.undo(failed.found, failed.story)
+    dispatcher.conversations.undo(failed.found, failed.story.key)
     retried = dispatcher.ask(again, mine)
     assert (retried.rollout, retried.found.ambiguous) == ("one", False)
 
@@ -338,6 +338,8 @@ def test_equal_agents_in_a_pool_get_as_many_calls_each(schedule: list[int], data
 @given(st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=12), st.binary(min_size=1, max_size=8),
        st.lists(st.binary(min_size=1, max_size=8)))  # fmt: skip
 def test_any_conversation_goes_on(messages: list[bytes], reply: bytes, more: list[bytes]) -> None:
+    # Something must be said in it.
+    assume(any(message.strip(b"~") for message in messages))
     dispatcher = Dispatcher()
     dispatcher.told(messages, reply, "one")
     assert dispatcher.find([*messages, reply, *more]) == "one"

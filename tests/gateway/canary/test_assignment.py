@@ -12,7 +12,7 @@ from fakes.experiment import CANDIDATE, STABLE, policy, prompt
 
 from penstock.gateway.app import open_store
 from penstock.gateway.calls.address import Address
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.canary.assignment import Asker, apart, share, speaks_to
 from penstock.gateway.dialects import find
 from penstock.gateway.http.redact import Redactor

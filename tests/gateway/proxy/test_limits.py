@@ -10,7 +10,7 @@ from fakes.raw import Wire, chunk, events_head, post, reply
 from fakes.rig import CHAT, Rig
 
 from penstock.gateway.calls.address import Address
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
 from penstock.gateway.dialects import OPAQUE
 from penstock.gateway.http.redact import Redactor

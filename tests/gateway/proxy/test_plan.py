@@ -11,7 +11,7 @@ from fakes.raw import body_of, reply
 from fakes.rig import inside
 
 from penstock.gateway.calls.address import Address
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
 from penstock.gateway.dialects import find
 from penstock.gateway.http.request import Request

@@ -72,7 +72,11 @@ def driver(made: Bench, recorder: Submitting | None = None) -> Driver:
     feed = Feed(context.tape.cursor())
     jobs = Jobs(never, never, never)
     given = replace(context, recorder=cast(Recorder, recorder or context.recorder))
-    return Driver(given, feed, jobs, Rehearsals(context), [], lambda: None)
+    return Driver(given, feed, jobs, Rehearsals(context), [], lambda: None, _nobody_else)
+
+
+async def _nobody_else() -> None:
+    """There is no other worker."""
 
 
 async def test_a_person_decides_about_the_release_as_it_is(tmp_path: Path) -> None:

@@ -54,7 +54,11 @@ async def retaining(
     metrics = Metrics()
     recorder = Recorder(store, Tape(), metrics, lambda cursor, records: None)
     recorder.start()
-    retention = Retention(rules, None, store, recorder, metrics, time.time_ns, lambda: busy, list[str]().append)
+
+    async def busy_now() -> Collection[str]:
+        return busy
+
+    retention = Retention(rules, None, store, recorder, metrics, time.time_ns, busy_now, list[str]().append)
     retention.start()
     try:
         yield retention, recorder

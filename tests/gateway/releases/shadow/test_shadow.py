@@ -23,7 +23,7 @@ from fakes.shell import Shell
 from fakes.tape import Tape
 
 from penstock.gateway.calls.address import Address
-from penstock.gateway.calls.admission import Admitted
+from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Json, chat

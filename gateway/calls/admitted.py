@@ -1,0 +1,61 @@
+"""A call that may pass: whose it is, what it asks for, and what was read of it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.gateway.calls.address import Address
+from penstock.gateway.calls.conversations import Found
+from penstock.gateway.calls.fingerprints import Read, Story
+from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.loose_json import Peek
+from penstock.gateway.upstreams.pool import Pool
+
+_UNREAD: Final = "\0"
+"""Stands for a model name that was not read yet; no model is called that."""
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A call that may pass."""
+
+    address: Address
+    dialect: Dialect
+    path: str
+    """Path and query below the address."""
+    body: bytes
+    """The request's; without its content encoding where it has one that can be undone."""
+    wanted: Pool | None = None
+    """The host that its agent has called, behind a sidecar."""
+    token: bool = False
+    """Whether it came with the agent token of its rollout."""
+    key: str | None = None
+    """Name of the key that it came with, where that is one for calls."""
+    baggage: str = ""
+    """Its `baggage` header."""
+    packed: bytes | None = None
+    """The request's as it came, where that had a content encoding."""
+    waits: bool = field(default=False, init=False)
+    """Whether it must be followed (`Admission.follow`) before its rollout is known."""
+    story: Story | None = field(default=None, init=False)
+    """Its conversation, if that decides the rollout; None if something else does, or while it was not read."""
+    previous: str | None = field(default=None, init=False)
+    """The `previous_response_id` that it names."""
+    found: Found = field(default_factory=Found, init=False)
+    """What the conversation told."""
+    asked: Peek | None = field(default=None, init=False)
+    """What was already read of its body, so that nobody reads it again."""
+    _model: str | None = field(default=_UNREAD, init=False)
+
+    def is_read(self, read: Read) -> None:
+        """Takes what was read of its conversation."""
+        self.asked, self.story, self.previous = read.items.asked, read.story, read.items.previous
+
+    @property
+    def model(self) -> str | None:
+        """The model that it asks for. Read once, by the first who needs it: routes, releases, or the recorder."""
+        if self._model is _UNREAD:
+            self.asked = self.asked or self.dialect.peek(self.body)
+            self._model = self.dialect.model(self.body, self.path, self.asked)
+        return self._model

@@ -1,0 +1,197 @@
+"""Joins calls without an address to the conversations that they continue. For the event loop.
+
+A thread does the work that would hold other calls up, and only the call that needs it waits: it reads large
+conversations, and answers where only these tell equal conversations apart. Of several workers the first keeps the
+conversations for all: in the others every such call waits for what that finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from penstock.gateway.calls.address import Address
+from penstock.gateway.calls.admitted import Admitted
+from penstock.gateway.calls.conversations import Answer, Conversations, Ended, Found, Readable, new_rollout
+from penstock.gateway.calls.fingerprints import EMPTY, Fingerprints, Read, Story
+from penstock.gateway.dialects.items import LARGE
+from penstock.gateway.http.client_connection import Hints
+
+_log = logging.getLogger("penstock.proxy")
+T = TypeVar("T")
+
+
+class Elsewhere(Protocol):
+    """The conversations, where another worker keeps them."""
+
+    async def find(self, story: Story, previous: str | None, answers: bool, hints: Hints) -> Found:
+        """As `Joining.found`."""
+        ...
+
+    def remember(
+        self, found: Found, key: int | None, hints: Hints, rollout: str, answer: Answer, response: str | None
+    ) -> None:
+        """As `Joining.answered`."""
+        ...
+
+    def undo(self, found: Found, key: int) -> None:
+        """As `Conversations.undo`."""
+        ...
+
+
+class Joining:
+    """All calls of one process. The conversations are its own unless they are elsewhere."""
+
+    def __init__(self, elsewhere: Elsewhere | None = None) -> None:
+        self.conversations = Conversations()
+        self._elsewhere = elsewhere
+        self._fingerprints = Fingerprints()
+        self._ended: list[tuple[Admitted, Hints, Answer | None]] = []
+        """Calls that have ended in this turn of the loop."""
+        self._following = set[asyncio.Future[None]]()
+        self._thread = ThreadPoolExecutor(1, "penstock-reader")
+        """One thread: what it was asked first is done when it comes to what was asked later."""
+
+    # -- a call begins -----------------------------------------------------------------------------------------------
+
+    def join(self, call: Admitted, hints: Hints) -> Address:
+        """The implicit rollout of a call that names none. A new one for now, if finding it takes longer."""
+        read = self._fingerprints.follow(call.dialect, call.body)
+        if read is None:
+            if len(call.body) > LARGE:
+                call.waits = True
+                return Address(new_rollout(), origin="implicit")
+            read = self._fingerprints.read(call.dialect, call.body)
+            self._fingerprints.keep(call.dialect, call.body, read)
+        call.is_read(read)
+        return self._given(call, hints)
+
+    def follow(self, call: Admitted, hints: Hints, then: Callable[[], None]) -> None:
+        """Does what a call waits for, and calls `then` when its rollout is known."""
+        following = asyncio.ensure_future(self._follow(call, hints))
+        self._following.add(following)
+
+        def done(following: asyncio.Future[None]) -> None:
+            self._following.discard(following)
+            if not following.cancelled():
+                following.result()
+                then()
+
+        following.add_done_callback(done)
+
+    async def _follow(self, call: Admitted, hints: Hints) -> None:
+        if call.story is None:
+            read = await self.on_thread(lambda: self._read(call))
+            if read is not None:
+                call.is_read(read)
+                self._fingerprints.keep(call.dialect, call.body, read)
+            call.address = self._given(call, hints)
+        while call.waits:
+            if self._elsewhere is None:
+                unread = call.found.unread
+                await self.on_thread(lambda: settle(unread))  # noqa: B023 - it is done before the next one
+                call.address = self._given(call, hints)
+            else:
+                call.found = await self._elsewhere.find(call.story or EMPTY, call.previous, call.dialect.answers, hints)
+                call.waits = False
+                hints.last = rollout = call.found.rollout or new_rollout()
+                call.address = Address(rollout, origin="implicit", ambiguous=call.found.ambiguous)
+
+    async def on_thread(self, do: Callable[[], T]) -> T:
+        """Does something that may take long, after what was asked for before."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, do)
+
+    def _read(self, call: Admitted) -> Read | None:
+        """On the thread."""
+        try:
+            return self._fingerprints.read(call.dialect, call.body)
+        except Exception:
+            _log.exception("a conversation could not be read: it opens a new rollout")
+            return None
+
+    def _given(self, call: Admitted, hints: Hints) -> Address:
+        """The rollout that the conversation continues, else that of the connection if there is no conversation, else a
+        new one.
+        """
+        story = call.story or EMPTY
+        if call.previous is not None:
+            # It sends only the new items.
+            call.story = story = EMPTY
+        if self._elsewhere is not None and (story.items or call.previous is not None):
+            call.waits = True
+            return Address(new_rollout(), origin="implicit")
+        call.found = self.found(story, call.previous, call.dialect.answers, hints)
+        call.waits = bool(call.found.unread)
+        return Address(call.found.rollout or new_rollout(), origin="implicit", ambiguous=call.found.ambiguous)
+
+    def found(self, story: Story, previous: str | None, answers: bool, hints: Hints) -> Found:
+        """The rollout of a call with this conversation on a connection; a new one where it continues none. `previous`:
+        the response that it names instead; `answers`: whether what it gets can be continued. Where something is unread
+        that comes first: then ask again."""
+        if previous is not None:
+            found = Found(self.conversations.find_response(previous))
+        else:
+            found = self.conversations.find(story, hints)
+            found.rollout = found.rollout or (None if story.items else hints.last)
+        if not found.unread:
+            found.rollout = found.rollout or new_rollout()
+            if answers or not story.items:
+                self.conversations.follow(found, story, hints, found.rollout)
+        return found
+
+    # -- a call ends -------------------------------------------------------------------------------------------------
+
+    def remember_soon(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
+        """As `remember`, when the bytes of this turn of the loop have gone out, but before a client can react."""
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._remember_all)
+        self._ended.append((call, hints, answer))
+
+    def _remember_all(self) -> None:
+        ended, self._ended = self._ended, []
+        for call, hints, answer in ended:
+            try:
+                self.remember(call, hints, answer)
+            except Exception:
+                _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
+
+    def remember(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
+        """Remembers a call that a later request may continue. `answer`: None when the call failed."""
+        story, dialect = call.story, call.dialect
+        if story is None or call.waits or not dialect.answers:
+            return
+        key = story.key if story.items else None
+        if answer is None:
+            if key is not None:
+                (self._elsewhere or self.conversations).undo(call.found, key)
+            return
+        response = dialect.response_id(answer.body(), answer.stream) if dialect.stateful else None
+        if self._elsewhere is None:
+            self.answered(call.found, key, hints, call.address.rollout, answer, response)
+        elif key is not None or response is not None:
+            self._elsewhere.remember(call.found, key, hints, call.address.rollout, answer, response)
+
+    def answered(
+        self, found: Found, key: int | None, hints: Hints, rollout: str, answer: Readable, response: str | None
+    ) -> None:
+        """A call was answered. `key`: of its conversation, where it has one; `response`: the id of a response that
+        later requests may name."""
+        if key is not None:
+            ended = self.conversations.remember(key, found, hints, rollout, answer)
+            if ended:
+                asyncio.get_running_loop().run_in_executor(self._thread, settle, ended)
+        if response is not None:
+            self.conversations.remember_response(response, rollout)
+
+
+def settle(some: Iterable[Ended]) -> None:
+    """Reads answers; on the thread."""
+    for ended in some:
+        try:
+            ended.settle()
+        except Exception:
+            _log.exception("an answer of %s could not be read", ended.rollout)
+            ended.answer = None

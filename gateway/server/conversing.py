@@ -1,0 +1,197 @@
+"""Conversations of several workers: the first keeps them for all (`calls.joining`), the others ask it.
+
+An answer stays with the worker that has passed it on. The first one asks for what it says where only that tells equal
+conversations apart. Stories are numbers that all workers of a gateway make alike (`server.workers` gives them one seed
+for hashes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from random import getrandbits
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from penstock.gateway.calls.conversations import Answer, Found
+from penstock.gateway.calls.fingerprints import Story
+from penstock.gateway.calls.joining import Joining, settle
+from penstock.gateway.http.client_connection import Hints
+from penstock.gateway.server.link import Handler, Link, LinkLost
+from penstock.gateway.server.team import PATIENCE_S, Member
+
+_UNREAD_BYTES: Final = 32 << 20
+"""Bytes of answers that a worker keeps for the first one; as many as that keeps unread of all."""
+_CONNECTIONS: Final = 20_000
+"""Of each worker, of which the first one knows which conversations they have carried."""
+_NUMBERS: Final = "q"
+
+
+class Asked(msgspec.Struct):
+    """What is said of a call."""
+
+    connection: int
+    """On which it came: a number of the worker that asks."""
+    peer: str
+    last: str | None
+    """See `Hints`."""
+    beginnings: bytes
+    items: bytes
+    previous: str | None
+    answers: bool
+
+
+class Ended(msgspec.Struct):
+    """What is said of a call that was answered."""
+
+    number: int
+    key: int | None
+    connection: int
+    peer: str
+    rollout: str
+    answer: int
+    weight: int
+    response: str | None
+
+
+@dataclass(slots=True)
+class _Worker:
+    """Of one that asks."""
+
+    hints: OrderedDict[int, Hints] = field(default_factory=OrderedDict[int, Hints])
+    """Of connections that have asked lately, by number."""
+    under_way: dict[int, Found] = field(default_factory=dict[int, Found])
+    """Calls that were found and have not ended, by number."""
+
+    def of(self, connection: int, peer: str) -> Hints:
+        """What a connection tells."""
+        hints = self.hints.setdefault(connection, Hints(peer))
+        self.hints.move_to_end(connection)
+        if len(self.hints) > _CONNECTIONS:
+            self.hints.popitem(last=False)
+        return hints
+
+
+class _Far:
+    """The answer to a call of another worker; asked for on the thread that reads answers."""
+
+    def __init__(self, link: Link, number: int, weight: int) -> None:
+        self._link, self._number, self.weight = link, number, weight
+        self._loop = asyncio.get_running_loop()
+
+    def said(self) -> array[int]:
+        """What it says; raises where nobody can tell any more."""
+        asking = asyncio.run_coroutine_threadsafe(_asked(self._link, self._number), self._loop)
+        said = asking.result(PATIENCE_S)
+        if said is None:
+            raise LookupError("the answer was dropped, or its worker has died")
+        return array(_NUMBERS, said)
+
+
+async def _asked(link: Link, number: int) -> bytes | None:
+    try:
+        return await link.ask("said", number)
+    except (LinkLost, RuntimeError):
+        return None
+
+
+class Keeper:
+    """The first one's end."""
+
+    def __init__(self, joining: Joining) -> None:
+        self._joining = joining
+        self._workers: WeakKeyDictionary[Link, _Worker] = WeakKeyDictionary()
+        # Not those of another first one before.
+        self._numbers = count(1 + getrandbits(48))
+
+    def handlers(self, link: Link) -> Mapping[str, Handler]:
+        """What another one may ask by this link."""
+        worker = self._workers[link] = _Worker()
+
+        async def find(said: Any) -> tuple[str | None, bool, int]:
+            return await self._find(worker, msgspec.convert(said, Asked))
+
+        def remember(said: Any) -> None:
+            self._remember(worker, link, msgspec.convert(said, Ended))
+
+        def undo(number: int, key: int) -> None:
+            found = worker.under_way.pop(number, None)
+            if found is not None:
+                self._joining.conversations.undo(found, key)
+
+        return {"find": find, "remember": remember, "undo": undo}
+
+    async def _find(self, worker: _Worker, asked: Asked) -> tuple[str | None, bool, int]:
+        hints = worker.of(asked.connection, asked.peer)
+        hints.last = asked.last
+        story = Story(array(_NUMBERS, asked.items), array(_NUMBERS, asked.beginnings))
+        while True:
+            found = self._joining.found(story, asked.previous, asked.answers, hints)
+            if not found.unread:
+                break
+            unread = found.unread
+            await self._joining.on_thread(lambda: settle(unread))  # noqa: B023 - it is done before the next one
+        number = 0
+        if asked.answers:
+            number = next(self._numbers)
+            worker.under_way[number] = found
+        return found.rollout, found.ambiguous, number
+
+    def _remember(self, worker: _Worker, link: Link, said: Ended) -> None:
+        # Another first one may have found it, and has died since.
+        found = worker.under_way.pop(said.number, None) or Found()
+        hints = worker.of(said.connection, said.peer)
+        answer = _Far(link, said.answer, said.weight)
+        self._joining.answered(found, said.key, hints, said.rollout, answer, said.response)
+
+
+class Asker:
+    """Another one's end: `calls.joining.Elsewhere`."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._connections, self._numbers = count(1), count(1)
+        self._answers: OrderedDict[int, Answer] = OrderedDict()
+        self._weight = 0
+
+    async def find(self, story: Story, previous: str | None, answers: bool, hints: Hints) -> Found:
+        """As `Joining.found`; no rollout where nobody can tell."""
+        beginnings, items = story.beginnings.tobytes(), story.items.tobytes()
+        hints.number = hints.number or next(self._connections)
+        asked = Asked(hints.number, hints.peer, hints.last, beginnings, items, previous, answers)
+        found = await self._member.ask("find", asked)
+        if found is None:
+            return Found()
+        rollout, ambiguous, number = found
+        return Found(rollout, ambiguous, number=number)
+
+    def remember(
+        self, found: Found, key: int | None, hints: Hints, rollout: str, answer: Answer, response: str | None
+    ) -> None:
+        """As `Joining.answered`."""
+        number = next(self._numbers)
+        if key is not None:
+            self._answers[number] = answer
+            self._weight += answer.weight
+            while self._weight > _UNREAD_BYTES:
+                self._weight -= self._answers.popitem(last=False)[1].weight
+        ended = Ended(found.number, key, hints.number, hints.peer, rollout, number, answer.weight, response)
+        self._member.tell("remember", ended)
+
+    def undo(self, found: Found, key: int) -> None:
+        """As `Conversations.undo`."""
+        self._member.tell("undo", found.number, key)
+
+    async def said(self, number: int) -> bytes | None:
+        """What an answer says, for the first one; None where it was dropped."""
+        answer = self._answers.pop(number, None)
+        if answer is None:
+            return None
+        self._weight -= answer.weight
+        return (await asyncio.to_thread(answer.said)).tobytes()

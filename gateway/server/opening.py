@@ -1,0 +1,44 @@
+"""Opens what a gateway works with before it serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.gateway.calls.auth import Auth, Holder
+from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, read_key
+from penstock.gateway.model.known_secrets import NONE, Secrets
+from penstock.gateway.queue.attempts import woken
+from penstock.gateway.queue.waiting import Waiting
+from penstock.gateway.releases.operations import LiveReleases
+from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
+
+
+def open_store(
+    path: Path,
+    map_bytes: int = MAP_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
+    secrets: Secrets = NONE,
+    lock: int | None = None,
+) -> Store:
+    """A tape that is written: with what the queue and releases remember of it. `lock`: of another process that hands
+    it over."""
+    return Store(
+        path,
+        followers=(Waiting(), LiveReleases(audit_key())),
+        woken=woken,
+        map_bytes=map_bytes,
+        memory_bytes=memory_bytes,
+        secrets=secrets,
+        lock=lock,
+    )
+
+
+def make_auth(store: Store, config: Config) -> Auth:
+    """Who may do what; raises `ConfigError`, and closes the tape then."""
+    named = [(one.sha256, Holder(one.name, one.role)) for one in config.key if one.role != "call"]
+    callers = [(one.sha256, one.name) for one in config.key if one.role == "call"]
+    try:
+        return Auth(admin_key(), store.secret(), read_key(), named, callers, config.local_names())
+    except ValueError as error:
+        store.close()
+        raise ConfigError(str(error)) from None

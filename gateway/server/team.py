@@ -1,0 +1,190 @@
+"""What the workers of a gateway say to each other (`server.link`): the others have a link each with the first, which
+has what only one may do.
+
+A gateway that serves its port alone is the first, and has no others. The parent (`server.workers`) holds the socket
+that links are made by: where the first one dies, the others are linked with the one that is started in its place as
+soon as that listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.gateway.server.handover import short
+from penstock.gateway.server.link import Handler, Link, LinkLost
+from penstock.gateway.store.processes import WRITERS
+
+RELAY: Final = "relay.sock"
+LINKS: Final = "links.sock"
+INSIDE: Final = (RELAY, LINKS)
+"""The sockets of the first one, in the directory of the tape: for requests that only it answers, and for links."""
+PATIENCE_S: Final = 5.0
+"""How long the first one waits for an answer of another. One that is stopped must not stop all."""
+_AGAIN_S: Final = 0.5
+_log = logging.getLogger("penstock.workers")
+
+
+class Leader:
+    """The first one's end of all links."""
+
+    leads: Final = True
+
+    def __init__(self, joined: Callable[[Link, dict[str, Any]], None], left: Callable[[Link], None]) -> None:
+        """`joined`: told of another one that has come, and what it has said of itself; `left`: that it is gone."""
+        self.links: list[Link] = []
+        """With those that have said who they are."""
+        self._joined, self._left = joined, left
+        self.alone = asyncio.Event()
+        """Set while there are none."""
+        self.alone.set()
+        self._servers: list[asyncio.Server] = []
+
+    async def start(
+        self,
+        relays: int,
+        links: int,
+        inside: Callable[[], asyncio.Protocol],
+        handlers: Callable[[Link], Mapping[str, Handler]],
+    ) -> None:
+        """Listens on two sockets. `inside`: makes what serves a request that another one passes on; `handlers`: what
+        may be asked by a link."""
+        loop = asyncio.get_running_loop()
+
+        def make() -> Link:
+            def hello(said: dict[str, Any]) -> None:
+                self._hello(link, said)
+
+            link = Link(lambda _: None, self._lost)
+            link.handlers = {**handlers(link), "hello": hello}
+            return link
+
+        for handle, makes in ((relays, inside), (links, make)):
+            self._servers.append(await loop.create_unix_server(makes, sock=socket.socket(fileno=handle)))
+
+    async def stop(self) -> None:
+        """Leaves all."""
+        for server in self._servers:
+            server.close()
+        for link in list(self.links):
+            link.close()
+
+    def tell(self, name: str, *said: Any) -> None:
+        """Says something to all others."""
+        for link in self.links:
+            link.tell(name, *said)
+
+    async def ask(self, name: str, *said: Any) -> dict[str, Any]:
+        """What the others answer, by the names of their processes. One that dies meanwhile has no answer, nor one that
+        cannot, or does not in time."""
+        asked = {link.name: link.ask(name, *said) for link in self.links}
+        if not asked:
+            return {}
+        done, late = await asyncio.wait(asked.values(), timeout=PATIENCE_S)
+        for one in late:
+            one.cancel()
+        answers: dict[str, Any] = {}
+        for process, one in asked.items():
+            if one not in done:
+                _log.error("worker %s has not answered %r within %g s", process, name, PATIENCE_S)
+            elif (error := one.exception()) is None:
+                answers[process] = one.result()
+            elif not isinstance(error, LinkLost):
+                _log.error("worker %s: %s", process, error)
+        return answers
+
+    def _hello(self, link: Link, said: dict[str, Any]) -> None:
+        link.name = said["process"]
+        self.links.append(link)
+        self.alone.clear()
+        self._joined(link, said)
+
+    def _lost(self, link: Link) -> None:
+        if link in self.links:
+            self.links.remove(link)
+            if not self.links:
+                self.alone.set()
+            self._left(link)
+
+
+class Member:
+    """Another one's end of its link. `start` before use."""
+
+    leads: Final = False
+
+    def __init__(self) -> None:
+        self._hello: Callable[[], dict[str, Any]]
+        self._handlers: Mapping[str, Handler]
+        self._link: Link | None = None
+        self._there = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._task: asyncio.Future[None] | None = None
+
+    def start(self, data: Path, hello: Callable[[], dict[str, Any]], handlers: Mapping[str, Handler]) -> None:
+        """Makes the link, and anew whenever it is lost. `hello`: what it says of itself to each first one that it is
+        linked with; `process` is its name. `handlers`: what that may ask."""
+        self._hello, self._handlers = hello, handlers
+        self._task = asyncio.ensure_future(self._run(data))
+
+    async def stop(self) -> None:
+        """Leaves."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if self._link is not None:
+            self._link.close()
+
+    def tell(self, name: str, *said: Any) -> None:
+        """Says something to the first one, where there is one."""
+        if self._link is not None:
+            self._link.tell(name, *said)
+
+    async def ask(self, name: str, *said: Any) -> Any:
+        """What the first one answers; None where nobody does."""
+        link = await self._linked()
+        if link is None:
+            _log.error("the first worker cannot be asked for %r: it is not there", name)
+            return None
+        try:
+            return await link.ask(name, *said)
+        except (LinkLost, RuntimeError) as error:
+            _log.error("the first worker was asked for %r: %s", name, error)
+            return None
+
+    async def _linked(self) -> Link | None:
+        """The link with the first one, once that is there: another one may be being started. None where that takes
+        long."""
+        if self._link is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._there.wait()
+        return self._link
+
+    async def _run(self, data: Path) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                with short(data, f"{WRITERS}/{LINKS}") as path:
+                    await loop.create_unix_connection(lambda: Link(self._made, self._lost, self._handlers), path)
+            except OSError as error:
+                _log.error("the first worker cannot be reached: %s", error)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                await self._gone.wait()
+
+    def _made(self, link: Link) -> None:
+        self._link = link
+        self._gone.clear()
+        self._there.set()
+        link.tell("hello", self._hello())
+
+    def _lost(self, link: Link) -> None:
+        self._link = None
+        self._there.clear()
+        self._gone.set()

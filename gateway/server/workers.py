@@ -1,0 +1,322 @@
+"""Several processes that serve one port: `penstock serve --workers N`. This is their parent, which serves nothing.
+
+Each worker is a gateway with a socket of its own on the port; the system shares connections out between them. All write
+one tape. The first one has what only one may do (`server.duties`); the others reach it by two sockets in the directory
+of the tape (`server.team`). The parent holds all sockets and the tape's lock, so a worker that dies loses none of
+them: another one is started in its place, and who has connected meanwhile waits in the system's queue for that.
+
+A parent and a worker have a channel between them, on which both say what two processes say that hand over
+(`server.handover`):
+
+    parent                              worker
+    sends sockets, lock and place       starts; then says `ready`
+    says `go on`                        accepts, and says `serves`
+    says `leave`: others take over      accepts no more, lets go of what only one may do; then says `left`, serves the
+                                        calls that it has to their end, and ends
+    dies                                stops, as at SIGTERM: nobody could tell it to
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, zip_longest
+from pathlib import Path
+from secrets import randbelow
+from typing import Final
+
+from penstock.gateway.config import Config
+from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.server.handover import GO_ON, READY, Held, Offer, Place, Taken, send, short
+from penstock.gateway.server.listening import bound, bound_unix
+from penstock.gateway.server.team import INSIDE
+from penstock.gateway.store.directory import DIRECTORY_MODE, hold
+from penstock.gateway.store.processes import WRITERS
+
+MOST: Final = 64
+"""Workers of one gateway; each has descriptors in one message, which has room for some 250."""
+_BACKLOG: Final = 4096
+_LEAVE: Final = b"leave"
+_LEFT: Final = b"left"
+_SERVES: Final = b"serves"
+_LONGEST: Final = 16
+_AGAIN_S: Final = 1.0
+"""After which one is started anew that has died before it served."""
+_log = logging.getLogger("penstock.workers")
+
+
+class Worker:
+    """One of them, as its parent sees it."""
+
+    def __init__(self, place: Place, sockets: list[int]) -> None:
+        self.place = place
+        self.sockets = sockets
+        """What it listens on; this process holds them as well."""
+        self._process: Process | None = None
+        self._channel: socket.socket | None = None
+        self._reading: asyncio.Future[None] | None = None
+        self._said: dict[bytes, asyncio.Event] = {}
+        """Whether it has said that, or has died."""
+        self._told = set[bytes]()
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str], held: Held, lock: int) -> bool:
+        """Returns once it is ready for `go_on`; False where it has died before."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            send(ours, Held(held.host, held.port, self.sockets, held.path, held.unix), lock, self.place)
+            os.set_inheritable(theirs.fileno(), True)
+            # Signals of the terminal come to it by its parent only. Its number is for people who look at processes.
+            self._process = await asyncio.create_subprocess_exec(
+                *command, str(theirs.fileno()), f"worker {self.place.number} of {self.place.of}",
+                pass_fds=(theirs.fileno(),), env=environment, start_new_session=True,
+            )  # fmt: skip
+        ours.setblocking(False)
+        self._channel, self._told = ours, set[bytes]()
+        self._said = {words: asyncio.Event() for words in (READY, _SERVES, _LEFT)}
+        self._reading = asyncio.ensure_future(self._read(ours))
+        await self._said[READY].wait()
+        return not self._reading.done()
+
+    async def go_on(self) -> None:
+        """Returns when it accepts, or has died."""
+        self._say(GO_ON)
+        await self._said[_SERVES].wait()
+
+    async def leave(self) -> None:
+        """Returns when it accepts no more, and does nothing of what only one may do."""
+        if GO_ON not in self._told:
+            # It was being started in the place of one that had died.
+            self.signal(signal.SIGKILL)
+            return
+        await self._said[_SERVES].wait()
+        self._say(_LEAVE)
+        await self._said[_LEFT].wait()
+
+    def signal(self, number: int) -> None:
+        """Where it lives."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def ended(self) -> int:
+        """Its exit status."""
+        assert self._process is not None
+        assert self._reading is not None
+        status = await self._process.wait()
+        await self._reading
+        return status
+
+    def _say(self, words: bytes) -> None:
+        assert self._channel is not None
+        self._told.add(words)
+        with suppress(OSError):
+            self._channel.send(words)
+
+    async def _read(self, channel: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with channel, suppress(OSError):
+            while words := await loop.sock_recv(channel, _LONGEST):
+                self._said[words].set()
+        for said in self._said.values():
+            said.set()
+
+
+class Workers:
+    """The parent of several gateways. `start`, then `stop`."""
+
+    def __init__(self, config: Config, count: int, command: Sequence[str], taken: Taken | None = None) -> None:
+        """`command` starts one of them; the descriptor of its channel is added. Raises `TapeError`."""
+        config.refuse_open_door()
+        _refuse_scarce_places(config, count)
+        self._config, self._command, self._taken = config, command, taken
+        # All make the same numbers of what conversations say (`calls.fingerprints`), which nobody can foresee.
+        self._environment = {**os.environ, "PYTHONHASHSEED": str(randbelow(1 << 32))}
+        self._lock = hold(config.data) if taken is None else taken.lock
+        self._workers = [Worker(Place(number, count), []) for number in range(count)]
+        self._held: Held
+        self._inside: list[socket.socket] = []
+        self._tending: list[asyncio.Future[None]] = []
+        self._stopping = False
+        self._over = asyncio.Event()
+        self.offer: Offer
+        """Whoever takes over from all of them."""
+
+    async def start(self) -> tuple[str, int]:
+        """Starts them; returns host and port. Raises `ConfigError`."""
+        self._bind()
+        try:
+            await self._begin_all()
+            if self._taken is not None:
+                await self._taken.ready()
+        except ConfigError:
+            self._signal(signal.SIGKILL)
+            for name in INSIDE:
+                (self._config.data / WRITERS / _own(name)).unlink(missing_ok=True)
+            raise
+        for name in INSIDE:
+            os.rename(*(self._config.data / WRITERS / one for one in (_own(name), name)))
+        await asyncio.gather(*(worker.go_on() for worker in self._workers))
+        self._tending = [asyncio.ensure_future(self._tend(worker)) for worker in self._workers]
+        self.offer = Offer(self._config.data, self._lock, self._held, self._let_go)
+        return self._held.host, self._held.port
+
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
+        """Ends them all, when running calls have; `hurry` ends every wait."""
+        self._stopping = True
+        self._over.set()
+        if not self.offer.taken.is_set():
+            self._signal(signal.SIGTERM)
+        hurrying = asyncio.ensure_future(self._hurry(hurry or asyncio.Event()))
+        await asyncio.gather(*self._tending)
+        hurrying.cancel()
+        await self.offer.close()
+        for one in self._inside:
+            one.close()
+        for handle in {handle for worker in self._workers for handle in worker.sockets}:
+            os.close(handle)
+        if not self.offer.taken.is_set():
+            for name in INSIDE:
+                (self._config.data / WRITERS / name).unlink(missing_ok=True)
+        os.close(self._lock)
+
+    # -- meanwhile ---------------------------------------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        """What they listen on."""
+        config, taken, count = self._config, self._taken, len(self._workers)
+        if taken is not None and config.host == taken.held.host and config.port in (0, taken.held.port):
+            port = taken.held.port
+            taken.used.update(taken.held.sockets)
+            for worker in self._workers:
+                # Of more workers than sockets some share one, of fewer some have several: no client is turned away.
+                mine = taken.held.sockets[worker.place.number :: count]
+                worker.sockets = mine or [os.dup(taken.held.sockets[worker.place.number % len(taken.held.sockets)])]
+        else:
+            made = bound(config.host, config.port, count)
+            port = made[0][0].getsockname()[1]
+            for worker, sockets in zip(self._workers, made, strict=True):
+                worker.sockets = [one.detach() for one in sockets]
+        # Address by address, so that others who share them out between workers do it alike.
+        by_address = zip_longest(*(worker.sockets for worker in self._workers))
+        self._held = Held(config.host, port, [it for it in chain.from_iterable(by_address) if it is not None])
+        if config.socket is not None:
+            self._held.path, self._held.unix = str(config.socket), self._unix(config.socket)
+        self._inside = [_inside(config.data, name) for name in INSIDE]
+        relays, links = (one.fileno() for one in self._inside)
+        self._workers[0].place = Place(0, count, (relays, links))
+
+    def _unix(self, path: Path) -> int:
+        taken = self._taken
+        if taken is not None and taken.held.unix is not None and taken.held.path == str(path):
+            taken.used.add(taken.held.unix)
+            return taken.held.unix
+        try:
+            return bound_unix(path).detach()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on the socket {path}: {error.strerror or error}") from None
+
+    async def _begin_all(self) -> None:
+        first, *others = self._workers
+        # One makes the tape if need be, and says what is wrong with the configuration, once.
+        if not await self._begin(first) or not all(await asyncio.gather(*map(self._begin, others))):
+            raise ConfigError("a worker has not started: its own words are above")
+
+    async def _begin(self, worker: Worker) -> bool:
+        return await worker.start(self._command, self._environment, self._held, self._lock)
+
+    async def _tend(self, worker: Worker) -> None:
+        """Starts it anew whenever it has died."""
+        served = True
+        while True:
+            status = await worker.ended()
+            if self._stopping or self.offer.taken.is_set():
+                return
+            said = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
+            _log.error("worker %d %s: another one is started", worker.place.number, said)
+            if not served:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_AGAIN_S):
+                        await self._over.wait()
+                if self._stopping:
+                    return
+            served = await self._begin(worker)
+            if served:
+                await worker.go_on()
+            if self._stopping:
+                worker.signal(signal.SIGTERM)
+
+    async def _let_go(self) -> None:
+        """Others are ready to take over from these."""
+        await asyncio.gather(*(worker.leave() for worker in self._workers))
+
+    async def _hurry(self, hurry: asyncio.Event) -> None:
+        await hurry.wait()
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        for worker in self._workers:
+            worker.signal(number)
+
+
+class Leaving:
+    """The end of a worker: as `handover.Offer`, for its parent."""
+
+    def __init__(self, channel: socket.socket, let_go: Callable[[], Awaitable[None]]) -> None:
+        self._channel, self._let_go = channel, let_go
+        self.taken = asyncio.Event()
+        """Another process serves now."""
+        self._task: asyncio.Future[None] = asyncio.ensure_future(self._serve())
+
+    async def close(self) -> None:
+        """Leaves no more."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._channel.close()
+
+    async def _serve(self) -> None:
+        loop, said = asyncio.get_running_loop(), b""
+        with suppress(OSError):
+            await loop.sock_sendall(self._channel, _SERVES)
+            said = await loop.sock_recv(self._channel, len(_LEAVE))
+        if said != _LEAVE:
+            _log.error("the parent of this worker has died: it stops")
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        await self._let_go()
+        self.taken.set()
+        await loop.sock_sendall(self._channel, _LEFT)
+
+
+def _own(name: str) -> str:
+    """What such a socket is called until its gateway has taken over."""
+    return f"{name}.{os.getpid()}"
+
+
+def _inside(data: Path, name: str) -> socket.socket:
+    """A socket by which workers reach the first one. Its name is that of whoever has what only one may do: those of a
+    gateway that hands over find the next one there."""
+    (data / WRITERS).mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    made = socket.socket(socket.AF_UNIX)
+    with short(data, f"{WRITERS}/{_own(name)}") as path:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        made.bind(path)
+    made.listen(_BACKLOG)
+    return made
+
+
+def _refuse_scarce_places(config: Config, count: int) -> None:
+    """Workers share the places of an upstream out between them, and each needs one."""
+    for upstream in config.upstreams():
+        if upstream.max_concurrent is not None and upstream.max_concurrent < count:
+            raise ConfigError(
+                f"upstream {upstream.name!r} takes {upstream.max_concurrent} calls at a time (max_concurrent), which "
+                f"{count} workers cannot share: start fewer workers"
+            )

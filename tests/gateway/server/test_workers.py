@@ -1,0 +1,266 @@
+"""Several processes that serve one port: `penstock serve --workers N`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
+from fakes.odd import Odd, request, send, wait
+from fakes.process import Gateway, running, upstream, upstreams
+from fakes.provider import serving
+from fakes.raw import Wire, body_of, chunk, events_head, get, post
+from fakes.rig import CHAT, odd_on
+from fakes.shell import Shell
+from fakes.tape import Tape
+from fakes.waiting import until
+from fakes.workers import served_by, workers
+
+from penstock.gateway.cli.check import examine
+from penstock.gateway.client.client import Client
+from penstock.gateway.demo.model import Answer
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
+
+EVENT = chunk(b"data: 1\n\n")
+END = chunk(b"data: [DONE]\n\n") + chunk(b"")
+STREAM = [request(), send(events_head() + EVENT), wait("go"), send(END)]
+TWO = ("--workers", "2")
+
+
+@asynccontextmanager
+async def streaming() -> AsyncGenerator[tuple[Odd, str]]:
+    """An upstream whose answers end when the test says so, and its configuration."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with odd_on(listener, STREAM, STREAM, STREAM) as odd:
+            yield odd, upstream("up", f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "openai")
+
+
+def call(rollout: str) -> bytes:
+    return post(f"/rollout/{rollout}/attempt/a1{CHAT}", b'{"model":"m","stream":true}')
+
+
+async def chat(wire: Wire, path: str, *messages: tuple[str, str]) -> str:
+    """A call on a connection; what the model says."""
+    said = [{"role": role, "content": content} for role, content in messages]
+    wire.send(post(path, json.dumps({"model": "m", "messages": said}).encode(), host="127.0.0.1"))
+    answer = await wire.message()
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    return json.loads(body_of(answer))["choices"][0]["message"]["content"]
+
+
+async def asked(wire: Wire, path: str) -> Any:
+    wire.send(get(path, host="127.0.0.1"))
+    return json.loads(body_of(await wire.message()))
+
+
+async def figure(http: aiohttp.ClientSession, gateway: Gateway, line: str) -> float:
+    async with http.get(f"{gateway.url}/metrics") as answer:
+        (found,) = [it for it in (await answer.text()).splitlines() if it.startswith(line + " ")]
+    return float(found.rpartition(" ")[2])
+
+
+async def test_two_workers_are_one_gateway(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with serving() as provider, running(tmp_path, upstreams(openai=provider.openai_url), *TWO) as gateway:
+        pids = workers(gateway.pid)
+        async with (
+            served_by(gateway, pids[0]) as first,
+            served_by(gateway, pids[1]) as second,
+            Client(gateway.url) as client,
+            http.get(f"{gateway.url}/api/changes?name=r1") as feed,
+        ):
+            await client.enqueue([RolloutSpec(id="r1", input=1)])
+            (claimed,) = (await client.claim(ClaimRequest(worker="w"))).claims
+            for wire in (first, second, first, second, second):
+                await chat(wire, f"/rollout/r1/attempt/{claimed.attempt.id}{CHAT}", ("user", "hi"))
+            # All calls of an attempt are on the tape when its end is answered, whichever worker has served them.
+            await client.finish("r1", claimed.attempt.id, FinishRequest(worker="w", status="succeeded"))
+            spans = (await asked(second, f"/api/rollouts/r1/attempts/{claimed.attempt.id}/spans"))["spans"]
+            assert [span["status"] for span in spans if span["kind"] == "llm"] == ["ok"] * 5
+            assert await figure(http, gateway, 'penstock_calls_total{dialect="chat",status="ok"}') == 5
+            told = set[int]()
+            async with asyncio.timeout(60):
+                while len(told) < 5:
+                    line = await feed.content.readline()
+                    change: dict[str, Any] = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+                    told |= {change["cursor"]} if change.get("kind") == "span" else set()
+        assert await gateway.terminate() == 0
+    assert examine(gateway.data)[1] == []
+
+
+async def test_a_conversation_goes_on_in_another_worker(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """The first one keeps conversations for all; equal ones are told apart by answers, which the others still have."""
+    async with serving() as provider, running(tmp_path, upstreams(openai=provider.openai_url), *TWO) as gateway:
+        pids = workers(gateway.pid)
+        async with served_by(gateway, pids[0]) as first, served_by(gateway, pids[1]) as second:
+            begun = [("system", "s"), ("user", "hello")]
+            provider.script = [Answer(f"answer {number}") for number in range(6)]
+            # Two agents begin alike, and are answered by the same worker.
+            answers = [await chat(second, CHAT, *begun), await chat(second, CHAT, *begun)]
+            for answer in reversed(answers):
+                going = [*begun, ("assistant", answer), ("user", f"on with {answer}")]
+                more = await chat(first, CHAT, *going)
+                await chat(second, CHAT, *going, ("assistant", more), ("user", "and on"))
+        tape = Tape(gateway.url, http)
+        found = (await tape.get("/api/rollouts"))["rollouts"]
+        assert [one["origin"] for one in found] == ["implicit"] * 2
+        for rollout in found:
+            assert len(await tape.spans(rollout["id"], 3)) == 3
+        assert await figure(http, gateway, "penstock_ambiguous_calls_total") == 0
+
+
+async def test_a_release_counts_in_every_worker_at_once(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url), *TWO) as gateway,
+        Client(gateway.url) as client,
+    ):
+        pids = workers(gateway.pid)
+        await client.add_version("travel", prompt(STABLE, sent=True))
+        await client.add_version("travel", prompt(CANDIDATE))
+        traffic = Traffic(gateway.url, http, client)
+        async with served_by(gateway, pids[0]) as first, served_by(gateway, pids[1]) as second:
+
+            async def sent(wire: Wire, rollout: str) -> bool:
+                """Whether the candidate was."""
+                path = f"/rollout/{rollout}/attempt/a1{CHAT}"
+                await chat(wire, path, ("system", traffic.text), ("user", "hi"))
+                return b"careful" in provider.log[-1].body
+
+            release = await traffic.start("travel", "v2", policy(0.5))
+            names = [f"r{number}" for number in range(30)]
+            given = {name: await sent((first, second)[at % 2], name) for at, name in enumerate(names)}
+            assert set(given.values()) == {True, False}
+            for at, name in enumerate(names):
+                assert await sent((second, first)[at % 2], name) == given[name], "a rollout keeps its arm everywhere"
+            await client.decide(release.id, "rollback", Said(who="ann"))
+            for wire in (second, first):
+                assert not any([await sent(wire, name) for name in names])
+
+
+async def test_a_pause_counts_in_every_worker(tmp_path: Path) -> None:
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url), *TWO) as gateway,
+        Client(gateway.url) as client,
+    ):
+        pids = workers(gateway.pid)
+        async with served_by(gateway, pids[0]) as first, served_by(gateway, pids[1]) as second:
+            await client.pause_upstream("fake-openai", 60)
+            waiting = [asyncio.ensure_future(chat(it, f"/rollout/w{CHAT}", ("user", "x"))) for it in (first, second)]
+
+            async def wait_for_it() -> bool:
+                (view,) = [it for it in await client.upstreams() if it.name == "fake-openai"]
+                return view.waiting == 2
+
+            await until(wait_for_it)
+            os.kill(pids[1], signal.SIGKILL)
+            await second.gone()
+
+            async def is_there_again() -> bool:
+                return workers(gateway.pid).get(1) not in (None, pids[1])
+
+            await until(is_there_again)
+            async with served_by(gateway, workers(gateway.pid)[1]) as third:
+                waiting[1].cancel()
+                again = asyncio.ensure_future(chat(third, f"/rollout/w{CHAT}", ("user", "x")))
+                await until(wait_for_it)
+                assert not provider.log
+                await client.open_upstream("fake-openai")
+                await asyncio.gather(waiting[0], again)
+
+
+async def test_a_worker_that_is_killed_takes_no_other_along(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with streaming() as (odd, config), running(tmp_path, config, *TWO) as gateway:
+        pids, tape = workers(gateway.pid), Tape(gateway.url, http)
+        async with served_by(gateway, pids[0]) as first, served_by(gateway, pids[1]) as second:
+            for wire, name in ((first, "first"), (second, "second")):
+                wire.send(call(name))
+                await wire.until(EVENT)
+                await tape.open_span(name)
+            os.kill(pids[1], signal.SIGKILL)
+            assert await second.gone() in ("eof", "reset")
+            (span,) = await tape.spans("second", 1)
+            assert span.status == "interrupted"
+
+            async def is_there_again() -> bool:
+                return workers(gateway.pid).get(1) not in (None, pids[1])
+
+            await until(is_there_again)
+            # Now the one that has what only one may do; the others get it back from the next.
+            async with served_by(gateway, workers(gateway.pid)[1]) as third:
+                await asked(third, "/api/rollouts/first")
+                os.kill(pids[0], signal.SIGKILL)
+                await first.gone()
+                assert (await asked(third, "/api/rollouts/first"))["id"] == "first"
+            (span,) = await tape.spans("first", 1)
+            assert span.status == "interrupted"
+            async with Client(gateway.url) as client:
+                await client.enqueue([RolloutSpec(id="q", input=1)])
+                (claimed,) = (await client.claim(ClaimRequest(worker="w", wait_s=30))).claims
+                assert claimed.rollout.id == "q"
+        assert "worker 1 was killed by signal 9" in gateway.log
+        odd.go("go")
+        assert await gateway.terminate() == 0
+    assert examine(gateway.data)[1] == []
+
+
+async def test_a_reload_hands_over_every_worker(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with streaming() as (odd, config), running(tmp_path, config, *TWO) as gateway:
+        pids = workers(gateway.pid)
+        async with served_by(gateway, pids[0]) as first, served_by(gateway, pids[1]) as second:
+            for wire, name in ((first, "first"), (second, "second")):
+                wire.send(call(name))
+                await wire.until(EVENT)
+            os.kill(gateway.pid, signal.SIGHUP)
+            assert gateway.process is not None
+            assert gateway.process.stdout is not None
+            async with asyncio.timeout(60):
+                assert await gateway.process.stdout.readline() == f"penstock listening on {gateway.url}\n".encode()
+            odd.go("go")
+            for wire in (first, second):
+                assert await wire.message() == END
+
+        async def has_ended() -> bool:
+            return not workers(gateway.pid)
+
+        await until(has_ended)
+        tape = Tape(gateway.url, http)
+        assert [(await tape.spans(name, 1))[0].status for name in ("first", "second")] == ["ok", "ok"]
+        assert await gateway.terminate() == 0
+    assert examine(gateway.data)[1] == []
+
+
+async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    async with running(tmp_path, "", *TWO) as gateway:
+        pids = workers(gateway.pid)
+        alive = set(map(str, pids.values()))
+        await gateway.kill()
+
+        async def have_ended() -> bool:
+            return not alive & set(os.listdir("/proc"))
+
+        await until(have_ended)
+        assert "the parent of this worker has died" in gateway.log
+        await gateway.start()
+
+
+async def test_what_workers_cannot_share_is_refused(tmp_path: Path) -> None:
+    shell = Shell("http://127.0.0.1:1", tmp_path)
+    (tmp_path / "penstock.toml").write_text(
+        '[[upstream]]\nname = "one"\nbase_url = "http://127.0.0.1:1"\ndialect = "openai"\nmax_concurrent = 1\n'
+    )
+    done = await shell.run("serve", "--workers", "2", "--data", str(tmp_path / "d"))
+    assert done.code == 1
+    assert "upstream 'one' takes 1 calls at a time (max_concurrent), which 2 workers cannot share" in done.err
+    done = await shell.run("serve", "--workers", "0")
+    assert done.code == 2
+    assert "--workers" in done.err
