@@ -145,7 +145,7 @@ class Gateway:
             self._work.busy, self._work.forget,
         )  # fmt: skip
         self.budgets = Budgets(
-            config.budget, self._prices, self.store, self.recorder, self.metrics, self._now_ns, self._place.of > 1
+            config.budget, self._prices, self.store, self.recorder, self.metrics, self._now_ns, self._work
         )
         self._make_control()
         self._duties = Duties(
@@ -269,8 +269,9 @@ class Gateway:
         """With the other workers of this gateway."""
         view, wrote = upstreams.view, self._others.soon
         parts = Parts(
-            self.store, self.recorder, self.pins, self.pools, self.metrics, lambda: self.proxy.busy, wrote, view
-        )
+            self.store, self.recorder, self.pins, self.pools, self.metrics, self.budgets, lambda: self.proxy.busy,
+            wrote, view,
+        )  # fmt: skip
         inside = Inside(self._port, self.mcp, self._wanted)
         self._inside = inside.clients
         await self._work.start(parts, lambda: ClientConnection(inside))

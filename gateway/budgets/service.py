@@ -3,8 +3,8 @@
 A budget counts calls that use tokens up. It is asked once per call, however many upstreams are tried. A call that no
 budget counts costs a look at each of them, and where none is configured there is no such service.
 
-While this process alone writes the tape, reservations are in memory (`budgets.here`); where there are others they are
-on the tape, for all to see.
+While this gateway alone writes the tape, reservations are in memory (`budgets.here`), of several workers in that of the
+first one (`budgets.together`); where there are others they are on the tape, for all to see.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from penstock.gateway.budgets import refusal
 from penstock.gateway.budgets.bounds import Bound, Prompts
@@ -26,6 +26,7 @@ from penstock.gateway.budgets.limits import Limit
 from penstock.gateway.budgets.operations import LEASE_NS, BudgetOperations, Reservation, Short, Used
 from penstock.gateway.budgets.reader import BudgetReader
 from penstock.gateway.budgets.spending import spent, used
+from penstock.gateway.budgets.together import Answer, Calls, ForOthers, Team
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
 from penstock.gateway.dialects.token_estimate import estimated
@@ -57,19 +58,19 @@ class Budgets:
         recorder: Recorder,
         metrics: Metrics,
         now_ns: Callable[[], int],
-        shared: bool = False,
+        team: Team,
     ) -> None:
-        """`shared`: whether other processes may begin to write the tape at any time."""
         self._limits = [Limit(budget) for budget in budgets]
         self._prices, self._recorder, self._metrics, self._now_ns = prices, recorder, metrics, now_ns
         self.reader = BudgetReader(store, self._limits)
         self._store, self._here, self._prompts = store, Here(store), Prompts()
-        self._alone, self._shared = False, shared
-        """Whether nobody else writes the tape; whether others may begin to."""
+        self._team, self._far = team, Calls(self._limits)
+        self._alone = self._leaves = False
+        """Whether this is the first worker of a gateway that alone writes the tape; whether another takes over."""
         self._process, self._numbers = secrets.token_bytes(8), count()
         self._open = set[bytes]()
         """Calls that have reserved something on the tape; changed by the recorder's thread."""
-        self._stopping = asyncio.Event()
+        self._stopping, self._news = False, asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     # -- a call ------------------------------------------------------------------------------------------------------
@@ -97,16 +98,29 @@ class Budgets:
             with suppress(TapeError):
                 short = self._here.reserve(asked, self._now_ns())
                 return asyncio.ensure_future(self._reserve_again(asked)) if short else None
+        if not self._team.leads:
+            return asyncio.ensure_future(self._reserve_far(asked))
         return self._recorder.submit(partial(self._reserve, asked))
 
     async def _reserve_again(self, asked: Reservation) -> list[Short]:
-        """There was no room; calls that have ended may be about to be settled."""
-        _ = await self._recorder.flush()
+        short = await self._here_again(asked)
+        return await self._recorder.submit(partial(self._reserve, asked)) if short is None else short
+
+    async def _here_again(self, asked: Reservation) -> list[Short] | None:
+        """There was no room; calls that have ended may be about to be settled. None where the tape is asked by now."""
+        _ = await self._recorder.flush_all()
         if asked.settled:
             return []  # its client has left
-        if not self._alone:
+        return self._here.reserve(asked, self._now_ns()) if self._alone else None
+
+    async def _reserve_far(self, asked: Reservation) -> list[Short]:
+        """The first worker reserves it, or says that the tape is to be asked."""
+        said = await self._team.ask_first("reserve", self._far.told(asked))
+        if asked.settled:
+            return []  # its client has left
+        if said is None:
             return await self._recorder.submit(partial(self._reserve, asked))
-        return self._here.reserve(asked, self._now_ns())
+        return self._far.answered(asked, said)
 
     def refusal(self, short: Sequence[Short], call: Admitted, record: Record) -> Refusal:
         """What its client is told where there is no room."""
@@ -119,11 +133,35 @@ class Budgets:
         settlement = record.settle
         if not isinstance(settlement, Settlement):
             return
-        if kept:
-            self._here.settled(settlement.asked, settlement.used)
+        asked, used = settlement.asked, settlement.used
+        if not self._team.leads:
+            self._far.open.pop(asked.who, None)
+            self._team.tell_first("settled", self._far.told(asked), used if kept else [Used(0)] * len(used))
+        elif kept:
+            self._here.settled(asked, used)
         else:
-            self._here.lost(settlement.asked)
+            self._here.lost(asked)
+        if not kept:
             self._recorder.submit(settlement.release).add_done_callback(lambda done: done.exception())
+
+    # -- of other workers --------------------------------------------------------------------------------------------
+
+    def for_others(self) -> tuple[Mapping[str, Callable[..., Any]], Callable[[], None]]:
+        """What another worker may ask of the first one, and what is to be done when that has died."""
+        others = ForOthers(self._limits, self._here)
+
+        async def reserve(said: Any) -> Answer | None:
+            asked = others.asked(said) if self._alone else None
+            return None if asked is None else await others.reserve(asked, self._reserve_here)
+
+        return {"reserve": reserve, "settled": others.settled}, others.gone
+
+    async def _reserve_here(self, asked: Reservation) -> list[Short] | None:
+        with suppress(TapeError):  # the recorder tells of it
+            return self._here.reserve(asked, self._now_ns()) and await self._here_again(asked)
+        return None
+
+    # ----------------------------------------------------------------------------------------------------------------
 
     def _models(self, call: Admitted, record: Record, names: Iterable[str]) -> list[str]:
         """What its model is called: by its client, and on its way."""
@@ -170,8 +208,18 @@ class Budgets:
 
     async def share(self) -> None:
         """Another process takes over: what is reserved in memory is on the tape from now on."""
-        self._shared, self._alone = True, False
-        if calls := self._here.leave():
+        self._leaves, self._alone = True, False
+        _ = await self._team.ask_others("share")
+        await self._bring([asked for asked in self._here.leave() if asked.who[:8] == self._process])
+        await self.bring()
+
+    async def bring(self) -> None:
+        """The first worker has died, or another process takes over: what it has reserved for calls of this process is
+        on the tape from now on."""
+        await self._bring(self._far.leave())
+
+    async def _bring(self, calls: Sequence[Reservation]) -> None:
+        if calls:
             with suppress(TapeError):  # the recorder has told of it
                 await self._recorder.submit(partial(self._keep, calls))
 
@@ -180,16 +228,22 @@ class Budgets:
 
     async def stop(self) -> None:
         """Ends that."""
-        self._stopping.set()
+        self._stopping = True
+        self.look_again()
         if self._task is not None:
             await self._task
 
     async def _run(self) -> None:
-        while not self._stopping.is_set():
+        while not self._stopping:
+            self._news.clear()
             await self._safely(self._tend)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
-                    await self._stopping.wait()
+                    await self._news.wait()
+
+    def look_again(self) -> None:
+        """Another worker has come, or has gone: perhaps this gateway alone writes the tape now."""
+        self._news.set()
 
     async def _safely(self, do: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -201,10 +255,21 @@ class Budgets:
 
     async def _look_round(self) -> None:
         """Notices that nobody else writes the tape."""
-        if not self._shared and not self._alone and len(await asyncio.to_thread(self._store.living)) == 1:
+        if self._alone or self._leaves or not self._team.leads or await self._others_write():
+            return
+        if self._team.several:
+            # What others of this gateway were about to reserve on the tape is there then.
+            if not await self._recorder.flush_others() or await self._others_write():
+                return
+        else:
             await self._recorder.submit(lambda tape: BudgetOperations(tape).bury(self._now_ns(), self._process))
-            # It may have become so meanwhile.
-            self._alone = not self._shared
+        self._here.forget_sums()
+        # It may have become so meanwhile.
+        self._alone = not self._leaves
+
+    async def _others_write(self) -> bool:
+        living = await asyncio.to_thread(self._store.living)
+        return bool(living - {self._store.process} - self._team.processes())
 
     async def _tend(self) -> None:
         self._here.forget_sums()

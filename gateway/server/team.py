@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -120,15 +120,23 @@ class Member:
     def __init__(self) -> None:
         self._hello: Callable[[], dict[str, Any]]
         self._handlers: Mapping[str, Handler]
+        self._alone: Callable[[], Awaitable[None]]
         self._link: Link | None = None
         self._there = asyncio.Event()
         self._gone = asyncio.Event()
         self._task: asyncio.Future[None] | None = None
 
-    def start(self, data: Path, hello: Callable[[], dict[str, Any]], handlers: Mapping[str, Handler]) -> None:
+    def start(
+        self,
+        data: Path,
+        hello: Callable[[], dict[str, Any]],
+        handlers: Mapping[str, Handler],
+        alone: Callable[[], Awaitable[None]],
+    ) -> None:
         """Makes the link, and anew whenever it is lost. `hello`: what it says of itself to each first one that it is
-        linked with; `process` is its name. `handlers`: what that may ask."""
-        self._hello, self._handlers = hello, handlers
+        linked with; `process` is its name. `handlers`: what that may ask. `alone`: done when it is lost, before it is
+        made anew."""
+        self._hello, self._handlers, self._alone = hello, handlers, alone
         self._task = asyncio.ensure_future(self._run(data))
 
     async def stop(self) -> None:
@@ -146,25 +154,24 @@ class Member:
             self._link.tell(name, *said)
 
     async def ask(self, name: str, *said: Any) -> Any:
-        """What the first one answers; None where nobody does."""
-        link = await self._linked()
-        if link is None:
-            _log.error("the first worker cannot be asked for %r: it is not there", name)
-            return None
-        try:
-            return await link.ask(name, *said)
-        except (LinkLost, RuntimeError) as error:
-            _log.error("the first worker was asked for %r: %s", name, error)
-            return None
-
-    async def _linked(self) -> Link | None:
-        """The link with the first one, once that is there: another one may be being started. None where that takes
-        long."""
+        """What the first one answers, once another one is there that is being started; None where nobody does."""
         if self._link is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE_S):
                     await self._there.wait()
-        return self._link
+        if self._link is None:
+            _log.error("the first worker cannot be asked for %r: it is not there", name)
+        return await self.ask_now(name, *said)
+
+    async def ask_now(self, name: str, *said: Any) -> Any:
+        """As `ask`, without waiting for another one."""
+        if self._link is None:
+            return None
+        try:
+            return await self._link.ask(name, *said)
+        except (LinkLost, RuntimeError) as error:
+            _log.error("the first worker was asked for %r: %s", name, error)
+            return None
 
     async def _run(self, data: Path) -> None:
         loop = asyncio.get_running_loop()
@@ -177,6 +184,7 @@ class Member:
                 await asyncio.sleep(_AGAIN_S)
             else:
                 await self._gone.wait()
+                await self._alone()
 
     def _made(self, link: Link) -> None:
         self._link = link

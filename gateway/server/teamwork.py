@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from penstock.gateway.budgets.service import Budgets
 from penstock.gateway.calls.joining import Joining
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.upstream import UpstreamView
@@ -41,6 +42,7 @@ class Parts:
     pins: Pins
     pools: Mapping[str, Pool]
     metrics: Metrics
+    budgets: Budgets
     busy: Callable[[], set[str]]
     """Rollouts of which this process serves a call."""
     wrote: Callable[[], None]
@@ -53,6 +55,8 @@ class Teamwork:
     """Of one worker. That of the first has no link with itself; that of a gateway that serves alone has none."""
 
     place: Place
+    leads: bool = field(init=False)
+    """Whether this is the first one."""
     leader: Leader = field(init=False)
     member: Member | None = field(init=False)
     joining: Joining = field(init=False)
@@ -61,6 +65,8 @@ class Teamwork:
     _keeper: Keeper = field(init=False)
     _keeps_adapters: Callable[[], asyncio.Future[None]] = field(init=False)
     _parts: Parts = field(init=False)
+    _gone: dict[Link, Callable[[], None]] = field(default_factory=dict[Link, Callable[[], None]], init=False)
+    """What is to be done when another one is gone."""
     _figures: dict[str, Dump] = field(default_factory=dict[str, Dump], init=False)
     """By process: those of the others, a moment ago."""
     _past: list[Dump] = field(default_factory=list[Dump], init=False)
@@ -71,6 +77,7 @@ class Teamwork:
     _looking: asyncio.Future[None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self.leads = self.place.number == 0
         self.leader = Leader(self._joined, self._left)
         self.member = None if self.leads else Member()
         self._asker = None if self.member is None else Asker(self.member)
@@ -78,23 +85,38 @@ class Teamwork:
         self._keeper = Keeper(self.joining)
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the first one."""
-        return self.place.number == 0
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.place.of > 1
+
+    def processes(self) -> set[str]:
+        """Names of the others that have a link with this one."""
+        return {link.name for link in self.leader.links}
+
+    async def ask_first(self, name: str, *said: Any) -> Any:
+        """What the first one answers; None where it does not."""
+        return None if self.member is None else await self.member.ask_now(name, *said)
+
+    def tell_first(self, name: str, *said: Any) -> None:
+        """Says something to the first one."""
+        if self.member is not None:
+            self.member.tell(name, *said)
+
+    async def ask_others(self, name: str, *said: Any) -> Mapping[str, Any]:
+        """What the others answer."""
+        return await self.leader.ask(name, *said)
 
     async def start(self, parts: Parts, inside: Callable[[], asyncio.Protocol]) -> None:
         """From now on. `inside`: makes what serves a request that another worker passes on."""
         self._parts = parts
         if self.member is not None:
-            self.member.start(parts.store.path, self._hello, self._asked_of_others())
+            self.member.start(parts.store.path, self._hello, self._asked_of_others(), parts.budgets.bring)
         elif self.place.inside is not None:
             await self.leader.start(
                 *self.place.inside,
                 inside,
-                lambda link: {
-                    "wrote": parts.wrote, "repaired": self._keeps_adapters, **self._keeper.handlers(link)
-                },
-            )  # fmt: skip
+                self._asked_of_first,
+            )
 
     async def stop(self) -> None:
         """Leaves."""
@@ -126,8 +148,7 @@ class Teamwork:
 
     def wrote(self) -> None:
         """This process has written."""
-        if self.member is not None:
-            self.member.tell("wrote")
+        self.tell_first("wrote")
 
     # -- what the first one asks -------------------------------------------------------------------------------------
 
@@ -175,9 +196,19 @@ class Teamwork:
 
     # -- links -------------------------------------------------------------------------------------------------------
 
+    def _asked_of_first(self, link: Link) -> Mapping[str, Handler]:
+        budgets, self._gone[link] = self._parts.budgets.for_others()
+        common = {"wrote": self._parts.wrote, "repaired": self._keeps_adapters}
+        return {**common, **budgets, **self._keeper.handlers(link)}
+
     def _asked_of_others(self) -> Mapping[str, Handler]:
         parts = self._parts
         assert self._asker is not None
+
+        async def flush() -> bool:
+            # Whoever has been answered before goes on first.
+            await asyncio.sleep(0)
+            return await parts.recorder.flush()
 
         def pause(upstream: str, bound_s: float) -> None:
             parts.pools[upstream].gate.pause(bound_s)
@@ -186,7 +217,8 @@ class Teamwork:
             parts.pools[upstream].gate.open()
 
         return {
-            "flush": parts.recorder.flush,
+            "flush": flush,
+            "share": parts.budgets.bring,
             "releases": parts.pins.reload,
             "busy": lambda: list(parts.busy()),
             "forget": parts.pins.forget,
@@ -211,12 +243,15 @@ class Teamwork:
         for name, gate in gates.items():
             if gate.paused:
                 link.tell("pause", name, gate.bound_s)
+        self._parts.budgets.look_again()
         at, past = said["past"]
         if at > self._known[0]:
             self._known = (at, past)
             self._past = past
 
     def _left(self, link: Link) -> None:
+        self._gone.pop(link)()
+        self._parts.budgets.look_again()
         figures = self._figures.pop(link.name, None)
         if figures is not None:
             self._past.append(counted(figures))

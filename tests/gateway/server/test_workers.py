@@ -8,11 +8,14 @@ import os
 import signal
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from fakes.budgets import CHAT as CHAT_BODY
+from fakes.budgets import budget, toml, uses
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.odd import Odd, request, send, wait
 from fakes.process import Gateway, running, upstream, upstreams
@@ -34,6 +37,7 @@ EVENT = chunk(b"data: 1\n\n")
 END = chunk(b"data: [DONE]\n\n") + chunk(b"")
 STREAM = [request(), send(events_head() + EVENT), wait("go"), send(END)]
 TWO = ("--workers", "2")
+BODY = json.dumps(CHAT_BODY).encode()
 
 
 @asynccontextmanager
@@ -176,6 +180,46 @@ async def test_a_pause_counts_in_every_worker(tmp_path: Path) -> None:
                 assert not provider.log
                 await client.open_upstream("fake-openai")
                 await asyncio.gather(waiting[0], again)
+
+
+async def test_workers_share_a_budget(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """The first one reserves for all, and nothing is refused that fits: also when one of them has died."""
+    config = toml(budget(limit=40), budget(name="tokens", unit="tokens", limit=100_000))
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url) + config, *TWO) as gateway,
+    ):
+        pids = workers(gateway.pid)
+
+        async def statuses(wires: list[Wire], calls: int) -> list[int]:
+            async def some(wire: Wire, at: int) -> list[int]:
+                found: list[int] = []
+                for number in range(calls):
+                    wire.send(post(f"/rollout/b{at}-{number}/attempt/a1{CHAT}", BODY, host="127.0.0.1"))
+                    found.append(int((await wire.message()).split()[1]))
+                return found
+
+            return list(chain.from_iterable(await asyncio.gather(*(some(*it) for it in zip(wires, count())))))
+
+        async with AsyncExitStack() as stack:
+            wires = [await stack.enter_async_context(served_by(gateway, pids[at % 2])) for at in range(4)]
+            assert await statuses(wires, 5) == [200] * 20
+            assert (await uses(http, gateway.url))[0] == ("b", "", 20, 0)
+            os.kill(pids[0], signal.SIGKILL)
+            await wires[0].gone()
+            # What is reserved meanwhile is on the tape.
+            assert await statuses(wires[1::2], 5) == [200] * 10
+
+            async def is_there_again() -> bool:
+                return workers(gateway.pid).get(0) not in (None, pids[0])
+
+            await until(is_there_again)
+            new = [await stack.enter_async_context(served_by(gateway, workers(gateway.pid)[0])) for _ in range(2)]
+            found = await statuses([*new, *wires[1::2]], 5)
+            assert sorted(found) == [200] * 10 + [429] * 10
+            assert (await uses(http, gateway.url))[0] == ("b", "", 40, 0)
+        assert await gateway.terminate() == 0
+    assert examine(gateway.data)[1] == []
 
 
 async def test_a_worker_that_is_killed_takes_no_other_along(tmp_path: Path, http: aiohttp.ClientSession) -> None:
