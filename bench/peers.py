@@ -177,12 +177,13 @@ def penstock_program() -> Path:
     return Path(sys.executable).parent / "penstock"
 
 
-def penstock(start: Start, index: str = "never", more: str = "") -> list[str]:
+def penstock(start: Start, index: str = "never", more: str = "", workers: int = 1) -> list[str]:
     """Recording on and durable, which is the default."""
     file = start.scratch / "penstock.toml"
     file.write_text((PENSTOCK + more).format(upstream=start.upstream, index=index))
     serve = [str(penstock_program()), "serve", "--config", str(file)]
-    return [*serve, "--data", str(start.scratch / "data"), "--port", str(start.port)]
+    serve += ["--data", str(start.scratch / "data"), "--port", str(start.port)]
+    return serve if workers == 1 else [*serve, "--workers", str(workers)]
 
 
 def litellm(start: Start) -> list[str]:
@@ -239,6 +240,13 @@ PEERS = [
     Peer(
         "guarded",
         partial(penstock, more=GUARDED),
+        path="/rollout/{r}/attempt/a1/v1/chat/completions",
+        installed=lambda: penstock_program().exists(),
+        counter="penstock_commit_spans_total",
+    ),
+    Peer(
+        "workers",
+        partial(penstock, workers=2),
         path="/rollout/{r}/attempt/a1/v1/chat/completions",
         installed=lambda: penstock_program().exists(),
         counter="penstock_commit_spans_total",
