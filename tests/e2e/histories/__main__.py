@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from e2e.histories.harness import Plan, run
@@ -22,6 +21,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10, help="how many, one after the other")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each")
     parser.add_argument("--faults", nargs="+", choices=sorted(FAULTS), default=list(FAULTS))
+    parser.add_argument("--workers", type=int, default=0, help="processes of the gateway; every third seed has two")
     parser.add_argument("--record", choices=("strict", "batched"), help="each in turn unless given")
     parser.add_argument("--keep", type=Path, help="where histories and tapes stay")
     given = parser.parse_args()
@@ -29,7 +29,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-histories-") as made:
         for seed in range(given.seed, given.seed + given.seeds):
             strict = given.record == "strict" or (given.record is None and seed % 2 == 1)
-            plan = replace(Plan(seed, given.seconds, tuple(given.faults)), strict=strict)
+            processes = given.workers or (2 if seed % 3 == 0 else 1)
+            plan = Plan(seed, given.seconds, tuple(given.faults), strict=strict, processes=processes)
             report = asyncio.run(run(plan, (given.keep or Path(made)) / str(seed)))
             print(report, flush=True)
             wrong += len(report.problems)

@@ -13,7 +13,7 @@ import aiohttp
 from e2e.chaos.provider import serving
 from e2e.histories import checker, clients, history, tape
 from e2e.histories.clock import Clock, compiler
-from e2e.histories.nemesis import CLOCK, FAULTS, Nemesis
+from e2e.histories.nemesis import CLOCK, FAULTS, OF_WORKERS, Nemesis
 from e2e.histories.release_rules import RESOURCE
 from e2e.histories.served import Served
 from fakes.ports import steady_ports
@@ -40,6 +40,13 @@ class Plan:
     followers: int = 2
     lease_s: float = 2.0
     strict: bool = True
+    processes: int = 1
+    """Workers of the gateway (`penstock serve --workers`)."""
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """The faults that can be, with so many processes."""
+        return tuple(fault for fault in self.faults if self.processes > 1 or fault not in OF_WORKERS)
 
 
 @dataclass(slots=True)
@@ -55,7 +62,9 @@ class Report:
     """What could not be done here."""
 
     def __str__(self) -> str:
-        lines = [f"seed {self.plan.seed}, {'strict' if self.plan.strict else 'batched'}"]
+        lines = [
+            f"seed {self.plan.seed}, {'strict' if self.plan.strict else 'batched'}, {self.plan.processes} processes"
+        ]
         lines += [f"  operations: {_counts(self.operations)}", f"  faults: {_counts(self.faults)}"]
         lines += [f"  on the tape: {_counts(Counter(self.figures))}", self.left_out]
         lines += [f"  {len(self.problems)} problems", *(f"    {one}" for one in self.problems[:50])]
@@ -75,7 +84,8 @@ async def run(plan: Plan, home: Path) -> Report:
         provider = await stack.enter_async_context(serving())
         written_config = write_config(home / "gateway", config + upstreams(openai=provider.url))
         data, log = home / "gateway" / "data", home / "gateway" / "stderr"
-        gateway = Gateway(written_config, data, log, env=clock.env if clock else {}, under=under)
+        flags = ("--workers", str(plan.processes)) if plan.processes > 1 else ()
+        gateway = Gateway(written_config, data, log, flags, env=clock.env if clock else {}, under=under)
         # The port is known before: a process that finds none that it could take it over from opens it anew.
         await gateway.start(steady_ports(1)[0])
         served = Served(gateway)
@@ -101,7 +111,7 @@ async def _meanwhile(plan: Plan, world: clients.World, nemesis: Nemesis) -> None
     actors += [clients.worker(world, f"worker-{number}") for number in range(plan.workers)]
     actors += [clients.producer(world, "producer"), clients.releaser(world, "releaser")]
     actors += [clients.follower(world, f"follower-{number}") for number in range(plan.followers)]
-    faults = tuple(fault for fault in plan.faults if nemesis.clock is not None or fault not in CLOCK)
+    faults = tuple(fault for fault in plan.possible if nemesis.clock is not None or fault not in CLOCK)
     async with asyncio.TaskGroup() as group:
         for actor in actors:
             _ = group.create_task(actor)

@@ -55,6 +55,21 @@ class Nemesis:
         finally:
             self.served.send(signal.SIGCONT)
 
+    async def _kill_worker(self, fault: Operation) -> None:
+        found = self.served.workers
+        fault.answer["worker"] = number = self.chance.choice(sorted(found))
+        os.kill(found[number], signal.SIGKILL)
+        await self.served.has_workers_again(found[number])
+
+    async def _stop_worker(self, fault: Operation) -> None:
+        found = self.served.workers
+        fault.answer["worker"] = number = self.chance.choice(sorted(found))
+        os.kill(found[number], signal.SIGSTOP)
+        try:
+            await asyncio.sleep(self.stop_s)
+        finally:
+            os.kill(found[number], signal.SIGCONT)
+
     async def _reload(self, fault: Operation) -> None:
         if not await self.served.hand_over():
             fault.answer["failed"] = "no process took over"
@@ -102,9 +117,13 @@ class Nemesis:
 
 CLOCK: Final = frozenset({"clock, kill", "clock, reload"})
 """Faults that need a clock of ours."""
+OF_WORKERS: Final = frozenset({"kill a worker", "stop a worker"})
+"""Faults of a gateway that has several."""
 FAULTS: Final[dict[str, Callable[[Nemesis, Operation], Awaitable[None]]]] = {
     "kill": Nemesis._kill,
     "stop": Nemesis._stop,
+    "kill a worker": Nemesis._kill_worker,
+    "stop a worker": Nemesis._stop_worker,
     "reload": Nemesis._reload,
     "reload, kill the old one": Nemesis._kill_old,
     "reload, kill the new one": Nemesis._kill_new,

@@ -11,11 +11,13 @@ import os
 import resource
 import signal
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import aiohttp
 from fakes.process import PATIENCE, Gateway
 from fakes.waiting import until
+from fakes.workers import workers
 
 RETRY_S = 0.05
 TAKEN = "another process has taken over"
@@ -62,9 +64,27 @@ class Served:
         self.send(signal.SIGKILL)  # what one of them has started in its last moment
         return not self.alive
 
+    @property
+    def workers(self) -> dict[int, int]:
+        """Those of a gateway that has several, by their numbers."""
+        return dict(chain.from_iterable(workers(pid).items() for pid in self.alive))
+
+    async def has_workers_again(self, killed: int) -> None:
+        """Returns once another one has taken the place of one that was killed."""
+        count = len(self.workers)
+
+        async def are_there() -> bool:
+            found = self.workers
+            return killed not in found.values() and len(found) >= count
+
+        await until(are_there)
+
     async def stop(self) -> None:
-        """All end as they are asked to."""
-        self.send(signal.SIGTERM)
+        """All end as they are asked to. A parent passes that on."""
+        alive = self.alive
+        for pid in alive:
+            if _parent(pid) not in alive:
+                os.kill(pid, signal.SIGTERM)
 
         async def are_gone() -> bool:
             return not self.alive
@@ -134,6 +154,13 @@ def _children(pid: int) -> list[int]:
         return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
     except OSError:
         return []
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _is_alive(pid: int) -> bool:
