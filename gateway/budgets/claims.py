@@ -11,6 +11,7 @@ from penstock.gateway.budgets.operations import Claim
 from penstock.gateway.budgets.refusal import unpriced
 from penstock.gateway.calls.admission import UNPACKED, Admitted
 from penstock.gateway.calls.record import Record
+from penstock.gateway.dialects.loose_json import peek
 from penstock.gateway.model.budget import Per
 from penstock.gateway.model.prices import Price
 
@@ -63,7 +64,8 @@ def bound_of(prompts: Prompts, call: Admitted, record: Record) -> Bound:
     prompt = prompts.tokens(conversation, call.body)
     if record.changed:
         prompt = max(prompt, prompts.tokens((*conversation, "sent"), record.plain))
-    return bound(call.dialect, call.body, prompt)
+    call.asked = call.asked or peek(call.body)
+    return bound(call.dialect, call.asked, prompt)
 
 
 def _some(name: str | None) -> tuple[str, ...]:
