@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from penstock.gateway.budgets.bounds import ADDED, Bound, Prompts, bound
@@ -12,6 +12,7 @@ from penstock.gateway.budgets.refusal import unpriced
 from penstock.gateway.calls.admission import UNPACKED
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
+from penstock.gateway.dialects.loose_json import peek
 from penstock.gateway.model.budget import Per
 from penstock.gateway.model.prices import Price
 
@@ -21,18 +22,10 @@ _MOST: Final = 1 << 62
 
 def budgets_of(limits: Iterable[Limit], call: Admitted, record: Record) -> list[tuple[Limit, str | None]]:
     """The budgets that count a call, and whose of each; None for that of the run of its rollout."""
-    whose: Mapping[Per, tuple[str | None, ...]] = {
-        "all": ("",),
-        "key": _some(call.key),
-        "agent": _some(call.address.agent),
-        "rollout": (call.address.rollout,),
-        "run": (None,),
-        "arm": tuple(record.arm.split(",")) if record.arm else (),
-    }
     return [
         (limit, of)
         for limit in limits
-        for of in whose[limit.budget.per]
+        for of in _WHOSE[limit.budget.per](call, record)
         if (of is None or limit.is_for(of)) and limit.is_about(call.model)
     ]
 
@@ -56,16 +49,27 @@ def claims_of(
 
 def bound_of(prompts: Prompts, call: Admitted, record: Record) -> Bound:
     """What it may use at most."""
-    packed = any(low == b"content-encoding" and value != b"identity" for low, _, value in record.request.headers)
-    if packed and call.packed is None:
+    packed = [value for low, _, value in record.request.headers if low == b"content-encoding"]
+    if call.packed is None and any(value != b"identity" for value in packed):
         # Nobody knows what is in it.
         return Bound(UNPACKED + ADDED, None)
     conversation = (call.address.rollout, call.address.attempt)
     prompt = prompts.tokens(conversation, call.body)
     if record.changed:
         prompt = max(prompt, prompts.tokens((*conversation, "sent"), record.plain))
-    return bound(call.dialect, call.body, prompt)
+    call.asked = call.asked or peek(call.body)
+    return bound(call.dialect, call.asked, prompt)
 
 
 def _some(name: str | None) -> tuple[str, ...]:
     return () if name is None else (name,)
+
+
+_WHOSE: Final[Mapping[Per, Callable[[Admitted, Record], tuple[str | None, ...]]]] = {
+    "all": lambda call, record: ("",),
+    "key": lambda call, record: _some(call.key),
+    "agent": lambda call, record: _some(call.address.agent),
+    "rollout": lambda call, record: (call.address.rollout,),
+    "run": lambda call, record: (None,),
+    "arm": lambda call, record: tuple(record.arm.split(",")) if record.arm else (),
+}

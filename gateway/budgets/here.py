@@ -19,12 +19,9 @@ from penstock.gateway.budgets.operations import (
     Short,
     Sum,
     Used,
-    fits,
     held,
-    key_of,
     sum_now,
 )
-from penstock.gateway.budgets.windows import Window
 from penstock.gateway.store.reader import Reader
 
 _NOTHING: Final = Held(0, 0)
@@ -43,29 +40,34 @@ class Here:
 
     def reserve(self, asked: Reservation, now: int) -> list[Short]:
         """As `operations.BudgetOperations.reserve`."""
-        found = [(claim, *self._current(claim, now)) for _, claim in self._claims(asked)]
-        short = [Short(*one) for one in found if not fits(*one[:2])]
+        since, short = dict[bytes, int](), list[Short]()
+        for _, claim, key in self._claims(asked):
+            sum_, window = sum_now(self._sum(key), claim, now)
+            amount, calls = self._reserved.get((key, window.since_ns), _NOTHING)
+            since[key] = window.since_ns
+            if sum_.used + sum_.reserved + amount + claim.amount > claim.limit.most:
+                told = Sum(sum_.since_ns, sum_.used, sum_.guessed, sum_.reserved + amount, sum_.running + calls)
+                short.append(Short(claim, told, window))
         if short:
             return short
-        for claim, _, window in found:
-            key = key_of(claim)
-            asked.since[key] = window.since_ns
-            amount, calls = self._reserved.get((key, window.since_ns), _NOTHING)
-            self._reserved[key, window.since_ns] = Held(amount + claim.amount, calls + 1)
+        for _, claim, key in asked.held:
+            place = key, since[key]
+            amount, calls = self._reserved.get(place, _NOTHING)
+            self._reserved[place] = Held(amount + claim.amount, calls + 1)
+        asked.since = since
         self._calls[asked.who] = asked
         return []
 
     def settled(self, asked: Reservation, used: Sequence[Used]) -> None:
         """Its span is on the tape, with what it has used."""
-        for place, claim in asked.held:
-            key = key_of(claim)
-            if asked.who in self._calls:
+        reserved = self._calls.pop(asked.who, None) is not None
+        for place, claim, key in asked.held:
+            if reserved:
                 self._free(key, asked.since[key], claim.amount)
                 self._add(key, asked.since[key], used[place])
             else:
                 # What was reserved on the tape is in these.
                 self._sums.pop(key, None)
-        self._calls.pop(asked.who, None)
 
     def lost(self, asked: Reservation) -> None:
         """Its span is not on the tape, and may come there later."""
@@ -88,23 +90,21 @@ class Here:
         """What is reserved here, by the key of a sum and when its window began."""
         return self._reserved.copy()
 
-    def _claims(self, asked: Reservation) -> list[tuple[int, Claim]]:
-        if all(claim.of is not None for claim in asked.claims):
-            asked.held = list(enumerate(asked.claims))
-        else:
+    def _claims(self, asked: Reservation) -> Sequence[tuple[int, Claim, bytes]]:
+        known = [(at, it, it.limit.key(it.of)) for at, it in enumerate(asked.claims) if it.of is not None]
+        if len(known) < len(asked.claims):
             with self._tape.view() as view:
-                asked.held = list(held(view, asked))
-        return asked.held
+                known = list(held(view, asked))
+        asked.held = known
+        return known
 
-    def _current(self, claim: Claim, now: int) -> tuple[Sum, Window]:
-        key = key_of(claim)
-        if key not in self._sums:
+    def _sum(self, key: bytes) -> Sum:
+        known = self._sums.get(key)
+        if known is None:
             with self._tape.view() as view:
                 stored = view.get(SUMS, key)
-            self._sums[key] = Sum(0) if stored is None else Sum.read(stored)
-        sum_, window = sum_now(self._sums[key], claim, now)
-        amount, calls = self._reserved.get((key, sum_.since_ns), _NOTHING)
-        return Sum(sum_.since_ns, sum_.used, sum_.guessed, sum_.reserved + amount, sum_.running + calls), window
+            known = self._sums[key] = Sum(0) if stored is None else Sum.read(stored)
+        return known
 
     def _free(self, key: bytes, since: int, amount: int) -> None:
         before = self._reserved.pop((key, since))

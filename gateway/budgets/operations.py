@@ -85,10 +85,12 @@ class Reservation:
     began_ns: int
     who: bytes
     """The process and the number of the call there: `_WHO` bytes."""
-    held: list[tuple[int, Claim]] = field(default_factory=list[tuple[int, Claim]])
-    """The claims whose budgets are known, by their places."""
+    held: Sequence[tuple[int, Claim, bytes]] = ()
+    """The claims whose budgets are known: the place of each, and the key of its sum."""
     since: dict[bytes, int] = field(default_factory=dict[bytes, int])
     """Where it is not on the tape: when the window began, by the key of a sum."""
+    on_tape: bool = False
+    """Whether it may be there; for the thread that writes."""
     settled: bool = False
     """For the thread that writes."""
 
@@ -134,18 +136,18 @@ class BudgetOperations:
     def reserve(self, asked: Reservation, now: int) -> list[Short]:
         """Reserves what a call may use; or else says which budgets have no room for it, and reserves nothing."""
         asked.held = list(held(self._tape, asked))
-        found = [(claim, *self._current(claim, now)) for _, claim in asked.held]
-        short = [Short(*one) for one in found if not fits(*one[:2])]
+        found = [(key, claim, *self._current(key, claim, now)) for _, claim, key in asked.held]
+        short = [Short(*one[1:]) for one in found if not fits(*one[1:3])]
         if short:
             return short
-        for claim, sum_, window in found:
-            self._reserve(claim, sum_, window.since_ns, asked.who)
+        asked.on_tape = True
+        for key, claim, sum_, window in found:
+            self._reserve(key, claim, sum_, window.since_ns, asked.who)
         if found and self._lease(asked.who[:8]) < now + LEASE_NS // 2:
             self.renew(asked.who[:8], now)
         return []
 
-    def _reserve(self, claim: Claim, sum_: Sum, since: int, who: bytes) -> None:
-        key = key_of(claim)
+    def _reserve(self, key: bytes, claim: Claim, sum_: Sum, since: int, who: bytes) -> None:
         sum_.reserved += claim.amount
         sum_.running += 1
         self._tape.put(SUMS, key, sum_.packed())
@@ -155,12 +157,13 @@ class BudgetOperations:
         """Brings what a process has reserved elsewhere to the tape; returns the calls that have not ended meanwhile."""
         left = [asked for asked in calls if not asked.settled]
         for asked in left:
-            for _, claim in asked.held:
-                key, since = key_of(claim), asked.since[key_of(claim)]
+            asked.on_tape = True
+            for _, claim, key in asked.held:
+                since = asked.since[key]
                 stored = self._tape.get(SUMS, key)
                 sum_ = Sum(0) if stored is None else Sum.read(stored)
                 if since >= sum_.since_ns:
-                    self._reserve(claim, sum_ if since == sum_.since_ns else Sum(since), since, asked.who)
+                    self._reserve(key, claim, sum_ if since == sum_.since_ns else Sum(since), since, asked.who)
         if left:
             self.renew(left[0].who[:8], now)
         return left
@@ -168,9 +171,8 @@ class BudgetOperations:
     def settle(self, asked: Reservation, used: Sequence[Used]) -> None:
         """Counts what a call has used and frees what it has reserved. `used`: of each of its claims."""
         asked.settled = True
-        for place, claim in asked.held or held(self._tape, asked):
-            key = key_of(claim)
-            stored = self._tape.get(RESERVATIONS, key + asked.who)
+        for place, claim, key in asked.held or held(self._tape, asked):
+            stored = self._tape.get(RESERVATIONS, key + asked.who) if asked.on_tape else None
             if stored is not None:
                 since, amount = _RESERVED.unpack(stored)
                 self._tape.delete(RESERVATIONS, key + asked.who)
@@ -220,15 +222,15 @@ class BudgetOperations:
             self._tape.delete(RESERVERS, process)
         return True
 
-    def _current(self, claim: Claim, now: int) -> tuple[Sum, Window]:
+    def _current(self, key: bytes, claim: Claim, now: int) -> tuple[Sum, Window]:
         """What is used of its budget now. Where that leaves no room, what the dead have reserved is freed."""
-        sum_, window = self._now(claim, now)
+        sum_, window = self._now(key, claim, now)
         if sum_.reserved and not fits(claim, sum_) and self.bury(now):
-            return self._now(claim, now)
+            return self._now(key, claim, now)
         return sum_, window
 
-    def _now(self, claim: Claim, now: int) -> tuple[Sum, Window]:
-        stored = self._tape.get(SUMS, key_of(claim))
+    def _now(self, key: bytes, claim: Claim, now: int) -> tuple[Sum, Window]:
+        stored = self._tape.get(SUMS, key)
         return sum_now(Sum(0) if stored is None else Sum.read(stored), claim, now)
 
     def _lease(self, process: bytes) -> int:
@@ -246,16 +248,16 @@ class BudgetOperations:
         return sum_.since_ns < window_at(limit.budget.window, now).since_ns
 
 
-def held(tape: Reads, asked: Reservation) -> Iterator[tuple[int, Claim]]:
-    """Its claims, each on a budget that is known, by their places."""
+def held(tape: Reads, asked: Reservation) -> Iterator[tuple[int, Claim, bytes]]:
+    """As `Reservation.held`."""
     run: str | None = None
     for place, claim in enumerate(asked.claims):
         if claim.of is not None:
-            yield place, claim
+            yield place, claim, claim.limit.key(claim.of)
             continue
         run = _run(tape.get("tasks", keys.rollout_key(asked.rollout))) if run is None else run
         if run and claim.limit.is_for(run):
-            yield place, claim._replace(of=run)
+            yield place, claim._replace(of=run), claim.limit.key(run)
 
 
 def sum_now(stored: Sum, claim: Claim, now: int) -> tuple[Sum, Window]:
@@ -276,11 +278,6 @@ def limit_of(key: bytes, limits: Iterable[Limit]) -> Limit | None:
 def fits(claim: Claim, sum_: Sum) -> bool:
     """Whether a budget has room for it."""
     return sum_.used + sum_.reserved + claim.amount <= claim.limit.most
-
-
-def key_of(claim: Claim) -> bytes:
-    """Of the sum of its budget."""
-    return claim.limit.key(claim.of or "")
 
 
 def _process(reservation: bytes) -> bytes:

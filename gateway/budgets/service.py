@@ -84,11 +84,10 @@ class Budgets:
         found = budgets_of(self._limits, call, record)
         if not found:
             return None
-        models, began = self._models(call, record, names), record.request.started_ns
-        paid = any(limit.budget.unit == "usd" for limit, _ in found)
-        priced = [price for name in models if paid and (price := self._prices.price(name, began)) is not None]
-        counted = any(limit.budget.unit != "calls" for limit, _ in found)
-        bound = bound_of(self._prompts, call, record) if counted else Bound(0, 0)
+        units, began = {limit.budget.unit for limit, _ in found}, record.request.started_ns
+        models = self._models(call, record, names) if "usd" in units else []
+        priced = [price for name in models if (price := self._prices.price(name, began)) is not None]
+        bound = Bound(0, 0) if units == {"calls"} else bound_of(self._prompts, call, record)
         claims = list(claims_of(found, bound, call.model, priced))
         who = self._process + keys.number(next(self._numbers))
         asked = Reservation(claims, call.address.rollout, began, who)

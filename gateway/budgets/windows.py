@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.gateway.model.budget import MONTH, TOTAL
 from penstock.gateway.model.times import nanoseconds
@@ -18,8 +18,19 @@ class Window(NamedTuple):
     """None where it never does."""
 
 
+_last: Final[dict[str, Window]] = {}
+"""Those that were asked for last: most calls are in the same."""
+
+
 def window_at(window: str, at_ns: int) -> Window:
     """The one that a moment is in. A length of time begins at its multiples: `1h` on the hour, `1d` at midnight."""
+    known = _last.get(window)
+    if known is None or at_ns < known.since_ns or (known.ends_ns is not None and at_ns >= known.ends_ns):
+        known = _last[window] = _window_at(window, at_ns)
+    return known
+
+
+def _window_at(window: str, at_ns: int) -> Window:
     if window == TOTAL:
         return Window(0, None)
     if window == MONTH:

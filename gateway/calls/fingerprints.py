@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw
 
 from penstock.gateway.dialects.items import LARGE, Items
-from penstock.gateway.dialects.loose_json import UNREADABLE, Peek
+from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, peek_apart
 
 LONGEST: Final = 4 << 20
 """A longer request has no stem, because comparing it would hold other calls up; bytes."""
@@ -271,9 +271,7 @@ def _stem(start: _Start, end: _End, body: bytes, read: Read) -> _Stem | None:
     story = _part(read.story, len(end.story.items) + _counting(read.numbers[:-_MOVING]))
     ends = (_End(Raw(view[:last]), last, read.story), _End(Raw(view[: last - moving]), last - moving, story))
     asked, key = read.items.asked, body[_PLACES[place] - _BEFORE : _PLACES[place]]
-    # Its tools would hold the request that they were read from.
-    asked = asked and Peek(asked.model, asked.n, Raw(bytes(asked.tools)))
-    return _Stem(start, ends, body[last:], asked, read.items.previous, key, len(body))
+    return _Stem(start, ends, body[last:], asked and peek_apart(asked), read.items.previous, key, len(body))
 
 
 def _part(story: Story, count: int) -> Story:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, arr, is_bulky, loads, peek, peeked
+from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, arr, is_bulky, loads, peek, peek_of, peeked
 
 LARGE: Final = 256 << 10
 """Bytes of a request above which cutting it would hold others up."""
@@ -85,8 +85,7 @@ def _skimmed(body: bytes, names: frozenset[str]) -> tuple[Peek, Values]:
         found = skim(body, names)
     except ValueError:
         return peek(body), {}
-    model, n, tools = (whole(found.pop(name, None)) for name in ("model", "n", "tools"))
-    return Peek(loads(model), loads(n), msgspec.Raw(tools)), found
+    return peek_of({name: whole(found.pop(name)) for name in Peek.__struct_fields__ if name in found}), found
 
 
 def skim(body: bytes, names: frozenset[str]) -> Values:

@@ -5,7 +5,8 @@ A provider's body is read through these, so that an odd value is an absent one a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,6 +42,18 @@ class Peek(msgspec.Struct):
     model: Any = None
     n: Any = None
     tools: msgspec.Raw = msgspec.Raw()
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    best_of: Any = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    generationConfig: msgspec.Raw = msgspec.Raw()
+    generation_config: msgspec.Raw = msgspec.Raw()
+    inferenceConfig: msgspec.Raw = msgspec.Raw()
+
+
+_RAW = frozenset(name for name, kind in Peek.__annotations__.items() if kind == "msgspec.Raw")
+_members = attrgetter(*Peek.__struct_fields__)
 
 
 def is_bulky(body: bytes | str) -> bool:
@@ -97,7 +110,17 @@ def peek(body: bytes) -> Peek:
 
 def peeked(asked: Peek) -> Peek:
     """The same without what a dialect reads besides, which would keep the whole conversation's objects."""
-    return Peek(asked.model, asked.n, asked.tools)
+    return Peek(*_members(asked))
+
+
+def peek_apart(asked: Peek) -> Peek:
+    """The same without holding the request that it was read from."""
+    return Peek(*[msgspec.Raw(bytes(it)) if isinstance(it, msgspec.Raw) and it else it for it in _members(asked)])
+
+
+def peek_of(members: Mapping[str, bytes]) -> Peek:
+    """The same from members that are cut out already."""
+    return Peek(**{name: msgspec.Raw(said) if name in _RAW else loads(said) for name, said in members.items()})
 
 
 def loads(body: bytes | str) -> Any:

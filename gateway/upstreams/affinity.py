@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Protocol, TypeVar
 
 MOST: Final = 1.25
 """How much more than its share an upstream is given."""
+
+
+_REMEMBERED: Final = 4096
+"""Draws that are not made again: a rollout has many calls."""
 
 
 class Sharing(Protocol):
@@ -39,11 +44,15 @@ def ordered(upstreams: Sequence[T], weights: Mapping[str, float], rollout: str) 
     sharing.sort(key=lambda one: _score(rollout, one.name, weights[one.name]), reverse=True)
     after = 1 + sum(one.running for one in sharing)
     all_weights = sum(weights[one.name] for one in sharing)
-    free = [one for one in sharing if one.running < math.ceil(MOST * after * weights[one.name] / all_weights)]
-    crowded = [one for one in sharing if one not in free]
-    return [*free, *crowded, *(one for one in upstreams if one.name not in weights)]
+    free, crowded = list[T](), list[T]()
+    for one in sharing:
+        full = one.running >= math.ceil(MOST * after * weights[one.name] / all_weights)
+        (crowded if full else free).append(one)
+    spares = [one for one in upstreams if one.name not in weights] if len(sharing) < len(upstreams) else []
+    return free + crowded + spares
 
 
+@lru_cache(_REMEMBERED)
 def _score(rollout: str, upstream: str, weight: float) -> float:
     drawn = int.from_bytes(blake2b(f"{rollout}\0{upstream}".encode(), digest_size=8).digest())
     return -weight / math.log((drawn + 1) / (2**64 + 1))

@@ -147,8 +147,15 @@ T = TypeVar("T", bound=Served)
 def take_next(upstreams: list[T], now: float) -> T:
     """Takes the next one to ask out of those that are left: the first that is not passed over and has a place, else the
     first that is not passed over, else the first."""
-    able = [at for at, one in enumerate(upstreams) if not (one.health.passed_over(now) or one.keeps_waiting(now))]
-    taken = upstreams.pop(next((at for at in able if not upstreams[at].places.full), able[0] if able else 0))
+    first = None
+    for at, one in enumerate(upstreams):
+        if one.health.passed_over(now) or one.keeps_waiting(now):
+            continue
+        first = at if first is None else first
+        if not one.places.full:
+            first = at
+            break
+    taken = upstreams.pop(first or 0)
     taken.health.given(now)
     return taken
 
