@@ -16,9 +16,11 @@ from bench import procfs
 from bench.soak.account import Kill
 
 ROOT = Path(__file__).parents[2]
-# As every bench: the index is another process, with figures of its own.
+# As in every bench there is no index: it is another process, with figures of its own. Rollouts end when they have been
+# quiet, as they do in production after half an hour.
 CONFIG = """\
 port = {port}
+quiet_seconds = 60.0
 
 [index]
 when = "never"
