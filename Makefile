@@ -224,7 +224,7 @@ chaos: install ## 10,000 rollouts while agents, runners and the gateway are kill
 histories: install ## Minutes of kills, handovers, full disks and wrong clocks; what clients saw is checked against the tape
 	PYTHONPATH=tests $(BIN)/python -m e2e.histories
 
-soak: install ## A million calls: does memory stay flat?
+soak: install ## A million calls of all kinds, with kills and reloads: does memory stay flat, is every call on the tape?
 	$(BIN)/python -m bench.soak --calls 1000000
 
 # By their hashes, as images install them.

@@ -155,7 +155,8 @@ def run(options: argparse.Namespace) -> report.Results:
         done = rounds.run(cases, options.rounds, began + limit)
         notes.append(f"{done} rounds, {time.monotonic() - began:.0f} s")
         notes += [note for gateway in gateways for note in tape_note(gateway)]
-    return report.Results(cases, rounds.cells, idle, [machine(cores), *notes])
+    versions = {peer.name: peer.version for peer in peers}
+    return report.Results(cases, rounds.cells, idle, [machine(cores), *notes], versions)
 
 
 def main() -> None:

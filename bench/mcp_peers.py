@@ -6,11 +6,9 @@ version named here, and are installed only when asked for. Logging of calls is o
 
 from __future__ import annotations
 
-import shutil
-import sys
 from functools import partial
 
-from bench.peers import BUILD, Peer, Start, bare, penstock_program, sh
+from bench.peers import BUILD, Peer, Start, bare, install, penstock_program
 
 FASTMCP = "4.1.2"
 MCP_PROXY = "0.13.0"
@@ -36,15 +34,6 @@ proxy.run(
     transport="http", host="127.0.0.1", port={port}, show_banner=False, log_level="ERROR", uvicorn_config=settings
 )
 """
-
-
-def install(package: str, version: str) -> None:
-    """In a virtual environment of its own."""
-    place = BUILD / package
-    shutil.rmtree(place, ignore_errors=True)
-    BUILD.mkdir(exist_ok=True)
-    sh(sys.executable, "-m", "venv", place)
-    sh(place / "bin/pip", "install", "--quiet", "--disable-pip-version-check", f"{package}=={version}")
 
 
 def penstock(start: Start) -> list[str]:
@@ -85,7 +74,7 @@ PEERS = [
         path="/mcp",
         exact=False,
         installed=(BUILD / "fastmcp/bin/fastmcp").exists,
-        install=partial(install, "fastmcp", FASTMCP),
+        install=partial(install, "fastmcp", f"fastmcp=={FASTMCP}"),
     ),
     Peer(
         "mcp-proxy",
@@ -94,6 +83,6 @@ PEERS = [
         path="/mcp",
         exact=False,
         installed=(BUILD / "mcp-proxy/bin/mcp-proxy").exists,
-        install=partial(install, "mcp-proxy", MCP_PROXY),
+        install=partial(install, "mcp-proxy", f"mcp-proxy=={MCP_PROXY}"),
     ),
 ]

@@ -20,7 +20,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 BUILD = HERE / ".build"
-LITELLM = "1.106.2"
+LITELLM, NEWEST_LITELLM = "1.106.2", "1.110.2"
+SMG = "1.13.0"
 PORTKEY = "1.15.2"
 HONO_NODE_SERVER = "1.13.8"
 """From 1.14 on every stream through Portkey 1.15.2 is answered with 500."""
@@ -45,6 +46,8 @@ class Peer:
     name: str
     command: Callable[[Start], list[str]]
     """Writes the configuration into scratch and returns the command line."""
+    version: str = ""
+    """Shown beside its name."""
     ready: str = "/readyz"
     """Answers 200 as soon as calls are served."""
     path: str = "/v1/chat/completions"
@@ -65,19 +68,40 @@ class Peer:
 # Installation.
 
 
-def sh(*command: str | Path, cwd: Path = BUILD) -> None:
-    """Run a command; raises with the end of its output when it fails."""
+def sh(*command: str | Path, cwd: Path = BUILD) -> str:
+    """What a command says; raises with the end of its output when it fails."""
     done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError((done.stderr or done.stdout).strip()[-400:])
+    return done.stdout
 
 
-def install_litellm() -> None:
+def install(folder: str, *packages: str) -> None:
     """In a virtual environment of its own."""
-    shutil.rmtree(BUILD / "litellm", ignore_errors=True)
+    shutil.rmtree(BUILD / folder, ignore_errors=True)
     BUILD.mkdir(exist_ok=True)
-    sh(sys.executable, "-m", "venv", BUILD / "litellm")
-    sh(BUILD / "litellm/bin/pip", "install", "--quiet", f"litellm[proxy]=={LITELLM}")
+    sh(sys.executable, "-m", "venv", BUILD / folder)
+    sh(BUILD / folder / "bin/pip", "install", "--quiet", *packages)
+
+
+PROXY_NEEDS = """
+from importlib.metadata import requires
+from pip._vendor.packaging.requirements import Requirement
+for one in map(Requirement, requires("litellm")):
+    if one.marker and one.marker.evaluate({"extra": "proxy"}) and not one.marker.evaluate({"extra": ""}):
+        if one.name != "litellm-proxy":
+            extras = f"[{','.join(one.extras)}]" if one.extras else ""
+            print(one.name + extras + ("" if one.name.startswith("litellm-") else str(one.specifier)))
+"""
+"""Its extra `proxy` asks for a package that no registry has to have and that the proxy, which is in the wheel, runs
+without; and for versions of two others that come later than it does."""
+
+
+def install_newest_litellm() -> None:
+    """The wheel, then what its proxy needs."""
+    install("litellm-newest", f"litellm=={NEWEST_LITELLM}")
+    python = BUILD / "litellm-newest/bin/python"
+    sh(python, "-m", "pip", "install", "--quiet", *sh(python, "-c", PROXY_NEEDS).split("\n")[:-1])
 
 
 def install_portkey() -> None:
@@ -186,14 +210,26 @@ def penstock(start: Start, index: str = "never", more: str = "", workers: int = 
     return serve if workers == 1 else [*serve, "--workers", str(workers)]
 
 
-def litellm(start: Start) -> list[str]:
+def litellm(start: Start, folder: str = "litellm", *more: str) -> list[str]:
     """LiteLLM's proxy, one worker, a master key and no database."""
     file = start.scratch / "litellm.yaml"
     names = ("bench-chat", "bench-burst", "bench-paced")
     models = "".join(LITELLM_MODEL.format(model=name, upstream=start.upstream, key=KEY) for name in names)
     file.write_text(LITELLM_CONFIG.format(models=models, key=KEY))
-    program = [str(BUILD / "litellm/bin/litellm"), "--config", str(file), "--num_workers", "1"]
-    return [*program, "--host", "127.0.0.1", "--port", str(start.port)]
+    program = [str(BUILD / folder / "bin/litellm"), "--config", str(file), "--num_workers", "1"]
+    return [*program, "--host", "127.0.0.1", "--port", str(start.port), *more]
+
+
+def native_litellm(start: Start) -> list[str]:
+    """As much of it in Rust as it lets itself be told: a server in Rust too, and all paths that are open to it."""
+    return litellm(start, "litellm-newest", "--run_granian")
+
+
+def smg(start: Start) -> list[str]:
+    """A router in Rust, in front of one endpoint that speaks OpenAI's format."""
+    upstream = ["--backend", "openai", "--worker-urls", f"http://127.0.0.1:{start.upstream}"]
+    quiet = ["--log-level", "error", "--prometheus-port", str(start.port + 1)]
+    return [str(BUILD / "smg/bin/smg"), "launch", *upstream, "--host", "127.0.0.1", "--port", str(start.port), *quiet]
 
 
 def portkey(start: Start) -> list[str]:
@@ -261,14 +297,44 @@ PEERS = [
         "litellm",
         litellm,
         ready="/health/readiness",
+        version=LITELLM,
         environment=LITELLM_ENVIRONMENT,
         exact=False,
         installed=(BUILD / "litellm/bin/litellm").exists,
-        install=install_litellm,
+        install=partial(install, "litellm", f"litellm[proxy]=={LITELLM}"),
+    ),
+    Peer(
+        "litellm-newest",
+        partial(litellm, folder="litellm-newest"),
+        version=NEWEST_LITELLM,
+        ready="/health/readiness",
+        environment=LITELLM_ENVIRONMENT,
+        exact=False,
+        installed=(BUILD / "litellm-newest/bin/granian").exists,
+        install=install_newest_litellm,
+    ),
+    Peer(
+        "litellm-native",
+        native_litellm,
+        version=NEWEST_LITELLM,
+        ready="/health/readiness",
+        environment={**LITELLM_ENVIRONMENT, "LITELLM_RUST": "1"},
+        exact=False,
+        installed=(BUILD / "litellm-newest/bin/granian").exists,
+        install=install_newest_litellm,
+    ),
+    Peer(
+        "smg",
+        smg,
+        version=SMG,
+        ready="/readiness",
+        installed=(BUILD / "smg/bin/smg").exists,
+        install=partial(install, "smg", f"smg=={SMG}"),
     ),
     Peer(
         "portkey",
         portkey,
+        version=PORTKEY,
         ready="/",
         headers=portkey_headers,
         environment={"TRUSTED_CUSTOM_HOSTS": "127.0.0.1"},

@@ -18,15 +18,24 @@ Line = Sequence[tuple[float, float]]
 
 
 def lines(
-    title: str, across: str, up: str, series: Mapping[str, Line], top: float = 1.0, mark: float | None = None
+    title: str,
+    across: str,
+    up: str,
+    series: Mapping[str, Line],
+    top: float = 1.0,
+    mark: float | None = None,
+    events: Sequence[float] = (),
 ) -> str:
-    """Shares over rollouts, one line each; `across` and `up` name the axes, `mark` draws a level."""
+    """Shares over rollouts, one line each; `across` and `up` name the axes, `mark` draws a level, `events` places."""
     right = max(x for line in series.values() for x, _ in line)
     parts = [_frame(title, across, up, right, top)]
     if mark is not None:
         y = _y(mark, top)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="#888"/>')
         parts.append(_text(WIDTH - RIGHT - 4, y - 5, _percent(mark), "end"))
+    for event in events:
+        x = f'x1="{_x(event, right):.1f}" x2="{_x(event, right):.1f}"'
+        parts.append(f'<line {x} y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#888" stroke-dasharray="2 3"/>')
     for style, (name, line) in enumerate(series.items()):
         points = " ".join(f"{_x(x, right):.1f},{_y(min(y, top), top):.1f}" for x, y in line)
         parts.append(f'<polyline points="{points}" {_stroke(style)}><title>{escape(name)}</title></polyline>')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -33,6 +33,12 @@ class Results:
     idle: dict[str, Idle]
     notes: list[str]
     """Peers that are missing, tape size and the like."""
+    versions: dict[str, str] = field(default_factory=dict[str, str])
+    """Of peers, by their names."""
+
+    def label(self, peer: str) -> str:
+        """As the table names it."""
+        return f"{peer} {self.versions.get(peer, '')}".strip()
 
 
 def middle(cells: list[Cell], name: str) -> float | None:
@@ -45,6 +51,7 @@ def table(results: Results) -> str:
     """The table, and below it what went wrong."""
     rows = [row for case in results.cases for row in case_rows(case, results.cells[case.name])]
     rows += [idle_row(peer, idle) for peer, idle in results.idle.items()]
+    rows = [[case, results.label(peer), *figures] for case, peer, *figures in rows]
     about = [f"{case.name}: {case.about}" for case in results.cases]
     legend = "CPU: gateway, per call or event; x bare: relative to bare's. p50, p99: added to direct's, which has rows."
     return "\n".join([*markdown(rows), "", *about, legend, *complaints(results)])

@@ -4,13 +4,9 @@ Every change is an operation on the tape (`gateway.queue.operations`). The recor
 order in which they came, together with the calls: when the end of an attempt is answered, all its calls are durable.
 This module does what needs an event loop. Claims that find nothing wait in a line, without touching the tape, and as
 many are woken as there is work. Live attempts are in a heap of deadlines. When one is due the tape decides whether it
-still holds, because the attempt may have been heard of since; so a sign of life costs nothing here. An attempt that the
-clock or somebody has ended stays in the heap until its worker has let go of it: before that no other attempt at its
-rollout is handed out.
-
-Attempts that nobody has claimed are in the heap too: they end when nothing was heard of them for the quiet time. The
-writer notes those that begin, and they are fetched now and then. A hundred thousand of them cost a look each in a quiet
-time, some at a time, between the other work of the recorder.
+still holds: a sign of life costs nothing here. An attempt that the clock or somebody has ended stays in the heap until
+its worker has let go of it: before that no other attempt at its rollout is handed out. Attempts that nobody has claimed
+end when nothing was heard of them for the quiet time; `Unclaimed` has them until then. Each costs a look, some at once.
 
 The clock is the tape's: it starts with the machine's and then runs evenly, so setting the machine's clock cannot end
 anything. Times that an earlier process of the gateway has written are taken as they are, but workers have `GRACE_S`
@@ -48,6 +44,7 @@ from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
 from penstock.gateway.queue.span_operations import SpanOperations
+from penstock.gateway.queue.unclaimed import Unclaimed
 from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
@@ -86,6 +83,7 @@ class Dispatcher:
         self._line: dict[asyncio.Future[None], frozenset[Mode]] = {}
         self._due: list[tuple[int, tuple[str, str]]] = []
         self._watched: dict[tuple[str, str], int] = {}
+        self._unclaimed = Unclaimed()
         self._timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._expiring: asyncio.Task[None] | None = None
@@ -392,8 +390,9 @@ class Dispatcher:
         """
         self._sweeper = asyncio.get_running_loop().call_later(min(_SWEEP_S, self._quiet_s), self._sweep)
         now = self.now_ns()
-        for name in self.waiting.newly_unclaimed():
-            self._watch(*name, now + int(self._quiet_s * 1e9))
+        self._unclaimed.add(self.waiting.newly_unclaimed(), now + int(self._quiet_s * 1e9))
+        for name in self._unclaimed.take(now + int(_SWEEP_S * 1e9)):
+            self._watch(*name)
         for name in self.reader.live():
             if name not in self._watched:
                 self._watch(*name, now)

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+import tracemalloc
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -117,6 +118,11 @@ class Life:
         rollout, attempt = name.split("/")
         self.recorder.put(Call(rollout, attempt, self.clock()))
         assert await self.recorder.flush()
+
+    def waiting_begin(self, count: int) -> None:
+        """So many attempts begin that nobody has claimed, and are fetched."""
+        self.dispatcher.waiting.unclaimed.extend((f"i-019f5a2b7c1-{number:08x}", "0") for number in range(count))
+        self.dispatcher._sweep()
 
     def attempt(self, name: str) -> Attempt:
         rollout, attempt = name.split("/")
@@ -695,6 +701,17 @@ async def test_many_end_some_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
         await life.when(lambda: not QueueReader(life.store).unclaimed())
         assert max(seen) == 7
         assert life.metrics.attempts[("succeeded",)] == 50
+
+
+async def test_those_that_are_not_due_for_long_cost_next_to_no_memory(tmp_path: Path) -> None:
+    async with living(tmp_path) as life:
+        life.waiting_begin(1)
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        life.waiting_begin(20_000)
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert after - before < 20_000 * 64, "each was a tuple in a dict and in a heap, 450 bytes"
 
 
 # -- what failed -------------------------------------------------------------------------------------------------------

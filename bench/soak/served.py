@@ -1,0 +1,163 @@
+"""The gateway of a soak: one process, or two while one hands over to the next, on one core, port and tape."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from random import SystemRandom
+from time import monotonic
+
+from bench import procfs
+from bench.soak.account import Kill
+
+ROOT = Path(__file__).parents[2]
+# As in every bench there is no index: it is another process, with figures of its own. Rollouts end when they have been
+# quiet, as they do in production after half an hour.
+CONFIG = """\
+port = {port}
+quiet_seconds = 60.0
+
+[index]
+when = "never"
+
+[[upstream]]
+name = "main"
+base_url = "http://127.0.0.1:{provider}/v1"
+dialect = "openai"
+
+[[upstream]]
+name = "anthropic"
+base_url = "http://127.0.0.1:{provider}"
+dialect = "anthropic"
+
+[[upstream]]
+name = "shaky"
+base_url = "http://127.0.0.1:{provider}/shaky/v1"
+dialect = "openai"
+
+[[route]]
+model = "soak-failover"
+upstream = ["shaky", "main"]
+
+[[route]]
+model = "soak-messages*"
+upstream = "anthropic"
+
+[[route]]
+model = "*"
+upstream = "main"
+
+[mcp.servers.echo]
+url = "http://127.0.0.1:{provider}/mcp"
+"""
+PATIENCE_S = 60.0
+
+
+def steady_port() -> int:
+    """A port that the system gives to nobody by itself, so that it is there again after a kill."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = SystemRandom().randrange(10_000, lowest)
+        with suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            return port
+
+
+class Served:
+    """Starts it, kills it, has it started anew."""
+
+    def __init__(self, home: Path, provider: int, core: int) -> None:
+        self.port = steady_port()
+        self.data, self.core = home / "data", core
+        self._config, self._log = home / "penstock.toml", home / "log"
+        self._config.write_text(CONFIG.format(port=self.port, provider=provider))
+        self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the first process, which stays the parent of all later ones."""
+        assert self.process is not None
+        return self.process.pid
+
+    async def start(self) -> None:
+        """Until it serves."""
+        with self._log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "penstock", "serve", "--config", self._config, "--data", self.data),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+            )
+        os.sched_setaffinity(self.pid, {self.core})
+        await self._address()
+
+    async def _address(self) -> None:
+        """What a process prints when it serves."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            line = await self.process.stdout.readline()
+        if not line.startswith(b"penstock listening on "):
+            raise RuntimeError(f"the gateway does not serve: {self.log_end()}")
+
+    def log_end(self) -> str:
+        """Its last words."""
+        return self._log.read_text(errors="replace")[-1000:]
+
+    async def reload(self) -> None:
+        """SIGHUP, until the next process serves."""
+        os.kill(self.pid, signal.SIGHUP)
+        await self._address()
+
+    async def kill(self) -> Kill:
+        """All its processes at once; returns when they are gone."""
+        assert self.process is not None
+        begin, pids = monotonic(), procfs.tree(self.pid)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await self.process.communicate()
+        async with asyncio.timeout(PATIENCE_S):
+            while any(map(_runs, pids)):  # noqa: ASYNC110 - some may have lost their parent, whom alone the kernel tells
+                await asyncio.sleep(0.01)
+        return Kill(begin, monotonic())
+
+    async def stop(self) -> None:
+        """As it is asked to; what runs may end."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_S):
+            await self.process.communicate()
+
+    async def wait(self, seconds: float) -> None:
+        """For somebody who could not connect; raises RuntimeError when it has ended though nobody killed it."""
+        assert self.process is not None
+        returncode = self.process.returncode
+        if returncode is not None and returncode != -signal.SIGKILL:
+            raise RuntimeError(f"the gateway has ended with {returncode}: {self.log_end()}")
+        await asyncio.sleep(seconds)
+
+    def cpu(self) -> float:
+        """Seconds so far, of the processes that run now."""
+        return procfs.cpu_seconds(self.pid)
+
+    def memory(self) -> procfs.Memory:
+        """Of the processes that run now."""
+        return procfs.memory(self.pid)
+
+    def stored_mb(self) -> float:
+        """What it has written to disk."""
+        return sum(path.stat().st_blocks * 512 for path in self.data.rglob("*") if path.is_file()) / 1e6
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
