@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.gateway.budgets.here import Here
 from penstock.gateway.budgets.limits import Limit
-from penstock.gateway.budgets.operations import Claim, Reservation, Short, Sum, Used, key_of
+from penstock.gateway.budgets.operations import Claim, Reservation, Short, Sum, Used
 from penstock.gateway.budgets.windows import Window
 
 
@@ -60,8 +60,8 @@ class Told(msgspec.Struct):
 class Answer(msgspec.Struct):
     """What becomes of it."""
 
-    held: list[tuple[int, str | None]] = []
-    """(place, whose) of the claims whose budgets are known."""
+    held: list[tuple[int, str | None, bytes]] = []
+    """(place, whose, key of the sum) of the claims whose budgets are known."""
     since: dict[bytes, int] = {}
     """When the window began, by the key of a sum."""
     short: list[tuple[int, str | None, tuple[int, ...], tuple[int, int | None]]] = []
@@ -83,7 +83,7 @@ class Calls:
     def answered(self, asked: Reservation, said: Any) -> list[Short]:
         """Takes the answer; what has no room for it."""
         answer = msgspec.convert(said, Answer)
-        asked.held = [(place, asked.claims[place]._replace(of=of)) for place, of in answer.held]
+        asked.held = [(place, asked.claims[place]._replace(of=of), key) for place, of, key in answer.held]
         asked.since = answer.since
         if not answer.short and not asked.settled:
             self.open[asked.who] = asked
@@ -121,14 +121,14 @@ class ForOthers:
         """Reserves it; None where that must be done on the tape."""
         self._open[asked.who] = asked
         short = await reserve(asked)
-        held = [(place, claim.of) for place, claim in asked.held]
+        held = [(place, claim.of, key) for place, claim, key in asked.held]
         if short is not None and not short:
             return Answer(held, asked.since)
         self._open.pop(asked.who, None)
         if short is None:
             return None
-        places = {key_of(claim): place for place, claim in asked.held}
-        return Answer(held, short=[(places[key_of(one.claim)], one.claim.of, *_numbers(one)) for one in short])
+        places = {claim: place for place, claim, _ in asked.held}
+        return Answer(held, short=[(places[one.claim], one.claim.of, *_numbers(one)) for one in short])
 
     def settled(self, said: Any, used: Sequence[tuple[int, bool]]) -> None:
         """A call has ended, and the tape has its span."""
