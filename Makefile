@@ -213,7 +213,7 @@ check-train: install install-train ## Types of what needs torch
 check-verl: install install-verl ## Types of what needs verl
 	$(BIN)/pyright -p pyright-verl.json
 
-bench: install ## Measure side by side with bare aiohttp, LiteLLM, Portkey; fastmcp, mcp-proxy for MCP; mitmproxy for the sidecar
+bench: install ## Measure side by side with bare aiohttp, LiteLLM, Portkey, smg; fastmcp, mcp-proxy for MCP; mitmproxy for the sidecar
 	$(BIN)/python -m bench --install
 	$(BIN)/python -m bench.mcp --install
 	$(BIN)/python -m bench.sidecar --install

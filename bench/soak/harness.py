@@ -72,6 +72,7 @@ class Soak:
     async def run(self) -> None:
         """All calls, all faults, and the end of the gateway."""
         await self._served.start()
+        self._sampler.begin()
         self._up.set()
         async with asyncio.TaskGroup() as group:
             for number in range(self._plan.agents):

@@ -63,6 +63,10 @@ class Sampler:
     _took: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     _unexpected: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
+    def begin(self) -> None:
+        """The gateway has started: what that took is not counted."""
+        self._at = (0, monotonic() - self.began, self.served.cpu())
+
     def note(self, kind: int, seen: Seen, took: float) -> None:
         """A call is over."""
         self._took[kind].append(took)

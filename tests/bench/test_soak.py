@@ -54,14 +54,14 @@ def sample(calls: int, life: int, anon_mb: float, whole: bool = True) -> Sample:
     return Sample(calls, calls / 1000, life, whole, 1000.0, 0.4, anon_mb + 30, anon_mb, 1.0, fast, {"chat": fast})
 
 
-def test_growth_is_that_of_one_process_after_its_first_half() -> None:
-    warming = [sample(1000 * number, 0, 50.0 + number) for number in range(1, 11)]
-    after = [sample(1000 * number, 1, 60.0 + min(number, 20), number > 11) for number in range(11, 31)]
+def test_growth_is_that_of_one_process_in_the_last_third_of_its_life() -> None:
+    warming = [sample(1000 * number, 0, 50.0 + number) for number in range(1, 13)]
+    after = [sample(1000 * number, 1, 60.0 + min(number, 20), number > 13) for number in range(13, 31)]
     first, second = lives([*warming, *after])
-    assert len(second) == 19, "the interval of the kill belongs to nobody"
+    assert len(second) == 17, "the interval of the kill belongs to nobody"
     assert growth(first) == pytest.approx(100.0)
     assert growth(second) == pytest.approx(0.0)
-    assert growth(second[:5]) is None
+    assert growth(second[:9]) is None
     said = report(Outcome(Plan(), [*warming, *after]))
-    assert "process 1: 9,000 calls, 51.0 -> 60.0 MB, +100.00 MB per 100,000 calls in its second half (flat: NOT" in said
-    assert "process 2: 18,000 calls, 72.0 -> 80.0 MB, +0.00 MB per 100,000 calls in its second half (flat: rea" in said
+    assert "process 1: 11,000 calls, 51.0 -> 62.0 MB, +100.00 MB per 100,000 calls in its last third (flat: NOT" in said
+    assert "process 2: 16,000 calls, 74.0 -> 80.0 MB, +0.00 MB per 100,000 calls in its last third (flat: rea" in said
