@@ -298,8 +298,8 @@ class Gateway:
             budgets=self.budgets.or_none,
         )
         self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
-        first = None if self._work.leads else LeaderPlane(self.config.data)
-        self._port = Dispatch(self.proxy, plane, self.mcp, self._wanted, first)
+        self._first = None if self._work.leads else LeaderPlane(self.config.data)
+        self._port = Dispatch(self.proxy, plane, self.mcp, self._wanted, self._first)
         self.recorder.start()
         self._checks.start()
         await self.bridge.start()
@@ -366,6 +366,8 @@ class Gateway:
         cut_off(self.proxy.running)
         # The others may need what only the first one has, until they end.
         await first((self._work.alone, hurry), limits.drain_seconds)
+        if self._first is not None:
+            await self._first.finish(_CONTROL_SECONDS)
         self.mcp.sessions.close()
         await self.audit.finish(_CONTROL_SECONDS)
         await self.bridge.stop()

@@ -28,6 +28,9 @@ HOP: Final = frozenset(
         b"upgrade",
     }
 )
+TOLD: Final = b"penstock-told"
+"""What one worker of a gateway tells another of a call that it has checked (`server.passing`)."""
+_NOT_PASSED: Final = HOP | {b"expect", TOLD}
 CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"x-penstock-token")
 """Where clients put keys, agent tokens among them."""
 
@@ -154,9 +157,12 @@ def framed(request: Request, body: bytes) -> bytes:
     return b"".join([*parts, b"0\r\n", *trailers, b"\r\n"])
 
 
-def control_head(request: Request, target: bytes) -> bytes:
-    """A request to the control plane, less what concerns the connection."""
-    lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.headers if low not in HOP | {b"expect"}]
+def control_head(request: Request, target: bytes, told: bytes | None = None) -> bytes:
+    """A request to a server of ours, less what concerns the connection. `told`: the value of `TOLD`, which no client
+    can say itself."""
+    lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.headers if low not in _NOT_PASSED]
+    if told is not None:
+        lines.append(b"%b: %b\r\n" % (TOLD, told))
     return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, b"".join(lines))
 
 

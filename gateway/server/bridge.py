@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.gateway.api.operations import Operations
@@ -25,7 +26,6 @@ from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.passed import PATH as WRAPPED
 from penstock.gateway.proxy.relay import Relay
 from penstock.gateway.server.handover import short
-from penstock.gateway.server.passing import TOLD
 from penstock.gateway.server.team import RELAY
 from penstock.gateway.store.processes import WRITERS
 from penstock.gateway.upstreams.pool import Connector, connect_inside
@@ -73,6 +73,7 @@ class Plane(Connector):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._idle: list[UpstreamConnection] = []
+        self._changed = asyncio.Event()
 
     def serve(self, client: ClientConnection, request: Request, target: bytes | None = None) -> None:
         """Begins a request; `target` replaces its own target if the dispatch has checked it."""
@@ -92,16 +93,21 @@ class Plane(Connector):
     def put_back(self, connection: UpstreamConnection) -> None:
         """Keeps a connection for the next request: making one costs as much as serving one."""
         self._idle.append(connection)
+        self._changed.set()
 
     def forget(self, connection: UpstreamConnection) -> None:
         """The connection is gone."""
         if connection in self._idle:
             self._idle.remove(connection)
+        self._changed.set()
 
-    def close(self) -> None:
-        """Closes every idle connection."""
-        for connection in self._idle:
-            connection.transport.abort()
+    async def finish(self, seconds: float) -> None:
+        """Waits for requests that are under way, but not for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.connections > len(self._idle):
+                    self._changed.clear()
+                    await self._changed.wait()
 
 
 class ControlPlane(Plane):
@@ -155,9 +161,7 @@ class ControlCall(Relay):
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         """Sends the request."""
-        head = control_head(self.request, self.target)
-        if self.told is not None:
-            head = b"%b%b: %b\r\n\r\n" % (head[:-2], TOLD, self.told)
+        head = control_head(self.request, self.target, self.told)
         self.send(connection, head, framed(self.request, self.request.body()))
 
     def on_unreachable(self, reason: str, detail: str) -> None:

@@ -17,10 +17,11 @@ from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.mcp import MCP
 from penstock.gateway.http.client_connection import ClientConnection
+from penstock.gateway.http.headers import TOLD
 from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.features import Mcp
 from penstock.gateway.server.dispatch import Dispatch
-from penstock.gateway.server.passing import TOLD, Told
+from penstock.gateway.server.passing import Told
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.wanted import WantedHosts
 

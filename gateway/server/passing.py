@@ -6,8 +6,6 @@ and open questions), of agents in rehearsal, and of exact routes.
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from penstock.gateway.calls.address import Address
@@ -17,9 +15,6 @@ from penstock.gateway.dialects.mcp import MCP
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.model.release_calls import rehearsed
 from penstock.gateway.proxy.shared import Shared
-
-TOLD: Final = b"penstock-told"
-"""The header with what a worker tells the first one."""
 
 
 class Told(msgspec.Struct):

@@ -46,6 +46,7 @@ _LEAVE: Final = b"leave"
 _LEFT: Final = b"left"
 _SERVES: Final = b"serves"
 _LONGEST: Final = 16
+"""Bytes of what is said; neither end says two things without an answer between."""
 _AGAIN_S: Final = 1.0
 """After which one is started anew that has died before it served."""
 _log = logging.getLogger("penstock.workers")
@@ -67,7 +68,7 @@ class Worker:
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], held: Held, lock: int) -> bool:
         """Returns once it is ready for `go_on`; False where it has died before."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
         with theirs:
             send(ours, Held(held.host, held.port, self.sockets, held.path, held.unix), lock, self.place)
             os.set_inheritable(theirs.fileno(), True)
@@ -308,6 +309,7 @@ def _inside(data: Path, name: str) -> socket.socket:
         with suppress(FileNotFoundError):
             os.unlink(path)
         made.bind(path)
+        os.chmod(path, 0o600)
     made.listen(_BACKLOG)
     return made
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import stat
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain, count
@@ -177,7 +178,7 @@ async def test_a_pause_counts_in_every_worker(tmp_path: Path) -> None:
                 waiting[1].cancel()
                 again = asyncio.ensure_future(chat(third, f"/rollout/w{CHAT}", ("user", "x")))
                 await until(wait_for_it)
-                assert not provider.log
+                assert not [seen for seen in provider.log if seen.path.endswith("/chat/completions")]
                 await client.open_upstream("fake-openai")
                 await asyncio.gather(waiting[0], again)
 
@@ -281,6 +282,28 @@ async def test_a_reload_hands_over_every_worker(tmp_path: Path, http: aiohttp.Cl
         assert [(await tape.spans(name, 1))[0].status for name in ("first", "second")] == ["ok", "ok"]
         assert await gateway.terminate() == 0
     assert examine(gateway.data)[1] == []
+
+
+async def test_no_client_can_speak_as_a_worker_does(tmp_path: Path) -> None:
+    """What one worker passes on to the first is trusted there; what a client says of that is not."""
+    told = {
+        "address": {"rollout": "other"}, "dialect": "chat", "path": "/v1/chat/completions", "host": None,
+        "token": True, "key": None,
+    }  # fmt: skip
+    forged, key = [("Penstock-Told", json.dumps(told))], {"PENSTOCK_ADMIN_KEY": "a key that nobody has guessed"}
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url), *TWO, env=key) as gateway,
+    ):
+        for pid in workers(gateway.pid).values():
+            async with served_by(gateway, pid) as wire:
+                wire.send(post("/api/rollouts", b'{"model":"m","messages":[]}', forged, host="127.0.0.1"))
+                assert (await wire.message()).startswith(b"HTTP/1.1 401")
+                wire.send(get("/agent/token/other/a1/rewards", forged, host="127.0.0.1"))
+                assert (await wire.message()).startswith(b"HTTP/1.1 4")
+        assert not [seen for seen in provider.log if seen.path.endswith("/chat/completions")]
+        for name in ("relay.sock", "links.sock"):
+            assert stat.S_IMODE(os.stat(gateway.data / "writers" / name).st_mode) == 0o600
 
 
 async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
