@@ -9,8 +9,9 @@ from penstock.gateway.budgets.bounds import ADDED, Bound, Prompts, bound
 from penstock.gateway.budgets.limits import Limit, cost
 from penstock.gateway.budgets.operations import Claim
 from penstock.gateway.budgets.refusal import unpriced
-from penstock.gateway.calls.admission import UNPACKED, Admitted
+from penstock.gateway.calls.admission import Admitted
 from penstock.gateway.calls.record import Record
+from penstock.gateway.calls.turns import LIMIT
 from penstock.gateway.model.budget import Per
 from penstock.gateway.model.prices import Price
 
@@ -58,7 +59,7 @@ def bound_of(prompts: Prompts, call: Admitted, record: Record) -> Bound:
     packed = any(low == b"content-encoding" and value != b"identity" for low, _, value in record.request.headers)
     if packed and call.packed is None:
         # Nobody knows what is in it.
-        return Bound(UNPACKED + ADDED, None)
+        return Bound(LIMIT + ADDED, None)
     conversation = (call.address.rollout, call.address.attempt)
     prompt = prompts.tokens(conversation, call.body)
     if record.changed:

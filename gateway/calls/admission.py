@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
-from urllib.parse import unquote
 
 from penstock.gateway.calls.address import SESSION_HEADERS, Address, AddressError, from_headers, from_path
 from penstock.gateway.calls.auth import KEY_PREFIX, Auth, AuthError
 from penstock.gateway.calls.conversations import Answer, Conversations, Ended, Found, new_rollout
 from penstock.gateway.calls.fingerprints import EMPTY, Fingerprints, Read, Story
+from penstock.gateway.calls.targets import check_path, check_target
 from penstock.gateway.calls.tunnel import Tunnel
 from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.dialects import OPAQUE, find
@@ -31,17 +30,11 @@ from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.client_connection import Hints
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.headers import CREDENTIALS
-from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Request
 from penstock.gateway.upstreams.pool import Pool
 
-UNPACKED: Final = 32 << 20
-"""A request that is longer than this without its content encoding is not read, because the event loop would wait;
-bytes.
-"""
-_PACKED_LIGHTLY: Final = 64
-"""How many times as long as it came such a request may be, from a megabyte on: it is held as long as its call runs, and
-a hundred bytes can stand for all of `UNPACKED`. Text and images come nowhere near it."""
+PACKED: Final = 64 << 10
+"""A request that came with a content encoding and is longer is unpacked on the thread; bytes."""
 _log = logging.getLogger("penstock.proxy")
 _UNREAD: Final = "\0"
 """Stands for a model name that was not read yet; no model is called that."""
@@ -68,7 +61,11 @@ class Admitted:
     packed: bytes | None = None
     """The request's as it came, where that had a content encoding."""
     waits: bool = field(default=False, init=False)
-    """Whether it must be followed (`Admission.follow`) before its rollout is known."""
+    """Whether it must be followed (`Admission.follow`) before its rollout, or what it asks for, is known."""
+    encodings: str | None = field(default=None, init=False)
+    """The content encodings that are not undone yet."""
+    anonymous: bool = field(default=False, init=False)
+    """Whether its conversation decides the rollout."""
     story: Story | None = field(default=None, init=False)
     """Its conversation, if that decides the rollout; None if something else does, or while it was not read."""
     previous: str | None = field(default=None, init=False)
@@ -125,7 +122,7 @@ class Admission:
         """A call that came through a tunnel, which says whose it is; an agent token in place of a key says it, too.
         `server`: whose tools it asks for. Raises `ClientFault`."""
         target = request.target.decode("latin-1")
-        _check_target(target)
+        check_target(target)
         dialect = find(request.method, target.partition("?")[0] if server is None else PREFIX + server.name)
         if dialect.family is MCP and server is None:
             # `/mcp/NAME` is an address of ours, and means nothing on another host.
@@ -157,7 +154,7 @@ class Admission:
     def admit(self, request: Request, hints: Hints) -> Admitted:
         """Finds the address; raises `ClientFault`. `hints`: of the connection it came on."""
         target = request.target.decode("latin-1")
-        _check_target(target)
+        check_target(target)
         path, mark, query = target.partition("?")
         headers = {low: value for low, _, value in request.headers}
         try:
@@ -167,7 +164,7 @@ class Admission:
             raise ClientFault(400, "address", str(error), error.part) from None
         admitted = Admitted(_NOWHERE, find(request.method, below), below + mark + query, request.body())
         if admitted.dialect is OPAQUE:
-            _check_path(below)
+            check_path(below)
         elif b"content-encoding" in headers:
             _unpack(admitted, request)
         shown = self._authorize(headers)
@@ -217,6 +214,9 @@ class Admission:
 
     def _implicit(self, call: Admitted, hints: Hints) -> Address:
         """The implicit rollout of a call that names none. A new one for now, if finding it takes longer."""
+        call.anonymous = True
+        if call.encodings is not None:
+            return Address(new_rollout(), origin="implicit")
         read = self._fingerprints.follow(call.dialect, call.body)
         if read is None:
             if len(call.body) > LARGE:
@@ -232,26 +232,32 @@ class Admission:
         done = asyncio.get_running_loop().run_in_executor(self._thread, self._catch_up, call)
         done.add_done_callback(lambda done: self._caught_up(call, done.result(), hints, then))
 
-    def _caught_up(self, call: Admitted, read: Read | None, hints: Hints, then: Callable[[], None]) -> None:
-        if read is not None:
-            call.is_read(read)
-            self._fingerprints.keep(call.dialect, call.body, read)
-        call.address = self._given(call, hints)
+    def _caught_up(self, call: Admitted, caught: _Caught, hints: Hints, then: Callable[[], None]) -> None:
+        if caught.body is not None:
+            call.packed, call.body = call.body, caught.body
+        call.encodings, call.waits = None, False
+        if caught.read is not None:
+            call.is_read(caught.read)
+            self._fingerprints.keep(call.dialect, call.body, caught.read)
+        if call.anonymous:
+            call.address = self._given(call, hints)
         if call.waits:
             self.follow(call, hints, then)
         else:
             then()
 
-    def _catch_up(self, call: Admitted) -> Read | None:
-        """Reads the conversation and unread answers; on the thread."""
-        read = None
+    def _catch_up(self, call: Admitted) -> _Caught:
+        """Unpacks the request, reads the conversation and unread answers; on the thread."""
+        body = read = None
         try:
-            if call.story is None:
-                read = self._fingerprints.read(call.dialect, call.body)
+            if call.encodings is not None:
+                body = _unpacked(call.body, call.encodings)
+            if call.anonymous and call.story is None:
+                read = self._fingerprints.read(call.dialect, call.body if body is None else body)
         except Exception:
             _log.exception("a conversation could not be read: it opens a new rollout")
         _settle(call.found.unread)
-        return read
+        return _Caught(body, read)
 
     def _given(self, call: Admitted, hints: Hints) -> Address:
         """The rollout that the conversation continues, else that of the connection if there is no conversation, else a
@@ -312,6 +318,15 @@ def _settle(some: Iterable[Ended]) -> None:
             ended.answer = None
 
 
+class _Caught(NamedTuple):
+    """What the thread has done for a call."""
+
+    body: bytes | None
+    """The request without its content encodings; None where it stays as it is."""
+    read: Read | None
+    """Its conversation; None where that does not matter, or could not be read."""
+
+
 class Shown(NamedTuple):
     """What a call comes with: an agent token, or a key for calls."""
 
@@ -351,37 +366,18 @@ def _baggage(request: Request) -> str:
 
 
 def _unpack(call: Admitted, request: Request) -> None:
-    """Undoes the content encoding of a request. What cannot be undone passes as it came, unread."""
-    names = b",".join(value for low, _, value in request.headers if low == b"content-encoding")
-    limit = min(UNPACKED, max(1 << 20, _PACKED_LIGHTLY * len(call.body)))
-    body, problem = decode_body(call.body, names.decode("latin-1"), limit)
-    if problem is None and body is not call.body:
-        call.body, call.packed = body, call.body
+    """Undoes the content encoding of a request, or has it wait for the thread."""
+    names = b",".join(value for low, _, value in request.headers if low == b"content-encoding").decode("latin-1")
+    if len(call.body) > PACKED:
+        call.encodings, call.waits = names, True
+    elif (body := _unpacked(call.body, names)) is not None:
+        call.packed, call.body = call.body, body
 
 
-def _check_target(target: str) -> None:
-    if not target.startswith("/"):
-        shown = redact_url(target[:80])
-        raise ClientFault(400, "target", f"the request target {shown!r} must be a path, starting with /", "target")
-    if "/." in target or "%2" in target:
-        path = target.partition("?")[0].lower().replace("%2e", ".").replace("%2f", "/")
-        if {".", ".."} & set(path.split("/")):
-            raise ClientFault(400, "target", "the path may not hold the segments . and ..", "target")
-
-
-_OPERATION = re.compile(
-    r"/+((inference/)?v1/)?(load_lora_adapter|unload_lora_adapter|adapters|pause|resume|sleep|wake_up|abort_requests|"
-    r"collective_rpc|init_weight_transfer_engine|start_weight_update|update_weights|finish_weight_update|"
-    r"update_weight_version|weight_checker|release_kv_cache_memory|reset_[a-z]+_cache|scale_elastic_ep)(/.*)?"
-)
-"""Paths that operate a vLLM server: some of them ask for no key, and for the others the gateway would give its own."""
-
-
-def _check_path(path: str) -> None:
-    """An agent may ask a model, not change the server that all ask."""
-    if _OPERATION.fullmatch(unquote(path)):
-        message = f"the path {redact_url(path[:80])!r} operates the model server; agents may not do that"
-        raise ClientFault(403, "path", message, "path")
+def _unpacked(packed: bytes, names: str) -> bytes | None:
+    """A request without its content encodings. None: it passes as it came, unread where these cannot be undone."""
+    body, problem = decode_body(packed, names)
+    return None if problem is not None or body is packed else body
 
 
 def _agent_token(headers: Mapping[bytes, bytes]) -> str | None:
