@@ -47,6 +47,7 @@ METRICS: dict[str, Figure] = {
     "penstock_request_bytes_total": Figure("counter", "Request bodies passed on, in bytes."),
     "penstock_response_bytes_total": Figure("counter", "Response bodies passed on, in bytes."),
     "penstock_inflight_calls": Figure("gauge", "Calls being served."),
+    "penstock_recorder_held_bytes": Figure("gauge", "Bytes of answers that running calls hold for the tape."),
     "penstock_recorder_queue_bytes": Figure("gauge", "Bytes that wait to be written to the tape."),
     "penstock_recorder_queue_calls": Figure("gauge", "Calls that wait to be written to the tape."),
     "penstock_recorder_wait_seconds_total": Figure("counter", "Time that calls waited for a full recorder queue."),
@@ -201,6 +202,7 @@ class Metrics:
         "queue_claimed",
         "queue_oldest_seconds",
         "queue_rollouts",
+        "recorder_held_bytes",
         "recorder_queue_bytes",
         "recorder_queue_calls",
         "recorder_wait_seconds",
@@ -237,6 +239,7 @@ class Metrics:
         self.commit_seconds = Histogram()
         self.upstream_connections: dict[tuple[str, ...], int] = {}
         self.request_bytes = self.response_bytes = self.inflight_calls = self.clients = self.ambiguous_calls = 0
+        self.recorder_held_bytes = 0
         self.recorder_queue_bytes = self.recorder_queue_calls = self.recording_gaps = self.forgotten_rollouts = 0
         self.commits = self.commit_spans = self.tape_bytes = 0
         self.recorder_wait_seconds = self.certificate_expires_timestamp_seconds = 0.0

@@ -289,10 +289,12 @@ def _records(tape: Tape, rollout: str, kinds: tuple[Kind, ...]) -> Iterator[byte
 
 def block_of(records: Iterator[bytes]) -> bytes:
     """The next megabyte or so; empty at the end."""
-    block = bytearray()
-    while len(block) < BLOCK and (record := next(records, b"")):
-        block += record
-    return bytes(block)
+    block, size = list[bytes](), 0
+    while size < BLOCK and (record := next(records, b"")):
+        block.append(record)
+        size += len(record)
+    # A large one stands alone, and is not copied.
+    return b"".join(block)
 
 
 async def get_queue(request: web.Request) -> web.Response:

@@ -9,9 +9,9 @@ from penstock.gateway.budgets.bounds import ADDED, Bound, Prompts, bound
 from penstock.gateway.budgets.limits import Limit, cost
 from penstock.gateway.budgets.operations import Claim
 from penstock.gateway.budgets.refusal import unpriced
-from penstock.gateway.calls.admission import UNPACKED
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
+from penstock.gateway.calls.turns import LIMIT
 from penstock.gateway.dialects.loose_json import peek
 from penstock.gateway.model.budget import Per
 from penstock.gateway.model.prices import Price
@@ -52,7 +52,7 @@ def bound_of(prompts: Prompts, call: Admitted, record: Record) -> Bound:
     packed = [value for low, _, value in record.request.headers if low == b"content-encoding"]
     if call.packed is None and any(value != b"identity" for value in packed):
         # Nobody knows what is in it.
-        return Bound(UNPACKED + ADDED, None)
+        return Bound(LIMIT + ADDED, None)
     conversation = (call.address.rollout, call.address.attempt)
     prompt = prompts.tokens(conversation, call.body)
     if record.changed:

@@ -6,35 +6,27 @@ request continues, or the connection it comes on (`calls.joining`).
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
-from urllib.parse import unquote
 
 from penstock.gateway.calls.address import SESSION_HEADERS, Address, AddressError, from_headers, from_path
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.auth import KEY_PREFIX, Auth, AuthError
-from penstock.gateway.calls.joining import Joining
+from penstock.gateway.calls.joining import Joining, unpacked
+from penstock.gateway.calls.targets import check_path, check_target
 from penstock.gateway.calls.tunnel import Tunnel
-from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.dialects import OPAQUE, find
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.client_connection import Hints
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.headers import CREDENTIALS
-from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Request
 from penstock.gateway.upstreams.pool import Pool
 
-UNPACKED: Final = 32 << 20
-"""A request that is longer than this without its content encoding is not read, because the event loop would wait;
-bytes.
-"""
-_PACKED_LIGHTLY: Final = 64
-"""How many times as long as it came such a request may be, from a megabyte on: it is held as long as its call runs, and
-a hundred bytes can stand for all of `UNPACKED`. Text and images come nowhere near it."""
+PACKED: Final = 64 << 10
+"""A request that came with a content encoding and is longer is unpacked on the thread; bytes."""
 
 
 class Admission:
@@ -65,7 +57,7 @@ class Admission:
         """A call that came through a tunnel, which says whose it is; an agent token in place of a key says it, too.
         `server`: whose tools it asks for. Raises `ClientFault`."""
         target = request.target.decode("latin-1")
-        _check_target(target)
+        check_target(target)
         dialect = find(request.method, target.partition("?")[0] if server is None else PREFIX + server.name)
         if dialect.family is MCP and server is None:
             # `/mcp/NAME` is an address of ours, and means nothing on another host.
@@ -97,7 +89,7 @@ class Admission:
     def admit(self, request: Request, hints: Hints) -> Admitted:
         """Finds the address; raises `ClientFault`. `hints`: of the connection it came on."""
         target = request.target.decode("latin-1")
-        _check_target(target)
+        check_target(target)
         path, mark, query = target.partition("?")
         headers = {low: value for low, _, value in request.headers}
         try:
@@ -107,7 +99,7 @@ class Admission:
             raise ClientFault(400, "address", str(error), error.part) from None
         admitted = Admitted(_NOWHERE, find(request.method, below), below + mark + query, request.body())
         if admitted.dialect is OPAQUE:
-            _check_path(below)
+            check_path(below)
         elif b"content-encoding" in headers:
             _unpack(admitted, request)
         shown = self._authorize(headers)
@@ -203,39 +195,12 @@ def checked(request: Request, call: Admitted) -> Admitted:
 
 
 def _unpack(call: Admitted, request: Request) -> None:
-    """Undoes the content encoding of a request. What cannot be undone passes as it came, unread."""
-    names = b",".join(value for low, _, value in request.headers if low == b"content-encoding")
-    if not names:
-        return
-    limit = min(UNPACKED, max(1 << 20, _PACKED_LIGHTLY * len(call.body)))
-    body, problem = decode_body(call.body, names.decode("latin-1"), limit)
-    if problem is None and body is not call.body:
-        call.body, call.packed = body, call.body
-
-
-def _check_target(target: str) -> None:
-    if not target.startswith("/"):
-        shown = redact_url(target[:80])
-        raise ClientFault(400, "target", f"the request target {shown!r} must be a path, starting with /", "target")
-    if "/." in target or "%2" in target:
-        path = target.partition("?")[0].lower().replace("%2e", ".").replace("%2f", "/")
-        if {".", ".."} & set(path.split("/")):
-            raise ClientFault(400, "target", "the path may not hold the segments . and ..", "target")
-
-
-_OPERATION = re.compile(
-    r"/+((inference/)?v1/)?(load_lora_adapter|unload_lora_adapter|adapters|pause|resume|sleep|wake_up|abort_requests|"
-    r"collective_rpc|init_weight_transfer_engine|start_weight_update|update_weights|finish_weight_update|"
-    r"update_weight_version|weight_checker|release_kv_cache_memory|reset_[a-z]+_cache|scale_elastic_ep)(/.*)?"
-)
-"""Paths that operate a vLLM server: some of them ask for no key, and for the others the gateway would give its own."""
-
-
-def _check_path(path: str) -> None:
-    """An agent may ask a model, not change the server that all ask."""
-    if _OPERATION.fullmatch(unquote(path)):
-        message = f"the path {redact_url(path[:80])!r} operates the model server; agents may not do that"
-        raise ClientFault(403, "path", message, "path")
+    """Undoes the content encoding of a request, or has it wait for the thread."""
+    names = b",".join(value for low, _, value in request.headers if low == b"content-encoding").decode("latin-1")
+    if names and len(call.body) > PACKED:
+        call.encodings, call.waits = names, True
+    elif names and (body := unpacked(call.body, names)) is not None:
+        call.packed, call.body = call.body, body
 
 
 def _agent_token(headers: Mapping[bytes, bytes]) -> str | None:

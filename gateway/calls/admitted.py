@@ -37,7 +37,11 @@ class Admitted:
     packed: bytes | None = None
     """The request's as it came, where that had a content encoding."""
     waits: bool = field(default=False, init=False)
-    """Whether it must be followed (`Admission.follow`) before its rollout is known."""
+    """Whether it must be followed (`Joining.follow`) before its rollout, or what it asks for, is known."""
+    encodings: str | None = field(default=None, init=False)
+    """The content encodings that are not undone yet."""
+    anonymous: bool = field(default=False, init=False)
+    """Whether its conversation decides the rollout."""
     story: Story | None = field(default=None, init=False)
     """Its conversation, if that decides the rollout; None if something else does, or while it was not read."""
     previous: str | None = field(default=None, init=False)

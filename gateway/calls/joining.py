@@ -1,8 +1,8 @@
 """Joins calls without an address to the conversations that they continue. For the event loop.
 
-A thread does the work that would hold other calls up, and only the call that needs it waits: it reads large
-conversations, and answers where only these tell equal conversations apart. Of several workers the first keeps the
-conversations for all: in the others every such call waits for what that finds.
+A thread does the work that would hold other calls up, and only the call that needs it waits: it unpacks large requests,
+reads large conversations, and answers where only these tell equal conversations apart. Of several workers the first
+keeps the conversations for all: in the others every such call waits for what that finds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.conversations import Answer, Conversations, Ended, Found, Readable, new_rollout
 from penstock.gateway.calls.fingerprints import EMPTY, Fingerprints, Read, Story
+from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.dialects.items import LARGE
 from penstock.gateway.http.client_connection import Hints
 
@@ -59,6 +60,9 @@ class Joining:
 
     def join(self, call: Admitted, hints: Hints) -> Address:
         """The implicit rollout of a call that names none. A new one for now, if finding it takes longer."""
+        call.anonymous = True
+        if call.encodings is not None:
+            return Address(new_rollout(), origin="implicit")
         read = self._fingerprints.follow(call.dialect, call.body)
         if read is None:
             if len(call.body) > LARGE:
@@ -70,7 +74,7 @@ class Joining:
         return self._given(call, hints)
 
     def follow(self, call: Admitted, hints: Hints, then: Callable[[], None]) -> None:
-        """Does what a call waits for, and calls `then` when its rollout is known."""
+        """Does what a call waits for, and calls `then` when its rollout, and what it asks for, are known."""
         following = asyncio.ensure_future(self._follow(call, hints))
         self._following.add(following)
 
@@ -83,12 +87,16 @@ class Joining:
         following.add_done_callback(done)
 
     async def _follow(self, call: Admitted, hints: Hints) -> None:
-        if call.story is None:
-            read = await self.on_thread(lambda: self._read(call))
+        if call.encodings is not None or call.story is None:
+            body, read = await self.on_thread(lambda: self._catch_up(call))
+            if body is not None:
+                call.packed, call.body = call.body, body
+            call.encodings, call.waits = None, False
             if read is not None:
                 call.is_read(read)
                 self._fingerprints.keep(call.dialect, call.body, read)
-            call.address = self._given(call, hints)
+            if call.anonymous:
+                call.address = self._given(call, hints)
         while call.waits:
             if self._elsewhere is None:
                 unread = call.found.unread
@@ -104,13 +112,18 @@ class Joining:
         """Does something that may take long, after what was asked for before."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, do)
 
-    def _read(self, call: Admitted) -> Read | None:
-        """On the thread."""
+    def _catch_up(self, call: Admitted) -> tuple[bytes | None, Read | None]:
+        """The request without its content encodings where it has any, and its conversation where that matters; on the
+        thread."""
+        body = read = None
         try:
-            return self._fingerprints.read(call.dialect, call.body)
+            if call.encodings is not None:
+                body = unpacked(call.body, call.encodings)
+            if call.anonymous and call.story is None:
+                read = self._fingerprints.read(call.dialect, call.body if body is None else body)
         except Exception:
             _log.exception("a conversation could not be read: it opens a new rollout")
-            return None
+        return body, read
 
     def _given(self, call: Admitted, hints: Hints) -> Address:
         """The rollout that the conversation continues, else that of the connection if there is no conversation, else a
@@ -185,6 +198,12 @@ class Joining:
                 asyncio.get_running_loop().run_in_executor(self._thread, settle, ended)
         if response is not None:
             self.conversations.remember_response(response, rollout)
+
+
+def unpacked(packed: bytes, names: str) -> bytes | None:
+    """A request without its content encodings. None: it passes as it came, unread where these cannot be undone."""
+    body, problem = decode_body(packed, names)
+    return None if problem is not None or body is packed else body
 
 
 def settle(some: Iterable[Ended]) -> None:

@@ -35,6 +35,8 @@ _OVERHEAD = 1024
 _MANY = 64
 """Chunks of one read from which on they are kept as one piece: of a byte each they would take ten times the memory."""
 _CAME = About(answer=True)
+ALWAYS_KEPT = 1 << 20
+"""Bytes of an answer that are kept whatever other calls hold."""
 PROMPTS = "penstock.prompts.sha256"
 """Attribute of a call: the hashes of its prompts as the agent sent them, by resource."""
 
@@ -45,11 +47,28 @@ def whole(pieces: list[bytes], encoding: bytes | None) -> bytes:
     return body if encoding is None else decode_body(body, encoding.decode("latin-1"))[0]
 
 
+class Held:
+    """What of their answers running calls hold for the tape, all of them together."""
+
+    __slots__ = ("_most", "bytes")
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes beyond which a call that holds `ALWAYS_KEPT` keeps no more of its answer."""
+        self._most = most
+        self.bytes = 0
+
+    @property
+    def too_much(self) -> bool:
+        """Whether they hold more than they may."""
+        return self.bytes > self._most
+
+
 class Record:
     """One call, as far as it has come."""
 
     __slots__ = (
         "_entry",
+        "_held",
         "_limit",
         "_redactor",
         "_secrets",
@@ -86,8 +105,8 @@ class Record:
         "versions",
     )
 
-    def __init__(self, call: Admitted, request: Request, redactor: Redactor, limit: int) -> None:
-        """`limit`: most bytes of the response that are kept."""
+    def __init__(self, call: Admitted, request: Request, redactor: Redactor, limit: int, held: Held) -> None:
+        """`limit`: most bytes of the response that are kept. `held`: what running calls hold."""
         self.call = call
         self.request = request
         self.body = call.body
@@ -132,6 +151,7 @@ class Record:
         """What is done in the transaction of its span; None for nothing."""
         self._size = 0
         self._limit = limit
+        self._held = held
         self._redactor = redactor
         self._secrets = NONE
         self._entry: Entry | None = None
@@ -159,16 +179,25 @@ class Record:
             self.first_byte_ns = elapsed
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         self.response_bytes += size
-        if self._size + size <= self._limit and not self.truncated:
+        if not self.truncated and self._may_keep(self._size + size):
             self._size += size
+            self._held.bytes += size
             self.pieces += pieces if len(pieces) <= _MANY else (b"".join(pieces),)
             self.marks += (elapsed // 1000, size)
         else:
             self.truncated = True
 
+    def _may_keep(self, size: int) -> bool:
+        return size <= self._limit and (size <= ALWAYS_KEPT or not self._held.too_much)
+
+    def ended(self) -> None:
+        """It runs no longer: what it holds is the recorder's."""
+        self._held.bytes -= self._size
+
     def answered(self, status: int, body: bytes) -> None:
         """Notes an answer of the gateway's own."""
         self.http_status = status
+        self._held.bytes += len(body) - self._size
         self.pieces, self.marks = [body], []
         self._size = self.response_bytes = len(body)
 

@@ -20,7 +20,11 @@ from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 
-LIMIT = 64 << 20
+LIMIT = 32 << 20
+"""The most bytes that a body is decoded to."""
+ALWAYS, TIMES = 1 << 20, 64
+"""Beyond `ALWAYS` bytes a body is decoded to so many times what came. Text and images come nowhere near it. A hundred
+bytes can stand for all of `LIMIT`, which a call would hold as long as it runs and every reader of a tape make anew."""
 SLICE = 512
 """Encoded bytes decoded at a time, so that one step cannot go far over the limit."""
 ZSTD_WINDOW = 8 << 20
@@ -86,7 +90,9 @@ def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
 
 
 def decode_body(body: bytes, content_encoding: str | None, limit: int = LIMIT) -> tuple[bytes, str | None]:
-    """A body without its content encodings, and what was wrong with it."""
+    """A body without its content encodings, and what was wrong with it. Whoever reads a body that was sent or recorded
+    asks here, so all of them read it as far."""
+    limit = min(limit, max(ALWAYS, TIMES * len(body)))
     told = [name.strip().lower() for name in (content_encoding or "").split(",")]
     names = [name for name in told if name not in ("", "identity")]
     if len(names) > MOST_ENCODINGS:

@@ -39,6 +39,8 @@ class WeightsOptions:
 
     upstream: str | None = None
     """The upstream that serves the model."""
+    also: list[str] | None = None
+    """One more that serves it, under the same name; may be given several times."""
     base: str | None = None
     """Name under which it serves the base model, or the whole model."""
     adapter: str | None = None

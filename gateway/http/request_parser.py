@@ -138,10 +138,15 @@ class RequestReader:
         request.started_ns = self._epoch_ns + int(request.started * 1e9)
         version = self._parser.get_http_version()
         request.http10 = version != "1.1"
+        hosts = 0
         for low, _, value in request.headers:
             if low in _WATCHED:
                 self._note(request, low, value)
-        if version not in ("1.1", "1.0"):
+            elif low == b"host":
+                hosts += 1
+        if hosts > 1:
+            self._refuse(400, "a request names one host, and this one has more than one Host header", "Host")
+        elif version not in ("1.1", "1.0"):
             self._refuse(505, f"HTTP/{version} is not spoken here: use HTTP/1.1", "request")
         elif self._began + self._unparsed + self._read > self._header_bytes:
             self._limit_head(_line(request) + _size(request.headers))

@@ -33,6 +33,8 @@ class ModelVersion(BaseModel):
     """Name under which that upstream serves the base model, or the whole model where there is no adapter."""
     adapter: str | None = None
     """Directory of the LoRA adapter, as an absolute path on the server; None where the server was started with it."""
+    also: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]] = Field(default_factory=list)
+    """Names of more upstreams that serve it, in the same way and under the same name."""
     served: ServedName | None = None
     """Name to send as `model`. Default: `{resource}@{version}` with an adapter, `base` without."""
 
@@ -49,6 +51,11 @@ class ModelVersion(BaseModel):
         if self.adapter is not None and self.served == self.base:
             raise ValueError(f"served: {self.served!r} is the base model's name; the adapter needs one of its own")
         return self
+
+    @property
+    def upstreams(self) -> tuple[str, ...]:
+        """Those that serve it, the first one first."""
+        return tuple(dict.fromkeys((self.upstream, *self.also)))
 
     def name(self, resource: str, version: str) -> str:
         """What to send as `model` for this version of the resource."""

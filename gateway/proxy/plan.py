@@ -70,11 +70,12 @@ def plan_given(
 
 def _switched(shared: Shared, call: Admitted, request: Request, found: Uses, pins: Mapping[str, Pin]) -> Send:
     made = shared.pins.switched(call, found, pins)
-    if made.upstream is None:
+    if not made.upstreams:
         pools, alias, route = shared.route(call, request)
         body = made.body if alias is None else replace_model(made.body, alias)
     else:
-        pools, route, body = [shared.pool(made.upstream, found.model)], shared.routes.find(found.model), made.body
+        pools, route = shared.serving(made.upstreams, found.model, call.address.rollout)
+        body = made.body
     send = Send(pools, call, body, request.headers, made.versions, made.arm, made.texts, (found, pins))
     return _with_features(shared, send, route)
 
@@ -83,7 +84,8 @@ def _with_features(shared: Shared, send: Send, route: Route | None) -> Send:
     if route is not None and route.stream == "whole":
         send.whole = True
         send.attributes[WHOLE] = True
-    if route is not None and isinstance(route.alias, dict):
+    released = send.given is not None and send.given[0].model is not None
+    if route is not None and isinstance(route.alias, dict) and not released:
         asked = send.call.model or ""
         send.aliases = {pool.name: alias_at(route, pool.name) or asked for pool in send.pools}
     if route is not None or send.given is not None:

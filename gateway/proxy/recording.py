@@ -46,7 +46,7 @@ class Recording(ABC):
 
     def _prepare(self, shared: Shared, request: Request, admitted: Admitted) -> None:
         self.state = State.PLANNING
-        self.record = Record(admitted, request, shared.redactor, shared.config.limits.recorded_bytes)
+        self.record = Record(admitted, request, shared.redactor, shared.config.limits.recorded_bytes, shared.held)
         self._shared = shared
         self._admitted = admitted
         self._parts: list[Part] = []
@@ -170,6 +170,7 @@ class Recording(ABC):
         record.status, record.error = status, error
         record.end_ns = shared.epoch_ns + int(now * 1e9)
         del shared.running[self]
+        record.ended()
         metrics.inflight_calls -= 1
         metrics.request_bytes += len(record.body)
         metrics.response_bytes += record.response_bytes

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.gateway.budgets.service import Budgets
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.admitted import Admitted
+from penstock.gateway.calls.record import Held
 from penstock.gateway.config import Config
 from penstock.gateway.dialects import told
 from penstock.gateway.http.errors import GatewayFault
@@ -32,6 +33,9 @@ from penstock.gateway.upstreams.routes import Routes
 _log = logging.getLogger("penstock.proxy")
 _ANNOUNCE_SECONDS = 0.25
 """After which a running call is put on the tape as open: most calls of an engine are over by then, or run for long."""
+
+_HELD = 4
+"""How many times as much as may wait for the recorder (`tape.queue_bytes`) running calls may hold for it."""
 
 
 class Running(Protocol):
@@ -77,8 +81,13 @@ class Shared:
     """With models whose streams begin late."""
     running: OrderedDict[Running, None] = field(default_factory=OrderedDict[Running, None])
     """Calls that have not ended yet, by start."""
+    held: Held = field(init=False)
+    """What calls hold for the tape as long as they run."""
     strict: bool = False
     """Whether the tape must have a call before it is sent and answered."""
+
+    def __post_init__(self) -> None:
+        self.held = Held(_HELD * self.config.tape.queue_bytes)
 
     @property
     def exact(self) -> bool:
@@ -123,15 +132,17 @@ class Shared:
         for call in self.running:
             call.durable = True
 
-    def pool(self, name: str, model: str | None) -> Pool:
-        """The upstream that serves a version of weights; raises `GatewayFault` when it is not configured any more."""
-        found = self.pools.get(name)
-        if found is None:
+    def serving(self, names: Sequence[str], model: str | None, rollout: str) -> tuple[list[Pool], Route | None]:
+        """(upstreams that serve a version of weights, to try in turn; the model's route); raises `GatewayFault` when
+        none is configured any more."""
+        found, route = [self.pools[name] for name in names if name in self.pools], self.routes.find(model)
+        if not found:
             message = (
-                f"model {model!r} is served by upstream {name!r}, which is not configured: add [[upstream]] {name!r}"
+                f"model {model!r} is served by upstream {names[0]!r}, which is not configured: add [[upstream]] "
+                f"{names[0]!r}"
             )
             raise GatewayFault(503, "upstream", message)
-        return found
+        return ordered(found, route.weights, rollout) if route is not None and route.weights else found, route
 
     def sweep(self, now: float) -> None:
         """Once a tick: announces calls that have run for a while, ends those whose upstream is silent."""
@@ -141,6 +152,7 @@ class Shared:
                 call.check(now, announce)
             except Exception:
                 _log.exception("a running call could not be checked")
+        self.metrics.recorder_held_bytes = self.held.bytes
         for pool in self.pools.values():
             pool.expire(now)
             self.metrics.upstream_health[(pool.name,)] = STATES.index(pool.health.state(now))

@@ -149,7 +149,8 @@ def _known(
             content = version.read()
             if isinstance(content, ModelVersion):
                 served = content.name(version.name, version.version)
-                found.setdefault(content.upstream, {})[served] = content, version.place
+                for upstream in content.upstreams:
+                    found.setdefault(upstream, {})[served] = content, version.place
     return found
 
 

@@ -54,10 +54,16 @@ class Tape(Protocol):
 class Weights:
     """One version of a model, as calls are sent to it."""
 
-    upstream: str
+    upstreams: tuple[str, ...]
+    """Those that serve it, the first one first."""
     served: str
     adapter: bool
     """Whether it is loaded, and not what the server was started with."""
+
+    @property
+    def upstream(self) -> str:
+        """Who is asked for it where one is enough."""
+        return self.upstreams[0]
 
 
 class Catalog:
@@ -76,7 +82,7 @@ class Catalog:
                 if isinstance(content, ModelVersion):
                     served = content.name(name, version.version)
                     self.models.setdefault(name, {})[version.version] = Weights(
-                        content.upstream, served, content.adapter is not None
+                        content.upstreams, served, content.adapter is not None
                     )
                     continue
                 self.templates.setdefault(name, {})[version.version] = content.template
@@ -135,8 +141,8 @@ class Switched:
     """The request to send."""
 
     body: bytes
-    upstream: str | None
-    """Where it must go; None where routes decide."""
+    upstreams: tuple[str, ...]
+    """Where it may go; none where routes decide."""
     versions: dict[str, str]
     """Version by resource."""
     arm: str | None
@@ -357,7 +363,7 @@ class Pins:
         versions = {name: given[name] for name in (*texts, *([] if found.model is None else [found.model]))}
         arms = sorted({f"{pin.release}:{pin.arm}" for name in versions if (pin := pins[name]).release is not None})
         return Switched(
-            made.body, None if weights is None else weights.upstream, versions, ",".join(arms) or None, texts
+            made.body, () if weights is None else weights.upstreams, versions, ",".join(arms) or None, texts
         )
 
 

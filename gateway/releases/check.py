@@ -70,12 +70,24 @@ class Checking:
         return report if known else replace(report, why=report.why + _NAMED)
 
     async def _weights(self, content: ModelVersion, name: str, progress: Progress) -> Report:
-        upstream = self._upstreams.get(content.upstream)
+        """On each of the upstreams that serve it; the first that cannot decides."""
+        progress.total = len(content.upstreams) * (2 + (content.adapter is not None))
+        reports: list[Report] = []
+        for upstream in content.upstreams:
+            reports.append(await self._weights_on(upstream, content, name, progress))
+            if not reports[-1].ok:
+                break
+        last = reports[-1]
+        if not last.ok or len(reports) == 1:
+            return last
+        return replace(last, why=f"{name} answers on upstreams {', '.join(map(repr, content.upstreams))}")
+
+    async def _weights_on(self, name_of: str, content: ModelVersion, name: str, progress: Progress) -> Report:
+        upstream = self._upstreams.get(name_of)
         if upstream is None:
             known = ", ".join(self._upstreams)
-            return Report(False, f"upstream {content.upstream!r} is not configured; there are {known}")
+            return Report(False, f"upstream {name_of!r} is not configured; there are {known}")
         engine = Engine(self._session(), upstream.base_url, upstream.key(), reach(upstream).options)
-        progress.total = 2 + (content.adapter is not None)
         try:
             loaded = content.adapter is not None and await engine.load(name, content.adapter, content.base)
             progress.done += content.adapter is not None
@@ -91,7 +103,7 @@ class Checking:
             "answer_s": round(checked.seconds, 3),
             "warm_s": round(seconds, 3),
         }
-        return Report(True, f"{name} answers on upstream {content.upstream!r}", evidence)
+        return Report(True, f"{name} answers on upstream {name_of!r}", evidence)
 
 
 def text_report(stable: Template, candidate: Template) -> Report:

@@ -148,11 +148,12 @@ class Driver:
     async def add_version(self, name: str, new: NewVersion) -> Resource:
         """Registers a version; raises `Refused`."""
         content, now = new.read(), self._now_ns()
-        if isinstance(content, ModelVersion) and content.upstream not in self._upstreams:
-            message = (
-                f"content.upstream: {content.upstream!r} is not configured; there are {', '.join(self._upstreams)}"
-            )
-            raise Refused("invalid", message, "content.upstream", content.upstream)
+        if isinstance(content, ModelVersion):
+            missing = next((one for one in content.upstreams if one not in self._upstreams), None)
+            if missing is not None:
+                field = "content.upstream" if missing == content.upstream else "content.also"
+                message = f"{field}: {missing!r} is not configured; there are {', '.join(self._upstreams)}"
+                raise Refused("invalid", message, field, missing)
         return await self._do(lambda transaction: ReleaseOperations(transaction).add_version(name, new, now))
 
     async def begin(self, resource: str, new: NewRelease) -> Release:

@@ -128,15 +128,18 @@ class ReleaseOperations:
 
     def _check_served(self, made: Resource) -> None:
         """A name that an engine serves is never given to other weights."""
-        mine = _served(made)
+        mine, name, adapter = _served(made)
         for _, record in list(self._tape.scan("resources")):
             other = Resource.model_validate_json(record)
-            if other.kind == "model" and _served(other)[:2] == mine[:2] and _served(other) != mine:
+            if other.kind != "model":
+                continue
+            theirs, taken, loaded = _served(other)
+            if taken == name and loaded != adapter and (both := mine & theirs):
                 message = (
-                    f"content.served: upstream {mine[0]!r} serves {mine[1]!r} for {other.place} already, from other "
+                    f"content.served: upstream {min(both)!r} serves {name!r} for {other.place} already, from other "
                     "weights; give this version a name of its own"
                 )
-                raise Refused("conflict", message, "content.served", mine[1])
+                raise Refused("conflict", message, "content.served", name)
 
     def _versions(self, name: str) -> list[Resource]:
         found = self._tape.scan("resources", keys.rollout_key(name))
@@ -385,11 +388,11 @@ def _free(present: Sequence[Resource]) -> str:
     return f"v{number}"
 
 
-def _served(resource: Resource) -> tuple[str, str, str | None]:
-    """(upstream, name there, adapter)."""
+def _served(resource: Resource) -> tuple[frozenset[str], str, str | None]:
+    """(upstreams, name there, adapter)."""
     content = resource.read()
     assert isinstance(content, ModelVersion)
-    return content.upstream, content.name(resource.name, resource.version), content.adapter
+    return frozenset(content.upstreams), content.name(resource.name, resource.version), content.adapter
 
 
 def _of(stable: Stable, only: Audience) -> str:

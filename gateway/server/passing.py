@@ -43,5 +43,8 @@ def only_first(shared: Shared, call: Admitted) -> bool:
         return True
     if not shared.exact or not call.dialect.generates:
         return False
+    if call.encodings is not None:
+        # Nobody has read yet what it asks for.
+        return True
     route = shared.routes.find(call.model or "")
     return route is not None and route.train == "exact"

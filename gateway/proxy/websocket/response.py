@@ -5,6 +5,7 @@ which they are in the same API over HTTP, so everybody reads them in the same wa
 from __future__ import annotations
 
 import re
+from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -16,6 +17,7 @@ from penstock.gateway.proxy.recording import SLOTS, Recording
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
 from penstock.gateway.proxy.websocket.way import Carrier, check_passing
+from penstock.gateway.upstreams.pool import Pool
 
 _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 
@@ -23,7 +25,7 @@ _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 class Response(Recording):
     """One call. It is in `Shared.running` from `begin` to its end."""
 
-    __slots__ = (*SLOTS, "_on", "_ends_at", "_on", "client", "request", "started", "touched")
+    __slots__ = (*SLOTS, "_ends_at", "_on", "_placed", "_queued_at", "client", "request", "started", "touched")
 
     def __init__(self, on: Carrier, shared: Shared, admitted: Admitted, end: int) -> None:
         """`end`: where its request ends in what the client has sent."""
@@ -31,6 +33,10 @@ class Response(Recording):
         self.client, self.request = on.client, _request(way.request, admitted.body, shared.epoch_ns)
         self.started, self.touched = False, self.request.started
         self._on, self._ends_at = on, end
+        self._placed = False
+        """Whether it has a place at its upstream: an open connection takes none, each answer on it does."""
+        self._queued_at: float | None = None
+        """Since when it waits for a place; monotonic seconds."""
         self._prepare(shared, self.request, admitted)
         record = self.record
         record.pool, record.sent, record.response_headers = way.pool, way.sent, way.headers
@@ -74,9 +80,39 @@ class Response(Recording):
         self._reserve_first(lambda: self._announce_first(self._go))
 
     def _go(self) -> None:
+        places = self._on.way.pool.places
+        if places.full:
+            self._queued_at = monotonic()
+            self._wait(partial(places.leave, self._on_place))
+            places.wait(self._on_place)
+        else:
+            self._send()
+
+    def _on_place(self) -> None:
+        """The upstream may be given one more call."""
+        self._queued_at = None
+        if self._resumes():
+            self._do("sent", self._send)
+
+    def _send(self) -> None:
+        places = self._on.way.pool.places
+        if places.most is not None:
+            self._placed = True
+            places.running += 1
         self._move(State.SENT)
         self.touched = monotonic()
         self._on.send(self._ends_at)
+
+    def _move(self, to: State) -> None:
+        """However it ends, its place is free, or is not waited for any more."""
+        super()._move(to)
+        if to is State.ENDING:
+            leave, self._leave = self._leave, None
+            if leave is not None:
+                leave()
+            if self._placed:
+                self._placed = False
+                self._on.way.pool.places.free()
 
     # Its answer -----------------------------------------------------------------------------------------------------
 
@@ -119,10 +155,22 @@ class Response(Recording):
         self._announce_late(announce)
         pool = self.record.pool
         assert pool is not None
+        self._check_queue(pool, now)
         late = self.state in (State.SENT, State.STREAMING) and now - self.touched > pool.config.read_timeout
         if late and not self._on.held and self._on.answers(self):
             limit = f"sent nothing for {pool.config.read_timeout:g} s (upstream.read_timeout)"
             self._fail(UpstreamFault(504, "timeout", f"upstream {pool.name!r} ({pool.origin}) {limit}"))
+
+    def _check_queue(self, pool: Pool, now: float) -> None:
+        """Has it waited for its place for too long?"""
+        limit_s = pool.config.first_byte_timeout or pool.config.read_timeout
+        if self._queued_at is not None and now - self._queued_at > limit_s:
+            self._queued_at = None
+            message = (
+                f"upstream {pool.name!r} ({pool.origin}) has {pool.places.running} calls under way and is given no "
+                f"more (upstream.max_concurrent = {pool.places.most}); this one has waited in vain for {limit_s:g} s"
+            )
+            self._fail(UpstreamFault(503, "busy", message))
 
     def give_up(self) -> None:
         """The gateway stops and cannot wait any longer."""

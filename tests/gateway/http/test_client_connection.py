@@ -67,6 +67,7 @@ SMUGGLERS: dict[str, tuple[Sequence[tuple[str, str]], bytes]] = {
     "chunk-with-lf": ([TE], b"5\nhello\r\n0\r\n\r\n"),
     "chunk-with-0x": ([TE], b"0x5\r\nhello\r\n0\r\n\r\n"),
     "chunk-overflow": ([TE], b"fffffffffffffffff\r\nhello\r\n0\r\n\r\n"),
+    "two-hosts": ([("Host", "localhost"), ("Host", "other.test")], b""),
     "length-in-trailer": ([TE], b"0\r\nContent-Length: 3\r\n\r\n"),
 }
 

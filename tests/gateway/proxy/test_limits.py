@@ -11,7 +11,7 @@ from fakes.rig import CHAT, Rig
 
 from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.admitted import Admitted
-from penstock.gateway.calls.record import Record
+from penstock.gateway.calls.record import Held, Record
 from penstock.gateway.dialects import OPAQUE
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.request import Request
@@ -104,7 +104,7 @@ async def test_a_slow_client_holds_its_upstream_and_not_our_memory(rig: Rig) -> 
 
 def test_what_is_kept_of_a_long_answer_is_its_beginning() -> None:
     admitted = Admitted(Address("r"), OPAQUE, "/", b"")
-    record = Record(admitted, Request(), Redactor(), limit=10)
+    record = Record(admitted, Request(), Redactor(), 10, Held(1))
     for piece in (b"12345678", b"too much", b"9"):
         record.arrived([piece], 0.0)
     assert (record.pieces, record.response_bytes, record.truncated) == ([b"12345678"], 17, True)

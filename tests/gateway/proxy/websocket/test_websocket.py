@@ -19,6 +19,7 @@ from conftest import StartGateway
 from fakes.process import Gateway
 from fakes.responses_websocket import BIG, Host, websocket_host
 from fakes.tape import Tape
+from fakes.waiting import until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -427,3 +428,33 @@ async def test_the_agents_sdk_speaks_it(rig: Rig, monkeypatch: pytest.MonkeyPatc
 def test_a_message_of_several_lines_is_one_event(end: bytes) -> None:
     (event,) = events(as_event(b'{"type": "x",' + end + b'"email": "bob@x"}'))
     assert json.loads(event.data) == {"type": "x", "email": "bob@x"}
+
+
+async def test_each_answer_takes_a_place(start_gateway: StartGateway, host: Host, http: aiohttp.ClientSession) -> None:
+    """An open connection takes none; a call over HTTP and an answer here stand in one queue."""
+    rig = await started(start_gateway, host, http, config(host, "max_concurrent = 1"))
+
+    async def waiting(count: int) -> bool:
+        (view,) = [one for one in (await rig.tape.get("/api/upstreams"))["upstreams"] if one["name"] == "host"]
+        return view["waiting"] == count
+
+    async with rig.open() as first, rig.open("/rollout/r2/attempt/a1") as second:
+        async with rig.open("/rollout/r3/attempt/a1") as third:
+            await first.send(request("hang"))
+            await host.hangs.wait()
+            await third.send(request("Nobody waits for this"))
+            await until(lambda: waiting(1))
+            await second.send(request("Hello"))
+            await until(lambda: waiting(2))
+        await until(lambda: waiting(1))
+        assert len(host.asked) == 1
+        host.let_go.set()
+        assert json.loads((await answer(first))[-1])["type"] == "response.completed"
+        assert json.loads((await answer(second))[-1])["type"] == "response.completed"
+        # One that breaks off gives its place back, too.
+        await first.send(request("leave"))
+        with pytest.raises(ConnectionClosed):
+            await answer(first)
+        assert json.loads((await ask(second, "Again"))[-1])["type"] == "response.completed"
+    (gone,) = await rig.tape.spans("r3", 1)
+    assert (gone.status, gone.error) == ("cancelled", "client_gone")

@@ -24,7 +24,7 @@ from fakes.tape import Tape
 
 from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.admitted import Admitted
-from penstock.gateway.calls.record import Record
+from penstock.gateway.calls.record import Held, Record
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Json, chat
 from penstock.gateway.dialects import by_name
@@ -285,7 +285,7 @@ class Offers:
             (b"traceparent", b"traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01"),
         ]
         call = Admitted(Address(rollout, "a1", agent), dialect, CHAT, body)
-        record = Record(call, request, Redactor(), 1 << 20)
+        record = Record(call, request, Redactor(), 1 << 20, Held(1 << 20))
         record.pool = self.rig.context.pools["openai"]
         record.answered(200, json.dumps(chat(asked, Answer("Hello"))).encode())
         record.status, record.end_ns = "ok", self.rig.context.now_ns()

@@ -1,0 +1,62 @@
+"""Requests that come with a content encoding: large ones are unpacked where nobody else waits for that."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import threading
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fakes.odd import request, send
+from fakes.raw import post, reply
+from fakes.rig import CHAT, inside
+
+from penstock.gateway.calls import admission
+
+ANSWER = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'
+NOISE = random.Random(1).randbytes(2 * admission.PACKED).hex()
+
+
+def body(said: str) -> bytes:
+    """A request, packed."""
+    asked = {"model": "m", "messages": [{"role": "user", "content": said}]}
+    return gzip.compress(json.dumps(asked).encode())
+
+
+async def test_large_ones_are_unpacked_on_the_thread(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked: list[tuple[bool, bool]] = []
+    real = admission.decode_body
+
+    def noting(packed: bytes, names: str | None) -> tuple[bytes, str | None]:
+        on_loop = threading.current_thread() is threading.main_thread()
+        unpacked.append((len(packed) > admission.PACKED, on_loop))
+        return real(packed, names)
+
+    monkeypatch.setattr(admission, "decode_body", noting)
+    large = body(NOISE)
+    calls = [
+        ("/rollout/r1/attempt/a1" + CHAT, body("few")),
+        ("/rollout/r1/attempt/a1" + CHAT, large),
+        (CHAT + "?r2", large),
+        (CHAT + "?r3", large[:-9]),
+    ]
+    script = [step for _ in calls for step in (request(), send(reply(200, ANSWER)))]
+    async with inside(tmp_path, http) as rig, rig.upstream(script) as upstream, rig.client() as client:
+        for path, sent in calls:
+            client.send(post(path, sent, [("Content-Encoding", "gzip")]))
+            assert (await client.message()) == reply(200, ANSWER)
+        arrived = (await upstream.connection(0)).requests
+        assert [one.endswith(sent) for one, (_, sent) in zip(arrived, calls, strict=True)] == [True] * 4
+        few, many = await rig.tape.spans("r1", 2)
+        assert (few.model, many.model) == ("m", "m")
+        others: list[str | None] = []
+        while len(others) < 2:
+            page = await rig.tape.get("/api/spans")
+            others = [span.get("model") for span in page["spans"] if span["path"][-2:] in ("r2", "r3")]
+        assert sorted(others, key=str) == [None, "m"], "what is cut off passes unread"
+    assert unpacked == [(False, True), (True, False), (True, False), (True, False)]
