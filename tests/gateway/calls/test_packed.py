@@ -14,10 +14,11 @@ from fakes.odd import request, send
 from fakes.raw import post, reply
 from fakes.rig import CHAT, inside
 
-from penstock.gateway.calls import admission
+from penstock.gateway.calls import joining
+from penstock.gateway.calls.admission import PACKED
 
 ANSWER = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}'
-NOISE = random.Random(1).randbytes(2 * admission.PACKED).hex()
+NOISE = random.Random(1).randbytes(2 * PACKED).hex()
 
 
 def body(said: str) -> bytes:
@@ -30,14 +31,14 @@ async def test_large_ones_are_unpacked_on_the_thread(
     tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpacked: list[tuple[bool, bool]] = []
-    real = admission.decode_body
+    real = joining.decode_body
 
     def noting(packed: bytes, names: str | None) -> tuple[bytes, str | None]:
         on_loop = threading.current_thread() is threading.main_thread()
-        unpacked.append((len(packed) > admission.PACKED, on_loop))
+        unpacked.append((len(packed) > PACKED, on_loop))
         return real(packed, names)
 
-    monkeypatch.setattr(admission, "decode_body", noting)
+    monkeypatch.setattr(joining, "decode_body", noting)
     large = body(NOISE)
     calls = [
         ("/rollout/r1/attempt/a1" + CHAT, body("few")),
