@@ -178,11 +178,10 @@ class Dispatcher:
         except asyncio.CancelledError:
             taking.add_done_callback(self._give_back)
             raise
-        if claimed:
-            self._metrics.claim_seconds.observe((self.now_ns() - now) / 1e9)
         for one in claimed:
             self._watch_claimed(one)
         if claimed:
+            self._metrics.claim_seconds.observe((self.now_ns() - now) / 1e9)
             self._pass_on()
         return claimed
 
@@ -246,8 +245,6 @@ class Dispatcher:
     def _wake_for(self, counts: Mapping[Mode, int]) -> None:
         """Wakes as many of those who wait as there is new work for them, the longest waiting first."""
         left = {mode: count for mode, count in counts.items() if count > 0}
-        if not left:
-            return
         for woken, modes in list(self._line.items()):
             if not left:
                 return
@@ -274,6 +271,11 @@ class Dispatcher:
             self._pass_on()
         else:
             self._wake()
+
+    async def others_left(self) -> None:
+        """Another process has died or has ended, and may not have told of all attempts that began there."""
+        if self._sweeper is not None:
+            self.waiting.unclaimed.extend(await asyncio.to_thread(self.reader.unclaimed))
 
     async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> list[HeldAnswer]:
         """Renews a worker's leases."""

@@ -7,12 +7,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import QueueState
 from penstock.gateway.queue.results import MODES, queue_key
 from penstock.gateway.store import records
 from penstock.gateway.store.view import View
+
+_SPARSE: Final = 4
+"""How many times as long as needed a heap may become."""
 
 
 class Waiting:
@@ -79,7 +83,12 @@ class Waiting:
     def remove(self, key: bytes) -> None:
         """It waits no longer."""
         if self._names.pop(key, None) is not None:
-            self._counts[key[0]] -= 1
+            mode = key[0]
+            self._counts[mode] -= 1
+            if len(self._heaps[mode]) > _SPARSE * (self._counts[mode] + _SPARSE):
+                # Where nobody takes work what was removed is never met.
+                self._heaps[mode] = [it for it in self._names if it[0] == mode]
+                heapify(self._heaps[mode])
 
     def next(self, modes: Iterable[int]) -> tuple[bytes, str] | None:
         """The most urgent of these modes; it stays."""

@@ -70,4 +70,6 @@ class Others:
             return
         if changed:
             await self._followed()
+        if living is not None:
+            await self._dispatcher.others_left()
         self._dispatcher.others_wrote()

@@ -153,6 +153,11 @@ class Member:
         if self._link is not None:
             self._link.tell(name, *said)
 
+    @property
+    def linked(self) -> bool:
+        """Whether there is a first one now."""
+        return self._link is not None
+
     async def ask(self, name: str, *said: Any) -> Any:
         """What the first one answers, once another one is there that is being started; None where nobody does."""
         if self._link is None:

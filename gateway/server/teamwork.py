@@ -20,6 +20,7 @@ from penstock.gateway.budgets.service import Budgets
 from penstock.gateway.calls.joining import Joining
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.upstream import UpstreamView
+from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.releases.adapter_keeper import AdapterKeeper
 from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.server.conversing import Asker, Keeper
@@ -143,8 +144,20 @@ class Teamwork:
 
     def tick(self) -> None:
         """Once a second."""
+        if self.member is not None:
+            self._tell_of_begun(self.member)
         if self.leader.links and (self._looking is None or self._looking.done()):
             self._looking = asyncio.ensure_future(self._look())
+
+    def _tell_of_begun(self, member: Member) -> None:
+        """The first one ends attempts that nobody has claimed when they have been quiet for long."""
+        waiting = self._parts.store.follower(Waiting)
+        begun = waiting.newly_unclaimed()
+        if begun and member.linked:
+            member.tell("begun", begun)
+        elif begun:
+            # The next first one reads from the tape what there is; this may come twice.
+            waiting.unclaimed.extendleft(reversed(begun))
 
     def wrote(self) -> None:
         """This process has written."""
@@ -198,7 +211,12 @@ class Teamwork:
 
     def _asked_of_first(self, link: Link) -> Mapping[str, Handler]:
         budgets, self._gone[link] = self._parts.budgets.for_others()
-        common = {"wrote": self._parts.wrote, "repaired": self._keeps_adapters}
+        waiting = self._parts.store.follower(Waiting)
+
+        def begun(names: list[list[str]]) -> None:
+            waiting.unclaimed.extend((rollout, attempt) for rollout, attempt in names)
+
+        common = {"wrote": self._parts.wrote, "begun": begun, "repaired": self._keeps_adapters}
         return {**common, **budgets, **self._keeper.handlers(link)}
 
     def _asked_of_others(self) -> Mapping[str, Handler]:

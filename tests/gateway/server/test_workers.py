@@ -223,6 +223,23 @@ async def test_workers_share_a_budget(tmp_path: Path, http: aiohttp.ClientSessio
     assert examine(gateway.data)[1] == []
 
 
+async def test_an_attempt_that_begins_in_any_worker_ends_when_it_is_quiet(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with serving() as provider:
+        config = "quiet_seconds = 1\n" + upstreams(openai=provider.openai_url)
+        async with running(tmp_path, config, *TWO) as gateway:
+            for number, pid in workers(gateway.pid).items():
+                async with served_by(gateway, pid) as wire:
+                    await chat(wire, f"/rollout/q{number}/attempt/a1{CHAT}", ("user", "hi"))
+            tape = Tape(gateway.url, http)
+
+            async def have_ended() -> bool:
+                return {one["status"] for one in (await tape.get("/api/rollouts"))["rollouts"]} == {"succeeded"}
+
+            await until(have_ended)
+
+
 async def test_a_worker_that_is_killed_takes_no_other_along(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with streaming() as (odd, config), running(tmp_path, config, *TWO) as gateway:
         pids, tape = workers(gateway.pid), Tape(gateway.url, http)
