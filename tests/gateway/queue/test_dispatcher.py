@@ -583,7 +583,7 @@ async def test_a_task_that_cannot_be_done_does_not_disturb_the_others(life: Life
         raise ZeroDivisionError("planted")
 
     results = await asyncio.gather(
-        life.recorder.submit(broken), life.claim("w1"), life.finish("q9/a1"), return_exceptions=True
+        life.recorder.submit(broken), life.claim("w1", wait_s=PATIENCE), life.finish("q9/a1"), return_exceptions=True
     )
     assert isinstance(results[0], TapeError)
     assert results[1] == ["q1/a1"]
