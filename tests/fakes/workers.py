@@ -1,55 +1,31 @@
-"""Workers of one gateway (`penstock serve --workers N`), and connections that a certain one of them serves."""
+"""The end of a rollout as its runner says it, and work that goes on beside a test."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
-from fakes.process import Gateway
-from fakes.raw import Wire, connect, get
-
-_NAME = re.compile(rb"\0worker (\d+) of \d+\0")
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import Claim, FinishRequest
+from penstock.gateway.model.rollout import Judgement
 
 
-def workers(parent: int) -> dict[int, int]:
-    """Process ids of those that it has started and that have not ended, by their numbers."""
-    found: dict[int, int] = {}
-    for pid in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
-        name = _NAME.search(Path(f"/proc/{pid}/cmdline").read_bytes())
-        if name is not None:
-            found[int(name[1])] = pid
-    return found
+async def finish(client: Client, claim: Claim, *rewards: float) -> None:
+    """The rollout of a claim by worker `w` has succeeded, with these rewards."""
+    judged = [Judgement(value=value, source="runner") for value in rewards]
+    asked = FinishRequest(worker="w", status="succeeded", rewards=judged)
+    await client.finish(claim.rollout.id, claim.attempt.id, asked)
 
 
 @asynccontextmanager
-async def served_by(gateway: Gateway, pid: int) -> AsyncGenerator[Wire]:
-    """A connection that this worker serves. Which one does is up to the system, so some more are made, and closed."""
-    async with AsyncExitStack() as stack:
-        for _ in range(60):
-            wire = await stack.enter_async_context(connect(gateway.url))
-            wire.send(get("/healthz", host="127.0.0.1"))
-            assert (await wire.message()).startswith(b"HTTP/1.1 200")
-            if _holds(pid, gateway.port, wire.socket.getsockname()[1]):
-                yield wire
-                return
-    raise AssertionError(f"none of sixty connections came to process {pid}")
-
-
-def _holds(pid: int, port: int, client: int) -> bool:
-    """Whether a process has the other end of a connection from this port."""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if (int(fields[1].rpartition(":")[2], 16), int(fields[2].rpartition(":")[2], 16)) == (port, client):
-            wanted = f"socket:[{fields[9]}]"
-            return any(_target(pid, name) == wanted for name in os.listdir(f"/proc/{pid}/fd"))
-    return False
-
-
-def _target(pid: int, name: str) -> str:
+async def beside(work: Coroutine[Any, Any, object]) -> AsyncGenerator[None]:
+    """The work is under way from here on, and is cancelled at the end."""
+    running = asyncio.ensure_future(work)
     try:
-        return os.readlink(f"/proc/{pid}/fd/{name}")
-    except OSError:
-        return ""
+        yield
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running

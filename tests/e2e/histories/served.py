@@ -15,9 +15,9 @@ from itertools import chain
 from pathlib import Path
 
 import aiohttp
+from fakes.gateway_workers import workers
 from fakes.process import PATIENCE, Gateway
 from fakes.waiting import until
-from fakes.workers import workers
 
 RETRY_S = 0.05
 TAKEN = "another process has taken over"

@@ -398,7 +398,7 @@ def test_figures_are_those_of_a_scan(happens: list[tuple[Any, ...]], bys: list[B
             assert [rounded(BreakdownRow.model_validate(row)) for row in rows] == list(map(rounded, wanted.rows))
             assert wanted.complete
         scanned_all, summed_all = (
-            asyncio.run(gather(found.store, most, 0, Metrics(), found.index.total)) for most in (10**6, None)
+            asyncio.run(gather(found.store, most, Metrics(), found.index.total)) for most in (10**6, None)
         )
         assert without_mean(summed_all) == without_mean(scanned_all)
         assert summed_all.rewards.mean == pytest.approx(scanned_all.rewards.mean)

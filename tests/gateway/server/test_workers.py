@@ -18,6 +18,7 @@ import aiohttp
 from fakes.budgets import CHAT as CHAT_BODY
 from fakes.budgets import budget, toml, uses
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
+from fakes.gateway_workers import served_by, workers
 from fakes.odd import Odd, request, send, wait
 from fakes.process import Gateway, running, upstream, upstreams
 from fakes.provider import serving
@@ -26,7 +27,6 @@ from fakes.rig import CHAT, odd_on
 from fakes.shell import Shell
 from fakes.tape import Tape
 from fakes.waiting import until
-from fakes.workers import served_by, workers
 
 from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
