@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ from penstock.gateway.model.log_settings import Log
 from penstock.gateway.server import parent
 from penstock.gateway.server.ending import first
 from penstock.gateway.server.handover import Taken, received, take
-from penstock.gateway.server.workers import Workers
+from penstock.gateway.server.workers import Leaving, Workers
 from penstock.gateway.store.directory import TapeError
 
 _LOOK_SECONDS: Final = 0.2
@@ -64,9 +65,13 @@ class Process:
     def listen(self) -> None:
         """From now on."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if self._command is None:
+                loop.add_signal_handler(number, _leave_to_parent, number)
+            elif number == signal.SIGHUP:
+                loop.add_signal_handler(number, self._reload)
+            else:
+                loop.add_signal_handler(number, self._stop, number)
         if self._watched is not None:
             self._again(self._watch, _WATCH_SECONDS)
 
@@ -89,9 +94,8 @@ class Process:
             os.kill(child, number)
 
     def _reload(self) -> None:
-        if self._command is None:
-            _log.warning("SIGHUP: it is for the parent of this worker, process %d", os.getppid())
-        elif self._terminal and not _terminal():
+        assert self._command is not None
+        if self._terminal and not _terminal():
             # It was closed, and nobody can stop this process from it any more.
             self._stop(signal.SIGTERM)
         elif self.children and not self._taken.is_set():
@@ -115,6 +119,8 @@ class Process:
         host, port = await gateway.start()
         _collect_rarely()
         self._taken = gateway.offer.taken
+        if isinstance(gateway.offer, Leaving):
+            gateway.offer.stop = partial(self._stop, signal.SIGTERM)
         self.listen()
         # Whoever reads the address may send a signal at once.
         shown = f"[{host}]" if ":" in host else host
@@ -217,6 +223,11 @@ def _collect_rarely() -> None:
     gc.collect(1)
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def _leave_to_parent(number: int) -> None:
+    """Whoever stops a service may send signals to all of its processes, and the parent passes on what it got."""
+    _log.debug("signal %d is for the parent of this worker, process %d", number, os.getppid())
 
 
 def _content(path: Path | None) -> bytes | None:

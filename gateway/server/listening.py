@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from penstock.gateway.config import Config
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.server.handover import Held, Taken
+from penstock.gateway.server.handover import ALONE, Held, Taken
 
 _BACKLOG: Final = 4096
 _HANDSHAKE_SECONDS: Final = 15.0
@@ -38,6 +38,8 @@ class Listening:
         self._host, self._port = host, port
         self._unix: asyncio.Server | None = None
         self._path: Path | None = None
+        self._removes = True
+        """Whether the file of the Unix socket is removed in the end."""
         self._own: tempfile.TemporaryDirectory[str] | None = None
         name = port[0].sockets[0].getsockname()
         self.address: tuple[str, int] = (name[0], name[1])
@@ -65,6 +67,8 @@ class Listening:
         if taken is not None and taken.held.unix is not None and taken.held.path == str(path):
             taken.used.add(taken.held.unix)
             options["sock"] = socket.socket(fileno=taken.held.unix)
+            # Of several workers their parent does that.
+            self._removes = taken.place is ALONE
         else:
             options["sock"] = bound_unix(path)
         self._unix = await asyncio.get_running_loop().create_unix_server(make, **options)
@@ -99,7 +103,7 @@ class Listening:
         """Nobody can connect any more."""
         path = self._path
         self.accept_no_more()
-        if path is not None:
+        if path is not None and self._removes:
             path.unlink(missing_ok=True)
         if self._own is not None:
             self._own.cleanup()
@@ -160,6 +164,17 @@ def bound(host: str, port: int, count: int) -> list[list[socket.socket]]:
             one.close()
         raise ConfigError(_no_port(host, port, error)) from None
     return made
+
+
+def rebound(handle: int) -> int:
+    """In place of a socket of `bound`, which is closed, another one on which nobody listens yet. One that others listen
+    on as well stays."""
+    with socket.socket(fileno=os.dup(handle)) as old:
+        if not old.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT):
+            return handle
+        family, address = old.family, old.getsockname()
+    os.close(handle)
+    return _bind(family, address, address[1], shared=True).detach()
 
 
 def _bind(family: int, address: tuple[Any, ...], port: int, *, shared: bool) -> socket.socket:

@@ -124,6 +124,7 @@ class Member:
         self._link: Link | None = None
         self._there = asyncio.Event()
         self._gone = asyncio.Event()
+        self._leaves = False
         self._task: asyncio.Future[None] | None = None
 
     def start(
@@ -138,6 +139,11 @@ class Member:
         made anew."""
         self._hello, self._handlers, self._alone = hello, handlers, alone
         self._task = asyncio.ensure_future(self._run(data))
+
+    def leave(self) -> None:
+        """Another gateway takes over, whose first worker knows nothing of this one: no other link is made."""
+        self._leaves = True
+        self._there.set()
 
     async def stop(self) -> None:
         """Leaves."""
@@ -180,7 +186,7 @@ class Member:
 
     async def _run(self, data: Path) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        while not self._leaves:
             try:
                 with short(data, f"{WRITERS}/{LINKS}") as path:
                     await loop.create_unix_connection(lambda: Link(self._made, self._lost, self._handlers), path)
@@ -199,5 +205,6 @@ class Member:
 
     def _lost(self, link: Link) -> None:
         self._link = None
-        self._there.clear()
+        if not self._leaves:
+            self._there.clear()
         self._gone.set()

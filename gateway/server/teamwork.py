@@ -71,10 +71,9 @@ class Teamwork:
     _figures: dict[str, Dump] = field(default_factory=dict[str, Dump], init=False)
     """By process: those of the others, a moment ago."""
     _past: list[Dump] = field(default_factory=list[Dump], init=False)
-    """Of workers that have died."""
+    """Of workers that have died: of all of them together, or nothing."""
     _known: tuple[float, list[Dump]] = field(default=(0.0, []), init=False)
     """What the first one has said of the past, itself included, and when."""
-    _leaves: bool = field(default=False, init=False)
     _looking: asyncio.Future[None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -128,8 +127,9 @@ class Teamwork:
         await self.leader.stop()
 
     def leave(self) -> None:
-        """Other processes take over. What they have counted begins anew."""
-        self._leaves, self._known = True, (0.0, [])
+        """Another gateway takes over."""
+        if self.member is not None:
+            self.member.leave()
 
     @property
     def alone(self) -> asyncio.Event:
@@ -272,16 +272,15 @@ class Teamwork:
         self._parts.budgets.look_again()
         figures = self._figures.pop(link.name, None)
         if figures is not None:
-            self._past.append(counted(figures))
+            self._past = [dump(together([*self._past, counted(figures)]))]
 
     async def _look(self) -> None:
         self._figures |= await self.leader.ask("figures")
-        past = [*self._past, counted(dump(self._parts.metrics))]
-        self.leader.tell("past", monotonic(), past)
+        past = together([*self._past, counted(dump(self._parts.metrics))])
+        self.leader.tell("past", monotonic(), [dump(past)])
 
     def _told_past(self, at: float, past: list[Dump]) -> None:
-        if not self._leaves:
-            self._known = (at, past)
+        self._known = (at, past)
 
 
 def _joined(one: UpstreamView, other: UpstreamView) -> UpstreamView:

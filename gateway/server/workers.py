@@ -13,7 +13,10 @@ A parent and a worker have a channel between them, on which both say what two pr
     says `go on`                        accepts, and says `serves`
     says `leave`: others take over      accepts no more, lets go of what only one may do; then says `left`, serves the
                                         calls that it has to their end, and ends
-    dies                                stops, as at SIGTERM: nobody could tell it to
+    says `stop`                         stops as at SIGTERM; the second time it ends every wait
+    dies                                stops: nobody could tell it to
+
+Signals are for the parent. Whoever stops a service may send them to all of its processes at once.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,7 +36,7 @@ from typing import Final
 from penstock.gateway.config import Config
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.server.handover import GO_ON, READY, Held, Offer, Place, Taken, send, short
-from penstock.gateway.server.listening import bound, bound_unix
+from penstock.gateway.server.listening import bound, bound_unix, rebound
 from penstock.gateway.server.team import INSIDE
 from penstock.gateway.store.directory import DIRECTORY_MODE, hold
 from penstock.gateway.store.processes import WRITERS
@@ -42,11 +44,13 @@ from penstock.gateway.store.processes import WRITERS
 MOST: Final = 64
 """Workers of one gateway; each has descriptors in one message, which has room for some 250."""
 _BACKLOG: Final = 4096
-_LEAVE: Final = b"leave"
+_LEAVE: Final = b"l"
+_STOP: Final = b"s"
+"""A byte each: they may come together."""
 _LEFT: Final = b"left"
 _SERVES: Final = b"serves"
 _LONGEST: Final = 16
-"""Bytes of what is said; neither end says two things without an answer between."""
+"""Bytes of what a worker says; it does not say two things without an answer between."""
 _AGAIN_S: Final = 1.0
 """After which one is started anew that has died before it served."""
 _log = logging.getLogger("penstock.workers")
@@ -93,17 +97,24 @@ class Worker:
         """Returns when it accepts no more, and does nothing of what only one may do."""
         if GO_ON not in self._told:
             # It was being started in the place of one that had died.
-            self.signal(signal.SIGKILL)
+            self.kill()
             return
         await self._said[_SERVES].wait()
         self._say(_LEAVE)
         await self._said[_LEFT].wait()
 
-    def signal(self, number: int) -> None:
-        """Where it lives."""
+    def stop(self) -> None:
+        """It is to end; called once more, at once."""
+        if GO_ON in self._told:
+            self._say(_STOP)
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        """It has served nothing yet."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                self._process.kill()
 
     async def ended(self) -> int:
         """Its exit status."""
@@ -156,7 +167,8 @@ class Workers:
             if self._taken is not None:
                 await self._taken.ready()
         except ConfigError:
-            self._signal(signal.SIGKILL)
+            for worker in self._workers:
+                worker.kill()
             for name in INSIDE:
                 (self._config.data / WRITERS / _own(name)).unlink(missing_ok=True)
             raise
@@ -172,18 +184,20 @@ class Workers:
         self._stopping = True
         self._over.set()
         if not self.offer.taken.is_set():
-            self._signal(signal.SIGTERM)
+            self._stop_all()
+        # Whoever wants to connect when the workers listen no more is turned away.
+        for handle in {handle for worker in self._workers for handle in worker.sockets}:
+            os.close(handle)
         hurrying = asyncio.ensure_future(self._hurry(hurry or asyncio.Event()))
         await asyncio.gather(*self._tending)
         hurrying.cancel()
         await self.offer.close()
         for one in self._inside:
             one.close()
-        for handle in {handle for worker in self._workers for handle in worker.sockets}:
-            os.close(handle)
         if not self.offer.taken.is_set():
-            for name in INSIDE:
-                (self._config.data / WRITERS / name).unlink(missing_ok=True)
+            for path in (*(self._config.data / WRITERS / name for name in INSIDE), self._config.socket):
+                if path is not None:
+                    path.unlink(missing_ok=True)
         os.close(self._lock)
 
     # -- meanwhile ---------------------------------------------------------------------------------------------------
@@ -246,11 +260,18 @@ class Workers:
                         await self._over.wait()
                 if self._stopping:
                     return
+                self._rebind(worker)
             served = await self._begin(worker)
             if served:
                 await worker.go_on()
             if self._stopping:
-                worker.signal(signal.SIGTERM)
+                worker.stop()
+
+    def _rebind(self, worker: Worker) -> None:
+        """One that cannot be started must not keep clients waiting: the others get them."""
+        made = {handle: rebound(handle) for handle in worker.sockets}
+        worker.sockets = list(made.values())
+        self._held.sockets[:] = [made.get(handle, handle) for handle in self._held.sockets]
 
     async def _let_go(self) -> None:
         """Others are ready to take over from these."""
@@ -258,11 +279,11 @@ class Workers:
 
     async def _hurry(self, hurry: asyncio.Event) -> None:
         await hurry.wait()
-        self._signal(signal.SIGTERM)
+        self._stop_all()
 
-    def _signal(self, number: int) -> None:
+    def _stop_all(self) -> None:
         for worker in self._workers:
-            worker.signal(number)
+            worker.stop()
 
 
 class Leaving:
@@ -272,6 +293,8 @@ class Leaving:
         self._channel, self._let_go = channel, let_go
         self.taken = asyncio.Event()
         """Another process serves now."""
+        self.stop: Callable[[], None]
+        """What is done when it is to stop; set before anything else is awaited."""
         self._task: asyncio.Future[None] = asyncio.ensure_future(self._serve())
 
     async def close(self) -> None:
@@ -282,17 +305,18 @@ class Leaving:
         self._channel.close()
 
     async def _serve(self) -> None:
-        loop, said = asyncio.get_running_loop(), b""
+        loop = asyncio.get_running_loop()
         with suppress(OSError):
             await loop.sock_sendall(self._channel, _SERVES)
-            said = await loop.sock_recv(self._channel, len(_LEAVE))
-        if said != _LEAVE:
-            _log.error("the parent of this worker has died: it stops")
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        await self._let_go()
-        self.taken.set()
-        await loop.sock_sendall(self._channel, _LEFT)
+            while said := await loop.sock_recv(self._channel, 1):
+                if said == _STOP:
+                    self.stop()
+                elif said == _LEAVE:
+                    await self._let_go()
+                    self.taken.set()
+                    await loop.sock_sendall(self._channel, _LEFT)
+        _log.error("the parent of this worker has died: it stops")
+        self.stop()
 
 
 def _own(name: str) -> str:

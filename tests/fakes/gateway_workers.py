@@ -25,17 +25,17 @@ def workers(parent: int) -> dict[int, int]:
 
 
 @asynccontextmanager
-async def served_by(gateway: Gateway, pid: int) -> AsyncGenerator[Wire]:
+async def served_by(gateway: Gateway, pid: int, tries: int = 60) -> AsyncGenerator[Wire]:
     """A connection that this worker serves. Which one does is up to the system, so some more are made, and closed."""
     async with AsyncExitStack() as stack:
-        for _ in range(60):
+        for _ in range(tries):
             wire = await stack.enter_async_context(connect(gateway.url))
             wire.send(get("/healthz", host="127.0.0.1"))
             assert (await wire.message()).startswith(b"HTTP/1.1 200")
             if _holds(pid, gateway.port, wire.socket.getsockname()[1]):
                 yield wire
                 return
-    raise AssertionError(f"none of sixty connections came to process {pid}")
+    raise AssertionError(f"none of {tries} connections came to process {pid}")
 
 
 def _holds(pid: int, port: int, client: int) -> bool:

@@ -33,6 +33,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.store import Store
 
 EVENT = chunk(b"data: 1\n\n")
 END = chunk(b"data: [DONE]\n\n") + chunk(b"")
@@ -262,7 +263,11 @@ async def test_a_worker_that_is_killed_takes_no_other_along(tmp_path: Path, http
                 await asked(third, "/api/rollouts/first")
                 os.kill(pids[0], signal.SIGKILL)
                 await first.gone()
-                assert (await asked(third, "/api/rollouts/first"))["id"] == "first"
+                third.send(get("/api/rollouts/first", host="127.0.0.1"))
+                # It waits for the next one.
+                await third.when(
+                    lambda: third.received.endswith(b"}") and third.received.count(b'"id":"first"') == 2, 60
+                )
             (span,) = await tape.spans("first", 1)
             assert span.status == "interrupted"
             async with Client(gateway.url) as client:
@@ -299,6 +304,64 @@ async def test_a_reload_hands_over_every_worker(tmp_path: Path, http: aiohttp.Cl
         assert [(await tape.spans(name, 1))[0].status for name in ("first", "second")] == ["ok", "ok"]
         assert await gateway.terminate() == 0
     assert examine(gateway.data)[1] == []
+
+
+async def test_a_signal_to_all_processes_at_once_lets_calls_end(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """As whoever stops a service sends it (systemd): a second one would end every wait."""
+    async with streaming() as (odd, config), running(tmp_path, config, *TWO) as gateway:
+        pids = workers(gateway.pid)
+        async with served_by(gateway, pids[1]) as wire:
+            wire.send(call("r"))
+            await wire.until(EVENT)
+            for pid in (*pids.values(), gateway.pid):
+                os.kill(pid, signal.SIGTERM)
+
+            async def turns_away() -> bool:
+                try:
+                    async with http.get(f"{gateway.url}/readyz"):
+                        return False
+                except aiohttp.ClientConnectionError:
+                    return True
+
+            await until(turns_away)
+            odd.go("go")
+            assert await wire.message() == END
+        assert gateway.process is not None
+        assert await gateway.process.wait() == 0
+    with Store(gateway.data, readonly=True) as store:
+        assert [span.status for span in store.spans("r")] == ["ok"]
+
+
+async def test_a_worker_that_cannot_be_started_again_keeps_nobody_waiting(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with serving() as provider:
+        good = upstreams(openai=provider.openai_url)
+        async with running(tmp_path, good, *TWO) as gateway:
+            pids = workers(gateway.pid)
+            gateway.config.write_text("[limits]\nclient_timout = 3\n" + good)
+            os.kill(pids[1], signal.SIGKILL)
+
+            async def has_failed() -> bool:
+                return "worker 1 has ended with status 1" in gateway.log
+
+            await until(has_failed)
+            assert "limits.client_timout" in gateway.log
+            for number in range(20):
+                async with aiohttp.ClientSession() as fresh, fresh.get(f"{gateway.url}/healthz") as answer:
+                    assert answer.status == 200, number
+            gateway.config.write_text(good)
+
+            async def serves_again() -> bool:
+                try:
+                    async with served_by(gateway, workers(gateway.pid).get(1, 0), tries=5) as wire:
+                        await chat(wire, f"/rollout/r/attempt/a1{CHAT}", ("user", "hi"))
+                except AssertionError:
+                    return False
+                return True
+
+            await until(serves_again)
+            assert await gateway.terminate() == 0
 
 
 async def test_no_client_can_speak_as_a_worker_does(tmp_path: Path) -> None:
