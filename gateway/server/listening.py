@@ -154,16 +154,30 @@ def bound(host: str, port: int, count: int) -> list[list[socket.socket]]:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            # Where somebody else shares it already, the system would not say so.
-            _bind(family, address, port, shared=False).close()
+            try:
+                # Where somebody else shares it already, the system would not say so.
+                _bind(family, address, port, shared=False).close()
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL and len(found) > 1:
+                    continue  # a name has an address of IPv6 also where there is none
+                raise
             for sockets in made:
                 sockets.append(_bind(family, address, port, shared=True))
                 port = port or sockets[0].getsockname()[1]
+        if not made[0]:
+            raise OSError(errno.EADDRNOTAVAIL, host)
     except OSError as error:
         for one in chain.from_iterable(made):
             one.close()
         raise ConfigError(_no_port(host, port, error)) from None
     return made
+
+
+def address_of(handle: int) -> tuple[str, int]:
+    """Host and port on which a socket listens."""
+    with socket.socket(fileno=os.dup(handle)) as one:
+        host, port, *_ = one.getsockname()
+    return host, port
 
 
 def rebound(handle: int) -> int:

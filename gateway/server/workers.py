@@ -36,7 +36,7 @@ from typing import Final
 from penstock.gateway.config import Config
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.server.handover import GO_ON, READY, Held, Offer, Place, Taken, send, short
-from penstock.gateway.server.listening import bound, bound_unix, rebound
+from penstock.gateway.server.listening import address_of, bound, bound_unix, rebound
 from penstock.gateway.server.team import INSIDE
 from penstock.gateway.store.directory import DIRECTORY_MODE, hold
 from penstock.gateway.store.processes import WRITERS
@@ -177,7 +177,7 @@ class Workers:
         await asyncio.gather(*(worker.go_on() for worker in self._workers))
         self._tending = [asyncio.ensure_future(self._tend(worker)) for worker in self._workers]
         self.offer = Offer(self._config.data, self._lock, self._held, self._let_go)
-        return self._held.host, self._held.port
+        return address_of(self._held.sockets[0])
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """Ends them all, when running calls have; `hurry` ends every wait."""

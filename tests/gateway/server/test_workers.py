@@ -400,6 +400,22 @@ async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
         await gateway.start()
 
 
+async def test_the_port_of_a_name_and_a_socket_are_served_by_all(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.sock"
+    async with running(tmp_path, f'socket = "{path}"\n', *TWO, "--host", "localhost") as gateway:
+        assert gateway.url.startswith("http://127.0.0.1:")
+        connector = aiohttp.UnixConnector(str(path))
+        async with aiohttp.ClientSession(connector=connector) as inside:
+            async with inside.get("http://localhost/readyz") as answer:
+                assert answer.status == 200
+            other = await Shell(gateway.url, tmp_path).run(
+                "serve", "--workers", "2", "--port", str(gateway.port), "--data", str(tmp_path / "other")
+            )
+            assert (other.code, f"port {gateway.port} of 127.0.0.1 is taken" in other.err) == (1, True)
+        assert await gateway.terminate() == 0
+        assert "gateway.sock" not in os.listdir(tmp_path)
+
+
 async def test_what_workers_cannot_share_is_refused(tmp_path: Path) -> None:
     shell = Shell("http://127.0.0.1:1", tmp_path)
     (tmp_path / "penstock.toml").write_text(
