@@ -169,7 +169,7 @@ class Gateway:
         repaired = self._work.repaired(self.adapter_keeper)
         self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self._redactor, repaired)
         checking = Checking(ReleaseReader(self.store).resource, known, self._ask_upstreams)
-        self._checks = Checks(self.pools.values(), self._ask_upstreams)
+        self._checks = Checks(self.pools.values(), self._ask_upstreams, self.metrics.upstream_checks)
         self._routes = Routes(self.config.route, self.pools, {upstream.name for upstream in self.config.upstream})
         context = Context(
             self.store, self.pins, self.recorder, self.pools, self._routes, self._ask_upstreams, self._now_ns,

@@ -82,6 +82,9 @@ METRICS: dict[str, Figure] = {
     "penstock_upstream_waiting": Figure(
         "gauge", "Calls that wait for an upstream that is paused or has no place.", ("upstream",)
     ),
+    "penstock_upstream_checks_total": Figure(
+        "counter", "Checks of upstreams that have a `health_path`, by whether they passed.", ("upstream", "result")
+    ),
     "penstock_upstream_health": Figure(
         "gauge", "How calls to an upstream go: 0 good, 1 probing, 2 resting after it failed.", ("upstream",)
     ),
@@ -222,6 +225,7 @@ class Metrics:
         "response_bytes",
         "rewards",
         "tape_bytes",
+        "upstream_checks",
         "upstream_connections",
         "upstream_health",
         "upstream_retries",
@@ -257,6 +261,7 @@ class Metrics:
         self.mcp_definitions: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
         self.upstream_retries: Counter[tuple[str, ...]] = Counter()
+        self.upstream_checks: Counter[tuple[str, ...]] = Counter()
         self.upstream_health: dict[tuple[str, ...], int] = {}
         self.upstream_waiting: dict[tuple[str, ...], int] = {}
         self.mcp_waiting: dict[tuple[str, ...], int] = {}

@@ -65,7 +65,7 @@ async def _found(control: Control, ids: Ids) -> UpstreamView:
 
 def view(pool: Pool) -> UpstreamView:
     """An upstream, as this process meets it."""
-    gate, now = pool.gate, monotonic()
+    gate, now, check = pool.gate, monotonic(), pool.health.check
     return UpstreamView(
         name=pool.name,
         paused=gate.paused,
@@ -78,6 +78,8 @@ def view(pool: Pool) -> UpstreamView:
         health=pool.health.state(now),
         failing=pool.health.why,
         rests_s=pool.health.rests_s(now),
+        check=None if check is None else check[0] or "passed",
+        checked_s=None if check is None else now - check[1],
     )
 
 

@@ -28,9 +28,10 @@ def upstreams(rows: Iterable[UpstreamView]) -> Listing:
 
 
 def _health(one: UpstreamView) -> Text:
-    if one.health == "good":
-        return Text("open", style="green")
-    return Text(f"{one.health}: {clean(one.failing)}", style="red")
+    made = Text("open", "green") if one.health == "good" else Text(f"{one.health}: {clean(one.failing)}", "red")
+    if one.check is not None:
+        made.append(f", check {'passed' if one.check == 'passed' else 'failed: ' + clean(one.check)}")
+    return made
 
 
 def _seconds(value: float | None) -> str:

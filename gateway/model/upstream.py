@@ -47,6 +47,10 @@ class UpstreamView(Noun):
     """Why the last call to it failed, while it is not good."""
     rests_s: float | None = None
     """Seconds that it still rests; None while it does not."""
+    check: str | None = None
+    """What the last check of its `health_path` has found: `passed`, or why it failed; None where there was none."""
+    checked_s: float | None = None
+    """How many seconds ago that was."""
 
 
 class RouteView(Noun):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Final
@@ -27,7 +28,11 @@ _log = logging.getLogger("penstock.upstream")
 class Checks:
     """Those of all upstreams. `start`, then `stop`."""
 
-    def __init__(self, pools: Iterable[Pool], session: Callable[[], aiohttp.ClientSession]) -> None:
+    def __init__(
+        self, pools: Iterable[Pool], session: Callable[[], aiohttp.ClientSession], counted: Counter[tuple[str, ...]]
+    ) -> None:
+        """`counted`: how many have passed and failed, by upstream."""
+        self._counted = counted
         self._pools = [pool for pool in pools if pool.config.health_path is not None]
         self._session = session
         self._tasks: list[asyncio.Future[None]] = []
@@ -47,6 +52,7 @@ class Checks:
             why = await self._check(pool)
             before = pool.health.state(monotonic())
             pool.health.checked(why, monotonic())
+            self._counted[pool.name, "passed" if why is None else "failed"] += 1
             _tell(pool, why, before)
             await asyncio.sleep(EVERY_S if why is None else AGAIN_S)
 

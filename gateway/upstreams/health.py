@@ -53,11 +53,13 @@ _UNREACHED: Final = frozenset({"connect", "connect_timeout"})
 class Health:
     """How calls to one upstream went lately."""
 
-    __slots__ = ("_failed_checks", "_faults", "_probe_until", "_rest_s", "_until", "why")
+    __slots__ = ("_failed_checks", "_faults", "_probe_until", "_rest_s", "_until", "check", "why")
 
     def __init__(self) -> None:
         self.why = ""
         """The last fault since it has answered."""
+        self.check: tuple[str | None, float] | None = None
+        """What the last check has found, None where it passed, and when; None where there was none."""
         self._faults = self._failed_checks = 0
         self._rest_s = 0.0
         """The last rest; 0 while it is good."""
@@ -107,6 +109,7 @@ class Health:
 
     def checked(self, why: str | None, now: float) -> None:
         """A check has passed, or failed: `why`."""
+        self.check = why, now
         self._failed_checks = 0 if why is None else self._failed_checks + 1
         if why is None:
             if self.why in _UNREACHED or self.why.startswith("check_"):

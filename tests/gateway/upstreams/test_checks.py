@@ -66,30 +66,35 @@ async def test_one_that_fails_its_checks_costs_no_call_anything(
         ]
         async with inside(tmp_path, http, upstreams, route=[ROUTE]) as rig:
 
-            async def shown() -> tuple[str, str]:
+            async def shown() -> tuple[str, str, str]:
                 async with http.get(rig.base.url + "/api/upstreams") as answer:
-                    (found,) = [one for one in (await answer.json())["upstreams"] if one["name"] == "checked"]
-                return found["health"], found["failing"]
+                    views = {one["name"]: one for one in (await answer.json())["upstreams"]}
+                assert views["spare"]["check"] is None
+                found = views["checked"]
+                return found["health"], found["failing"], found["check"]
 
-            async def is_now(health: str, failing: str) -> bool:
-                return await shown() == (health, failing)
+            async def is_now(health: str, failing: str, check: str) -> bool:
+                return await shown() == (health, failing, check)
 
             async def call() -> str:
                 asked = http.post(rig.base.url + "/v1/chat/completions", json={"model": "m", "messages": []})
                 async with asked as answer:
                     return (await answer.json())["by"]
 
-            await until(lambda: is_now("resting", "check_http_503"))
+            await until(lambda: is_now("resting", "check_http_503", "http_503"))
             assert await call() == spare.url
             assert checked.calls == 0
             assert checked.checks[0].headers["Authorization"] == "Bearer sk-of-the-upstream"
             checked.status = 200
-            await until(lambda: is_now("probing", "check_http_503"))
+            await until(lambda: is_now("probing", "check_http_503", "passed"))
             assert await call() == checked.url
-            assert await shown() == ("good", "")
+            assert await shown() == ("good", "", "passed")
             checked.status = 302
-            await until(lambda: is_now("resting", "check_http_302"))
+            await until(lambda: is_now("resting", "check_http_302", "http_302"))
             assert not spare.checks, "it has no path for that"
+            counted = rig.gateway.metrics.upstream_checks
+            assert counted["checked", "passed"] >= 1
+            assert counted["checked", "failed"] >= 4
     assert [one.levelname for one in caplog.records if "checks" in one.message] == ["WARNING", "INFO", "WARNING"]
 
 
