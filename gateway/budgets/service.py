@@ -110,6 +110,8 @@ class Budgets:
         _ = await self._recorder.flush_all()
         if asked.settled:
             return []  # its client has left
+        # All that is on the tape is settled here by now, so what is read of it is not counted once more.
+        self._here.forget_sums()
         return self._here.reserve(asked, self._now_ns()) if self._alone else None
 
     async def _reserve_far(self, asked: Reservation) -> list[Short]:
