@@ -39,7 +39,7 @@ class WeightsOptions:
 
     upstream: str | None = None
     """The upstream that serves the model."""
-    also: list[str] | None = None
+    also: Annotated[list[str] | None, Parameter(negative="")] = None
     """One more that serves it, under the same name; may be given several times."""
     base: str | None = None
     """Name under which it serves the base model, or the whole model."""

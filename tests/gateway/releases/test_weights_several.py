@@ -40,6 +40,15 @@ def said(answer: dict[str, Any]) -> str:
     return answer["choices"][0]["message"]["content"]
 
 
+async def loaded(*engines: FakeEngine) -> None:
+    """Returns when they hold the version."""
+
+    async def all_hold_it() -> bool:
+        return all(one.adapters == {"policy@v1": "/adapters/1"} for one in engines)
+
+    await until(all_hold_it)
+
+
 async def test_each_engine_that_serves_a_version_is_a_candidate(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with AsyncExitStack() as stack:
         one, two, other = [await stack.enter_async_context(engine()) for _ in range(3)]
@@ -50,10 +59,7 @@ async def test_each_engine_that_serves_a_version_is_a_candidate(tmp_path: Path, 
                 await client.add_version("policy", version(also=["nobody"]))
             await client.add_version("policy", version(also=["two"]))
 
-            async def loaded() -> bool:
-                return one.adapters == two.adapters == {"policy@v1": "/adapters/1"}
-
-            await until(loaded)
+            await loaded(one, two)
             # The first has a place for one call: the second call goes to the other engine, and waits for nobody.
             goes_on = asyncio.Event()
             one.plan(CHAT, Planned(before=goes_on))
@@ -81,6 +87,7 @@ async def test_they_share_its_rollouts_by_the_weights_of_the_route(tmp_path: Pat
         async with running(tmp_path, text) as gateway, Client(gateway.url) as client:
             traffic = Traffic(gateway.url, http, client, model="policy")
             await client.add_version("policy", version(also=["two"]))
+            await loaded(one, two)
             for number in range(16):
                 assert said(await traffic.call(f"r{number}")) == "I am policy@v1."
             assert traffic.failures == []
