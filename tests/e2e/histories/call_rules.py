@@ -21,7 +21,11 @@ from penstock.gateway.model.span import Span, SpanStatus
 MOMENT_S = 5.0
 """A last moment: 0.25 s, the commit, and what a busy machine makes of them."""
 FULL_KILL = "full disk, kill"
-KILLS = frozenset({"kill", "reload, kill the old one", "reload, kill the new one", FULL_KILL, "clock, kill"})
+KILLS = frozenset(
+    {"kill", "kill a worker", "reload, kill the old one", "reload, kill the new one", FULL_KILL, "clock, kill"}
+)
+SEEN_S = 0.5
+"""Where another process serves at once, a client may see a moment later that its own has died."""
 
 
 def calls(history: Sequence[Operation], tape: Tape, strict: bool) -> Iterator[str]:
@@ -86,8 +90,9 @@ class Losses:
     def may_have_taken(self, one: Operation, since: float) -> bool:
         """A call whose beginning or end, at `since`, was in a last moment, and that no end of its attempt, answered by
         the same gateway, has made durable."""
-        in_time = any(kill.begin - MOMENT_S <= since <= kill.end for kill in self._lossy)
+        in_time = any(kill.begin - MOMENT_S <= since <= kill.end + SEEN_S for kill in self._lossy)
         return in_time and not any(
-            end.begin >= one.end and not any(kill.begin <= end.end and one.end <= kill.end for kill in self._kills)
+            end.begin >= one.end
+            and not any(kill.begin <= end.end and one.end <= kill.end + SEEN_S for kill in self._kills)
             for end in self._complete[one.asked["rollout"], one.asked["attempt"]]
         )
