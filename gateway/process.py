@@ -65,13 +65,13 @@ class Process:
     def listen(self) -> None:
         """From now on."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if self._command is None:
+        if self._command is None:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.add_signal_handler(number, _leave_to_parent, number)
-            elif number == signal.SIGHUP:
-                loop.add_signal_handler(number, self._reload)
-            else:
-                loop.add_signal_handler(number, self._stop, number)
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         if self._watched is not None:
             self._again(self._watch, _WATCH_SECONDS)
 

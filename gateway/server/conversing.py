@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import getrandbits
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -106,13 +105,12 @@ class Keeper:
 
     def __init__(self, joining: Joining) -> None:
         self._joining = joining
-        self._workers: WeakKeyDictionary[Link, _Worker] = WeakKeyDictionary()
         # Not those of another first one before.
         self._numbers = count(1 + getrandbits(48))
 
     def handlers(self, link: Link) -> Mapping[str, Handler]:
         """What another one may ask by this link."""
-        worker = self._workers[link] = _Worker()
+        worker = _Worker()
 
         async def find(said: Any) -> tuple[str | None, bool, int]:
             return await self._find(worker, msgspec.convert(said, Asked))

@@ -33,8 +33,6 @@ _log = logging.getLogger("penstock.workers")
 class Leader:
     """The first one's end of all links."""
 
-    leads: Final = True
-
     def __init__(self, joined: Callable[[Link, dict[str, Any]], None], left: Callable[[Link], None]) -> None:
         """`joined`: told of another one that has come, and what it has said of itself; `left`: that it is gone."""
         self.links: list[Link] = []
@@ -114,8 +112,6 @@ class Leader:
 
 class Member:
     """Another one's end of its link. `start` before use."""
-
-    leads: Final = False
 
     def __init__(self) -> None:
         self._hello: Callable[[], dict[str, Any]]

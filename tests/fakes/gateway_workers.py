@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from fakes.process import Gateway
+from fakes.process import Gateway, children
 from fakes.raw import Wire, connect, get
 
 _NAME = re.compile(rb"\0worker (\d+) of \d+\0")
@@ -17,7 +17,7 @@ _NAME = re.compile(rb"\0worker (\d+) of \d+\0")
 def workers(parent: int) -> dict[int, int]:
     """Process ids of those that it has started and that have not ended, by their numbers."""
     found: dict[int, int] = {}
-    for pid in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
+    for pid in children(parent):
         name = _NAME.search(Path(f"/proc/{pid}/cmdline").read_bytes())
         if name is not None:
             found[int(name[1])] = pid

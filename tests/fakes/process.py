@@ -58,9 +58,16 @@ def memory_of(pid: int, what: str = "VmRSS") -> int:
 
 def child(pid: int, word: bytes) -> int:
     """The process that another one has started with this word in its command; words end with a zero."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    (found,) = [int(one) for one in children if word in Path(f"/proc/{one}/cmdline").read_bytes()]
+    (found,) = [one for one in children(pid) if word in Path(f"/proc/{one}/cmdline").read_bytes()]
     return found
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started and that have not ended; none where it has ended itself."""
+    try:
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return []
 
 
 @dataclass(slots=True)

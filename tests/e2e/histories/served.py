@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiohttp
 from fakes.gateway_workers import workers
-from fakes.process import PATIENCE, Gateway
+from fakes.process import PATIENCE, Gateway, children
 from fakes.waiting import until
 
 RETRY_S = 0.05
@@ -38,7 +38,7 @@ class Served:
         """Ids of the processes, oldest first."""
         assert self.gateway.process is not None
         for pid in [self.gateway.process.pid, *self._known]:
-            self._known += [one for one in [pid, *_children(pid)] if one not in self._known]
+            self._known += [one for one in [pid, *children(pid)] if one not in self._known]
         self._known = [pid for pid in self._known if _is_alive(pid)]
         return list(self._known)
 
@@ -147,13 +147,6 @@ class Served:
     def size(self) -> int:
         """Bytes of the tape's file."""
         return (self.gateway.data / "tape" / "data.mdb").stat().st_size
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-    except OSError:
-        return []
 
 
 def _parent(pid: int) -> int:

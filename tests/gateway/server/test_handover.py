@@ -15,7 +15,7 @@ import pytest
 from fakes.budgets import budget, toml, uses
 from fakes.odd import Odd, request, send, wait
 from fakes.preloaded import penstock
-from fakes.process import Gateway, running, upstream, upstreams
+from fakes.process import Gateway, children, running, upstream, upstreams
 from fakes.provider import serving
 from fakes.raw import chunk, connect, events_head, get, post
 from fakes.rig import CHAT, odd_on
@@ -40,10 +40,9 @@ async def streaming() -> AsyncGenerator[tuple[Odd, str]]:
             yield odd, upstream("up", f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "openai")
 
 
-def children(pid: int) -> list[int]:
-    """Processes that this one has started and that have not ended."""
-    found = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return [one for one in found if b"--take-over" in command(one)]
+def successors(pid: int) -> list[int]:
+    """Processes that this one has started to take over, and that have not ended."""
+    return [one for one in children(pid) if b"--take-over" in command(one)]
 
 
 def command(pid: int) -> bytes:
@@ -62,7 +61,7 @@ async def reload(gateway: Gateway) -> int:
     """Has it start another process; the id of that one, once it serves."""
     os.kill(gateway.pid, signal.SIGHUP)
     assert await next_line(gateway) == f"penstock listening on {gateway.url}"
-    return children(gateway.pid)[-1]
+    return successors(gateway.pid)[-1]
 
 
 async def is_parent(gateway: Gateway) -> bool:
@@ -128,7 +127,7 @@ async def test_a_reload_changes_the_settings_and_breaks_no_stream(tmp_path: Path
 
 
 async def _one_is_left(gateway: Gateway) -> bool:
-    return len(children(gateway.pid)) == 1
+    return len(successors(gateway.pid)) == 1
 
 
 @pytest.mark.parametrize("as_parent", [False, True])

@@ -74,6 +74,15 @@ async def figure(http: aiohttp.ClientSession, gateway: Gateway, line: str) -> fl
     return float(found.rpartition(" ")[2])
 
 
+async def is_there_again(gateway: Gateway, number: int, killed: int) -> None:
+    """Returns when another worker has been started in the place of one that was killed."""
+
+    async def another() -> bool:
+        return workers(gateway.pid).get(number) not in (None, killed)
+
+    await until(another)
+
+
 async def test_two_workers_are_one_gateway(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with serving() as provider, running(tmp_path, upstreams(openai=provider.openai_url), *TWO) as gateway:
         pids = workers(gateway.pid)
@@ -170,11 +179,7 @@ async def test_a_pause_counts_in_every_worker(tmp_path: Path) -> None:
             await until(wait_for_it)
             os.kill(pids[1], signal.SIGKILL)
             await second.gone()
-
-            async def is_there_again() -> bool:
-                return workers(gateway.pid).get(1) not in (None, pids[1])
-
-            await until(is_there_again)
+            await is_there_again(gateway, 1, pids[1])
             async with served_by(gateway, workers(gateway.pid)[1]) as third:
                 waiting[1].cancel()
                 again = asyncio.ensure_future(chat(third, f"/rollout/w{CHAT}", ("user", "x")))
@@ -211,11 +216,7 @@ async def test_workers_share_a_budget(tmp_path: Path, http: aiohttp.ClientSessio
             await wires[0].gone()
             # What is reserved meanwhile is on the tape.
             assert await statuses(wires[1::2], 5) == [200] * 10
-
-            async def is_there_again() -> bool:
-                return workers(gateway.pid).get(0) not in (None, pids[0])
-
-            await until(is_there_again)
+            await is_there_again(gateway, 0, pids[0])
             new = [await stack.enter_async_context(served_by(gateway, workers(gateway.pid)[0])) for _ in range(2)]
             found = await statuses([*new, *wires[1::2]], 5)
             assert sorted(found) == [200] * 10 + [429] * 10
@@ -253,11 +254,7 @@ async def test_a_worker_that_is_killed_takes_no_other_along(tmp_path: Path, http
             assert await second.gone() in ("eof", "reset")
             (span,) = await tape.spans("second", 1)
             assert span.status == "interrupted"
-
-            async def is_there_again() -> bool:
-                return workers(gateway.pid).get(1) not in (None, pids[1])
-
-            await until(is_there_again)
+            await is_there_again(gateway, 1, pids[1])
             # Now the one that has what only one may do; the others get it back from the next.
             async with served_by(gateway, workers(gateway.pid)[1]) as third:
                 await asked(third, "/api/rollouts/first")
