@@ -24,17 +24,16 @@ class Spent(NamedTuple):
     guessed: bool
 
 
-def spent(entry: Entry, said: Callable[[], int]) -> Spent | None:
-    """The tokens of a call; None for one that has used nothing. `said`: about how many the texts of its answer have, as
-    far as it came."""
+def spent(entry: Entry) -> Spent | None:
+    """The tokens of a call; None for one that has used nothing."""
     refused = entry.http_status is None or entry.http_status >= 400 or entry.error == "error_body"
     if entry.upstream is None or entry.first_byte_ns is None or refused:
         return None
     usage, (asked, made) = entry.usage or Usage(), entry.estimate or (None, None)
     output, guessed = usage.output_tokens, asked is not None or made is not None
-    if entry.status != "ok" and output is not None and (heard := said()) > output:
+    if entry.heard is not None and output is not None and entry.heard > output:
         # Of an answer that was broken off, some providers have told only how it began.
-        output, guessed = heard, True
+        output, guessed = entry.heard, True
     prompt = asked if usage.input_tokens is None else usage.input_tokens
     output = made if output is None else output
     return Spent(Tokens(prompt, output, usage.cached_tokens, usage.cache_write_tokens), guessed)

@@ -302,6 +302,8 @@ class Record:
         if uncounted(entry, call.dialect):
             self._count(entry, request if kept else self.plain, response.plain if kept else self.response())
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
+        if self.settle is not None and entry.status != "ok" and entry.usage is not None:
+            entry.heard = estimated(None, b"", self.response(), call.dialect.texts_said(self.stream)).output_tokens
         entry.settle, entry.request_bytes = self.settle, len(self.body)
         entry.response_bytes, entry.truncated = self.response_bytes, self.truncated
 

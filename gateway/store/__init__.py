@@ -19,7 +19,7 @@ calls are whose (`processes`).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -115,12 +115,13 @@ class Store(Reader):
     ) -> None:
         self.close()
 
-    def write(self, items: Sequence[Item]) -> int:
-        """Commits entries and tasks durably in one transaction, in order, and returns the newest cursor.
+    def write(self, items: Sequence[Item], between: Callable[[], object] = bool) -> int:
+        """Commits entries and tasks durably in one transaction, in order, and returns the newest cursor. `between` is
+        called between two pieces of that work.
 
         Raises `TapeError` when the disk is full or read-only; then nothing of the batch is on the tape.
         """
-        return self._writer.write(items)
+        return self._writer.write(items, between)
 
     @property
     def newest(self) -> Sequence[bytes]:

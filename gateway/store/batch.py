@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.gateway.store.cache import CachedAttempt
@@ -18,6 +19,8 @@ class Batch:
     cursor: int
     alone: bool
     """True when each body is to be compressed by itself."""
+    between: Callable[[], object]
+    """Called between two pieces of its work."""
     bodies: list[bytes] = field(default_factory=list[bytes])
     log: list[bytes] = field(default_factory=list[bytes])
     index: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import time
@@ -37,6 +38,8 @@ _BATCH_BYTES = 16 << 20
 _KEPT_GAPS = 10_000
 _RETRY_SECONDS = 0.5
 _SWITCH_SECONDS = 0.0002
+_YIELD: Callable[[], object] = getattr(os, "sched_yield", bool)
+"""Not every system has it."""
 _BUG = "it could not be written; the gateway's log says why"
 _GATHER_SECONDS = 0.005
 """How long calls are gathered for one commit: about what an fsync takes, so that the disk is never idle for long."""
@@ -279,6 +282,7 @@ class Recorder:
         """The entries of the items, None where there is nothing to write; an item that fails leaves the batch."""
         entries: list[Item | None] = []
         for item in batch.copy():
+            self._give_way()
             try:
                 entries.append(
                     item.call if item.call is None or isinstance(item.call, Task) else item.call.entry(item.final)
@@ -306,9 +310,15 @@ class Recorder:
         return cursor, lost
 
     def _store(self, items: list[Item]) -> int:
-        cursor = self.store.write(items)
+        cursor = self.store.write(items, self._give_way)
         self._records += self.store.newest
         return cursor
+
+    def _give_way(self) -> None:
+        """Lets the event loop go first where both have one core: the kernel would let it wait for milliseconds. Not
+        while more is queued than a commit takes, or the loop would go on until the queue is full."""
+        if len(self._queue) < _BATCH and self._metrics.recorder_queue_bytes < _BATCH_BYTES:
+            _YIELD()
 
     def _new_records(self) -> list[bytes]:
         records, self._records = self._records, []

@@ -155,6 +155,8 @@ class Entry:
     """The call was answered but its bytes are lost: counted, not kept."""
     ambiguous: bool = False
     """The call could be another implicit rollout's as well."""
+    heard: int | None = None
+    """About how many tokens of its answer came, where that was broken off and budgets count it."""
     settle: Callable[[Any, Entry], None] | None = None
     """What is done in the same transaction (`store.transaction`, which knows of entries) once it is written."""
 

@@ -116,6 +116,7 @@ class Tables:
         """Writes what was gathered of a transaction, before it is committed."""
         txn, dbs = batch.txn, self.dbs
         for first, _, segment in (codec.pack_small if batch.alone else codec.pack_segments)(batch.bodies):
+            batch.between()
             txn.put(keys.number(self._body + 1 + first), segment, db=dbs["bodies"], append=True)
         for key, block in batch.index.items():
             txn.put(key, keys.numbers(block), db=dbs["index"])

@@ -63,9 +63,9 @@ class Writer:
         """The follower of this type; raises `KeyError` when there is none."""
         return cast(F, self._followers[kind])
 
-    def write(self, items: Sequence[Item]) -> int:
+    def write(self, items: Sequence[Item], between: Callable[[], object] = bool) -> int:
         """Commits entries and tasks in order and returns the newest cursor. An entry that is there twice is written as
-        it is now."""
+        it is now. `between`: as in `Batch`."""
         items = list(dict.fromkeys(items))
         fresh = [item for item in items if isinstance(item, Entry) and not item.sequence]
 
@@ -73,6 +73,7 @@ class Writer:
             _reset(fresh)
             transaction = self._transaction(batch)
             for item in items:
+                between()
                 if isinstance(item, Entry):
                     self._tables.put(batch, item)
                     if item.settle is not None:
@@ -81,7 +82,7 @@ class Writer:
                     item.run(transaction)
 
         try:
-            return self._transact(apply, alone=len(items) < TOGETHER)
+            return self._transact(apply, len(items) < TOGETHER, between)
         except BaseException:
             _reset(fresh)
             raise
@@ -96,13 +97,15 @@ class Writer:
         known = self._known
         return 0 <= known < self._env.last_transaction()
 
-    def _transact(self, apply: Callable[[Batch], None], alone: bool = True) -> int:
+    def _transact(
+        self, apply: Callable[[Batch], None], alone: bool = True, between: Callable[[], object] = bool
+    ) -> int:
         def attempt(txn: Txn) -> tuple[int, Batch]:
             # What is in memory is only valid once this is committed.
             known, self._known = self._known, -1
             if txn.id() != known + 1:
                 self._catch_up(View(txn, self._env.dbs, {}), whole=known < 0)
-            batch = Batch(View(txn, self._env.dbs, {}), txn, self._cursor, alone)
+            batch = Batch(View(txn, self._env.dbs, {}), txn, self._cursor, alone, between)
             apply(batch)
             self._tables.flush(batch)
             return txn.id() if batch.changed else txn.id() - 1, batch

@@ -4,7 +4,6 @@ counts."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ async def test_while_the_tape_fails_the_mode_decides_and_what_passed_is_counted_
     async with inside(tmp_path, http, budget=[budget(unit="tokens", limit=50_000)]) as rig:
         write = rig.gateway.store.write
 
-        def fail(_: Sequence[Any]) -> int:
+        def fail(*_: object) -> int:
             raise TapeError("disk full")
 
         rig.gateway.store.write = fail  # type: ignore[method-assign]
@@ -95,7 +94,7 @@ async def test_a_process_hands_over_although_its_tape_takes_nothing(
 ) -> None:
     """What is reserved in memory cannot be brought to the tape then."""
 
-    def fail(_: Sequence[Any]) -> int:
+    def fail(*_: object) -> int:
         raise TapeError("disk full")
 
     async with inside(tmp_path, http, budget=[budget()]) as rig, rig.upstream([request(), gone()]) as up:

@@ -298,7 +298,7 @@ async def test_a_reward_that_is_no_number_is_a_warning(inlet: Inlet, value: Any)
 
 
 async def test_a_tape_that_takes_nothing_asks_to_come_back(inlet: Inlet, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: object) -> int:
+    def full(*_: object) -> int:
         raise TapeError("the disk is full")
 
     monkeypatch.setattr(inlet.store, "write", full)

@@ -25,6 +25,7 @@ from penstock.gateway.cli.check import examine, problems
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.rollout import Totals
+from penstock.gateway.store import recorder as recording
 from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.recorder import Recorder
@@ -64,7 +65,8 @@ class FakeStore:
         self.written: list[Entry] = []
         self.error: Callable[[Sequence[Entry]], BaseException | None] = lambda _: None
 
-    def write(self, entries: Sequence[Entry]) -> int:
+    def write(self, entries: Sequence[Entry], between: Callable[[], object]) -> int:
+        between()
         error = self.error(entries)
         if error is not None:
             raise error
@@ -107,6 +109,29 @@ async def test_flush_returns_when_everything_before_it_is_written() -> None:
     assert all(call.told == [True] for call in calls)
     assert rack.cursors[-1] == 1000
     assert (rack.metrics.recorder_queue_bytes, rack.metrics.recorder_queue_calls) == (0, 0)
+    await rack.recorder.close()
+
+
+async def test_it_gives_way_between_calls_but_not_while_more_waits_than_a_commit_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise an event loop on the same core waits for a whole commit, or one that is never idle fills the queue."""
+    given: list[tuple[int, int]] = []
+    rack = Rack()
+
+    def give() -> None:
+        given.append((len(rack.recorder._queue), rack.metrics.recorder_queue_bytes))
+
+    monkeypatch.setattr(recording, "_YIELD", give)
+    for number in range(10):
+        rack.put(f"few{number}")
+    await rack.recorder.flush()
+    assert len(given) > 10
+    for number in range(1000):
+        rack.put(f"many{number}")
+    rack.put("heavy", weight=16 << 20)
+    await rack.recorder.flush()
+    assert all(calls < 256 and size < 16 << 20 for calls, size in given)
     await rack.recorder.close()
 
 
@@ -289,7 +314,7 @@ async def test_closing_with_a_tape_that_fails_ends_and_says_what_is_missing(capl
 async def test_a_thread_that_dies_makes_the_gateway_unready(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with inside(tmp_path, http) as rig:
 
-        def die(_: Sequence[Entry]) -> int:
+        def die(*_: object) -> int:
             raise SystemExit("planted")
 
         rig.gateway.store.write = die  # type: ignore[method-assign]
@@ -308,7 +333,7 @@ async def test_a_gateway_is_not_ready_while_its_tape_fails(http: aiohttp.ClientS
     async with inside(tmp_path, http) as rig:
         write, full = rig.gateway.store.write, TapeError("disk full")
 
-        def fail(_: Sequence[Entry]) -> int:
+        def fail(*_: object) -> int:
             raise full
 
         rig.gateway.store.write = fail  # type: ignore[method-assign]

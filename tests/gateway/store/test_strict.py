@@ -101,14 +101,14 @@ class Held:
         self.error: TapeError | None = None
         rig.gateway.store.write = self.write  # type: ignore[method-assign]
 
-    def write(self, entries: Any) -> int:
+    def write(self, entries: Any, between: Any) -> int:
         if not self._announcements and all(entry.status == "open" for entry in entries):
-            return self._write(entries)
+            return self._write(entries, between)
         self.waits.set()
         asyncio.run_coroutine_threadsafe(self.go.wait(), self._loop).result()
         if self.error is not None:
             raise self.error
-        return self._write(entries)
+        return self._write(entries, between)
 
 
 @pytest.mark.parametrize("answer", [reply(200, b"{}"), STREAM, UNTIL_CLOSE, reply(204, b"")], ids=range(4))
@@ -168,7 +168,7 @@ async def test_nothing_is_sent_that_the_tape_cannot_announce(
     """Where the mode refuses gaps; otherwise it is sent, as without `strict`."""
     async with inside(tmp_path, http, tape={"record": "strict"}) as rig:
 
-        def fail(_: object) -> int:
+        def fail(*_: object) -> int:
             raise TapeError("disk full")
 
         rig.gateway.store.write = fail  # type: ignore[method-assign]
