@@ -18,8 +18,8 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol, cast
 
 from penstock.gateway.budgets.limits import Limit
 from penstock.gateway.budgets.windows import Window, window_at
@@ -132,12 +132,16 @@ class BudgetOperations:
 
     def __init__(self, tape: Transaction) -> None:
         self._tape = tape
+        self._sums = tape.late(SUMS)
 
     def reserve(self, asked: Reservation, now: int) -> list[Short]:
         """Reserves what a call may use; or else says which budgets have no room for it, and reserves nothing."""
         asked.held = list(held(self._tape, asked))
-        found = [(key, claim, *self._current(key, claim, now)) for _, claim, key in asked.held]
-        short = [Short(*one[1:]) for one in found if not fits(*one[1:3])]
+        found = self._found(asked, now)
+        if any(sum_.reserved and not fits(claim, sum_) for _, claim, sum_, _ in found) and self.bury(now):
+            # What the dead had reserved is free.
+            found = self._found(asked, now)
+        short = [Short(claim, replace(sum_), window) for _, claim, sum_, window in found if not fits(claim, sum_)]
         if short:
             return short
         asked.on_tape = True
@@ -150,7 +154,7 @@ class BudgetOperations:
     def _reserve(self, key: bytes, claim: Claim, sum_: Sum, since: int, who: bytes) -> None:
         sum_.reserved += claim.amount
         sum_.running += 1
-        self._tape.put(SUMS, key, sum_.packed())
+        self._sums[key] = sum_
         self._tape.put(RESERVATIONS, key + who, _RESERVED.pack(since, claim.amount))
 
     def keep(self, calls: Iterable[Reservation], now: int) -> list[Reservation]:
@@ -160,8 +164,7 @@ class BudgetOperations:
             asked.on_tape = True
             for _, claim, key in asked.held:
                 since = asked.since[key]
-                stored = self._tape.get(SUMS, key)
-                sum_ = Sum(0) if stored is None else Sum.read(stored)
+                sum_ = self._sum(key) or Sum(0)
                 if since >= sum_.since_ns:
                     self._reserve(key, claim, sum_ if since == sum_.since_ns else Sum(since), since, asked.who)
         if left:
@@ -183,8 +186,7 @@ class BudgetOperations:
             self._count(key, since, amount, used[place])
 
     def _count(self, key: bytes, since: int, amount: int | None, used: Used) -> None:
-        stored = self._tape.get(SUMS, key)
-        sum_ = Sum(since) if stored is None else Sum.read(stored)
+        sum_ = self._sum(key) or Sum(since)
         if since > sum_.since_ns:
             sum_ = Sum(since)
         if since < sum_.since_ns or (amount is None and not used.amount):
@@ -192,7 +194,7 @@ class BudgetOperations:
         if amount is not None:
             sum_.reserved, sum_.running = max(0, sum_.reserved - amount), max(0, sum_.running - 1)
         sum_.count(used)
-        self._tape.put(SUMS, key, sum_.packed())
+        self._sums[key] = sum_
 
     def renew(self, process: bytes, now: int) -> None:
         """What a process has reserved stays reserved for longer."""
@@ -203,9 +205,9 @@ class BudgetOperations:
         which that may be so."""
         self.bury(now)
         for key in found:
-            stored = self._tape.get(SUMS, key)
-            if stored is not None and self._is_over(key, Sum.read(stored), limits, now):
-                self._tape.delete(SUMS, key)
+            sum_ = self._sum(key)
+            if sum_ is not None and self._is_over(key, sum_, limits, now):
+                self._sums[key] = None
 
     def bury(self, now: int, alone: bytes | None = None) -> bool:
         """Frees what processes have reserved whose lease is over; whether there was one. `alone`: the only process that
@@ -222,16 +224,14 @@ class BudgetOperations:
             self._tape.delete(RESERVERS, process)
         return True
 
-    def _current(self, key: bytes, claim: Claim, now: int) -> tuple[Sum, Window]:
-        """What is used of its budget now. Where that leaves no room, what the dead have reserved is freed."""
-        sum_, window = self._now(key, claim, now)
-        if sum_.reserved and not fits(claim, sum_) and self.bury(now):
-            return self._now(key, claim, now)
-        return sum_, window
+    def _found(self, asked: Reservation, now: int) -> list[tuple[bytes, Claim, Sum, Window]]:
+        return [(key, claim, *sum_now(self._sum(key) or Sum(0), claim, now)) for _, claim, key in asked.held]
 
-    def _now(self, key: bytes, claim: Claim, now: int) -> tuple[Sum, Window]:
+    def _sum(self, key: bytes) -> Sum | None:
+        if key in self._sums:
+            return cast("Sum | None", self._sums[key])
         stored = self._tape.get(SUMS, key)
-        return sum_now(Sum(0) if stored is None else Sum.read(stored), claim, now)
+        return None if stored is None else Sum.read(stored)
 
     def _lease(self, process: bytes) -> int:
         """When it ends; 0 where there is none."""

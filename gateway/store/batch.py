@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.environment import Txn
 from penstock.gateway.store.view import View
+
+
+class Packs(Protocol):
+    """What becomes a record."""
+
+    def packed(self) -> bytes:
+        """As it is stored."""
+        ...
 
 
 @dataclass(slots=True)
@@ -26,6 +35,8 @@ class Batch:
     index: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
     """Blocks of the index that have changed, by key; the last one of an attempt is not here."""
     dirty: list[CachedAttempt] = field(default_factory=list[CachedAttempt])
+    late: dict[str, dict[bytes, Packs | None]] = field(default_factory=dict[str, dict[bytes, "Packs | None"]])
+    """Records that are written last, by database; None for one that is deleted."""
     wrote: bool = False
     """Whether something was written that shows nowhere else here."""
     touched: bool = False

@@ -124,6 +124,13 @@ class Tables:
             live.dirty = False
             live.stored = records.attempt_record(live.values, live.cursors, live.origins)
             txn.put(live.place, live.stored, db=dbs["attempts"])
+        for database, found in batch.late.items():
+            for key, value in found.items():
+                if value is not None:
+                    txn.put(key, value.packed(), db=dbs[database])
+                    batch.wrote = True
+                else:
+                    batch.wrote |= txn.delete(key, db=dbs[database])
         if batch.touched or batch.cut:
             txn.put(UNTOLD, keys.numbers(self._untold.after(batch)), db=dbs["meta"])
         for first, count, segment in codec.pack_log(batch.log):

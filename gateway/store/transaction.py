@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.store import keys
-from penstock.gateway.store.batch import Batch
+from penstock.gateway.store.batch import Batch, Packs
 from penstock.gateway.store.cache import CachedAttempt, CachedRollout
 from penstock.gateway.store.environment import ORDER
 from penstock.gateway.store.follower import Follower
@@ -59,6 +59,11 @@ class Transaction:
     def delete(self, database: str, key: bytes) -> None:
         """Deletes a record, if there is one."""
         self._batch.wrote |= self._batch.txn.delete(key, db=self._tables.dbs[database])
+
+    def late(self, database: str) -> dict[bytes, Packs | None]:
+        """Records that are written once, when all else is done, however often they change before; None for one that is
+        deleted. What `get` and `scan` say of them is what was before."""
+        return self._batch.late.setdefault(database, {})
 
     def append(self, change: bytes) -> int:
         """Adds to the log of changes and returns the cursor."""

@@ -137,6 +137,33 @@ def test_what_the_dead_have_reserved_is_free_when_their_lease_is_over(store: Sto
     assert seen(store, b) == [("a", 4, 10, 1)], "it was not dead after all: what it has used counts"
 
 
+def test_what_the_dead_have_reserved_is_free_in_all_budgets_of_a_call(store: Store) -> None:
+    """Also in one that it has looked at before it found another one full."""
+    wide, narrow = limit(100), limit(10)
+    dead, wanted = (
+        Reservation([Claim(wide, "a", 10), Claim(narrow, "a", 10)], "r1", NOW, process(who) + keys.number(1))
+        for who in (7, 8)
+    )
+    assert reserve(store, dead) == []
+    assert reserve(store, wanted, NOW + LEASE_NS) == []
+    assert seen(store, wide) == seen(store, narrow) == [("a", 0, 10, 1)]
+
+
+def test_sums_are_written_once_in_a_transaction_with_all_that_changes_them(store: Store) -> None:
+    b = limit(1000)
+    calls = [asked(b, 10) for _ in range(20)]
+
+    def all_of_them(tape: Transaction) -> None:
+        for wanted in calls[:10]:
+            assert BudgetOperations(tape).reserve(wanted, NOW) == []
+        BudgetOperations(tape).settle(calls[0], [Used(7)])
+
+    done(store, all_of_them)
+    assert seen(store, b) == [("a", 7, 90, 9)]
+    store.write([Task(lambda tape, w=wanted: BudgetOperations(tape).settle(w, [Used(1)])) for wanted in calls[1:]])  # type: ignore[misc]
+    assert seen(store, b) == [("a", 26, 0, 0)]
+
+
 def test_a_process_that_is_heard_of_keeps_what_it_has_reserved(store: Store) -> None:
     b = limit(10)
     assert reserve(store, asked(b, 10, who=3)) == []
