@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.store import Store
+from penstock.gateway.store.batch import nothing
 from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
@@ -40,7 +41,7 @@ _FEW, _FEW_BYTES = 64, 4 << 20
 _KEPT_GAPS = 10_000
 _RETRY_SECONDS = 0.5
 _SWITCH_SECONDS = 0.0002
-_YIELD: Callable[[], object] = getattr(os, "sched_yield", bool)
+_YIELD: Callable[[], object] = getattr(os, "sched_yield", nothing)
 """Not every system has it."""
 _BUG = "it could not be written; the gateway's log says why"
 _GATHER_SECONDS = 0.005
