@@ -42,7 +42,6 @@ _KEPT_GAPS = 10_000
 _RETRY_SECONDS = 0.5
 _SWITCH_SECONDS = 0.0002
 _YIELD: Callable[[], object] = getattr(os, "sched_yield", nothing)
-"""Not every system has it."""
 _BUG = "it could not be written; the gateway's log says why"
 _GATHER_SECONDS = 0.005
 """How long calls are gathered for one commit: about what an fsync takes, so that the disk is never idle for long."""
@@ -370,12 +369,7 @@ class Recorder:
     # -- on the loop -------------------------------------------------------------------------------------------------
 
     def _after(
-        self,
-        batch: list[_Queued],
-        cursor: int | None,
-        spans: int,
-        seconds: float,
-        records: Sequence[bytes] = (),
+        self, batch: list[_Queued], cursor: int | None, spans: int, seconds: float, records: Sequence[bytes] = ()
     ) -> None:
         """Releases whatever waited for the batch; without a cursor the batch is lost."""
         self._metrics.recorder_queue_calls -= len(batch)

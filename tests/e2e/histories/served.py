@@ -77,7 +77,12 @@ class Served:
             found = self.workers
             return killed not in found.values() and len(found) >= count
 
-        await until(are_there)
+        try:
+            await until(are_there)
+        except TimeoutError:
+            found = {pid: (_parent(pid), Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in self.alive}
+            said = f"worker {killed} is missed, {count} were there; there are {self.workers} and {found}"
+            raise AssertionError(f"{said}\n{self.gateway.log}") from None
 
     async def stop(self) -> None:
         """All end as they are asked to. A parent passes that on."""
