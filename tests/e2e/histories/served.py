@@ -80,8 +80,8 @@ class Served:
         try:
             await until(are_there)
         except TimeoutError:
-            found = {pid: (_parent(pid), Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in self.alive}
-            said = f"worker {killed} is missed, {count} were there; there are {self.workers} and {found}"
+            found = {pid: (_parent(pid), list(children(pid))) for pid in self.alive}
+            said = f"worker {killed} is missed, {count} were there; there are {self.workers}, and by parent: {found}"
             raise AssertionError(f"{said}\n{self.gateway.log}") from None
 
     async def stop(self) -> None:
