@@ -12,7 +12,16 @@ from fakes.raw import body_of, chunk, connect, get, head, post, reply
 from fakes.rig import CHAT, MESSAGES, Rig, based
 from fakes.tape import Tape
 
+from penstock.gateway.calls.address import Address
+from penstock.gateway.calls.admitted import Admitted
+from penstock.gateway.calls.record import Held, Record
+from penstock.gateway.dialects import OPAQUE
+from penstock.gateway.http.redact import Redactor
+from penstock.gateway.http.request import Request
+from penstock.gateway.model.exchange import Side
+from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.store import Store
+from penstock.gateway.store.codec import Body
 
 # Where a key is found by its value, nothing in it tells that it is one.
 KEYS = {
@@ -234,6 +243,24 @@ async def read(rig: Rig, path: str) -> bytes:
     async with rig.tape.http.get(rig.base.url + path, headers=ADMIN) as response:
         assert response.status == 200, await response.text()
         return await response.read()
+
+
+def test_what_another_party_was_told_has_none() -> None:
+    """An agent whose call was translated, or an engine."""
+    request = Request()
+    request.method, request.headers = "POST", [(b"x-api-key", b"x-api-key", AGENT_KEY.encode())]
+    redactor, held = Redactor(own_secrets([UPSTREAM_KEY])), Held(1 << 20)
+    record = Record(Admitted(Address("r"), OPAQUE, "/", b"{}"), request, redactor, 1 << 20, held)
+    path = f"/v1/messages?of={AGENT_KEY}"
+    record.sides.append(Side(who="agent", dialect="messages", path=path, request_body=SAID, response_body=ECHOED))
+    record.answered(200, b"{}")
+    record.status, record.end_ns = "ok", 1
+    entry = record.entry(final=True)
+    assert entry is not None
+    assert isinstance(entry.body, Body)
+    (kept,) = entry.body.sides
+    assert [len(it) for it in (kept.path, kept.request_body, kept.response_body)] == [len(path), len(SAID), len(ECHOED)]
+    assert MARK not in repr(kept).encode()
 
 
 def test_the_mark_is_in_every_secret() -> None:
