@@ -26,6 +26,7 @@ from fakes.waiting import until
 
 from penstock.gateway.calls import auth
 from penstock.gateway.client.client import Client
+from penstock.gateway.model.sql import SqlRequest
 
 ADMIN, UPSTREAM = "an-admin-key-PLANTED-1234", "sk-upstream-PLANTED-1234"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -71,6 +72,8 @@ async def test_what_it_writes_is_for_its_owner_alone(tmp_path: Path, provider: P
                 return (await client.index()).status == "ready"
 
             await until(ready)
+            found = await client.sql(SqlRequest(query="select model from spans"))
+            assert found.count == 1
         shell = Shell(gateway.url, tmp_path)
         before = os.umask(0)
         try:
