@@ -166,8 +166,8 @@ class Gateway:
         """What decides which version a call gets, and what tries versions."""
         known = {upstream.name: upstream for upstream in self.config.upstreams()}
         self.adapter_keeper = AdapterKeeper(self.store, known, self._ask_upstreams, self._now_ns)
-        repaired = self._work.repaired(self.adapter_keeper)
-        self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self._redactor, repaired)
+        repaired, gave = self._work.repaired(self.adapter_keeper), self._work.gave
+        self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self._redactor, repaired, gave)
         checking = Checking(ReleaseReader(self.store).resource, known, self._ask_upstreams)
         self._checks = Checks(self.pools.values(), self._ask_upstreams, self.metrics.upstream_checks)
         self._routes = Routes(self.config.route, self.pools, {upstream.name for upstream in self.config.upstream})

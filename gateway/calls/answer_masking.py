@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from penstock.gateway.calls.capture.framing import LENGTH, Framing, framed
-from penstock.gateway.calls.turns import CUT, decode_body
+from penstock.gateway.calls.turns import CUT, LARGER, MEMBERS, Unread, decode_body, decoded_pieces
 from penstock.gateway.dialects.base import Dialect, Facts
 from penstock.gateway.http.headers import client_head
 from penstock.gateway.http.upstream_connection import UpstreamConnection
@@ -23,7 +23,12 @@ HELD: Final = 256 << 10
 """The most bytes of an encoded answer that are held."""
 _DECODED: Final = 4 << 20
 """The most bytes of its decoded form that are searched."""
+SEARCHED: Final = 8
+"""Of a body that is too large to be decoded as a whole so many times what came is searched: text and images hardly come
+near it. What is packed more tightly is kept as far as it was decoded, without its encoding."""
 _ENCODING: Final = frozenset({b"content-encoding"})
+_UNREAD: Final = (LARGER, MEMBERS)
+"""How the problems of bodies end that were not decoded to their end."""
 _IDENTITY: Final = (None, b"identity")
 
 
@@ -184,6 +189,11 @@ class Kept(NamedTuple):
     problem: str | None = None
     """Why its encoding could not be undone completely."""
 
+    @property
+    def in_part(self) -> bool:
+        """Whether only the beginning of it is kept."""
+        return self.bare and self.problem is not None and self.problem.endswith(_UNREAD)
+
 
 _UNKNOWN: Final = About()
 
@@ -191,7 +201,8 @@ _UNKNOWN: Final = About()
 def keep(
     secrets: Secrets, body: bytes, encoding: str | None, limit: int | None = None, about: About = _UNKNOWN
 ) -> Kept:
-    """The body as it may be kept. `limit`: the most bytes of its decoded form that are searched."""
+    """The body as it may be kept. `limit`: the most bytes of its decoded form that are searched. Without a limit, one
+    that is too large to be decoded as a whole is searched on, and only kept whole where that finds nothing."""
     if not encoding or encoding == "identity":
         hidden = secrets.body(body, about)
         return Kept(hidden, hidden, False)
@@ -202,7 +213,18 @@ def keep(
         # There was nothing to search, but what cannot be decoded here may be elsewhere.
         hidden = secrets.body(body, about._replace(problem=problem))
     unchanged = hidden is plain or hidden is body
+    if unchanged and limit is None and problem is not None and problem.endswith(_UNREAD) and secrets:
+        unchanged = _absent(secrets, body, encoding)
     return Kept(body, plain, False, problem) if unchanged else Kept(hidden, hidden, True, problem)
+
+
+def _absent(secrets: Secrets, body: bytes, encoding: str) -> bool:
+    """Whether no secret is in a body that is too large to be decoded as a whole."""
+    most = SEARCHED * len(body)
+    try:
+        return secrets.absent(decoded_pieces(body, encoding, most), most)
+    except Unread:
+        return False
 
 
 def without_tokens(secrets: Secrets, kept: Kept, about: About) -> Kept:

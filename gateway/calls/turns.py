@@ -7,7 +7,7 @@ wrong, because a body may have been cut off with its connection.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from io import BytesIO
 from typing import Protocol
 
@@ -35,6 +35,10 @@ MOST_ENCODINGS = 4
 """Encodings of a body that are undone, one after the other. Nobody sends more than two, and each may take as long."""
 MOST_MEMBERS = 1 << 14
 """Members of an encoded body that are read: each takes a decoder of its own."""
+LARGER = "bytes once decoded"
+"""How the problem of a body ends that is too large to be decoded as a whole."""
+MEMBERS = "members"
+"""How that of one ends that has too many of them."""
 CUT = "ends early"
 """The problem of a body that is good as far as it goes."""
 EXCERPT = 300
@@ -107,6 +111,21 @@ def decode_body(body: bytes, content_encoding: str | None, limit: int = LIMIT) -
     return body, None
 
 
+class Unread(Exception):
+    """Nobody has read a body to its end."""
+
+
+def decoded_pieces(body: bytes, content_encoding: str, most: int) -> Iterator[bytes]:
+    """What a body says without its content encoding, in small pieces and so never as a whole; a little more than `most`
+    bytes of it. Raises `Unread` where there is more to say than is read: it has several encodings, or many members."""
+    make = _inflater(content_encoding.strip().lower(), body, most)
+    if make is None:
+        raise Unread
+    problem = yield from _pieces(make, body)
+    if problem is not None and problem.endswith(MEMBERS):
+        raise Unread
+
+
 def plain_bodies(exchange: Exchange) -> tuple[bytes, bytes]:
     """Request and response without their content encodings, as far as these can be undone."""
     request = decode_body(exchange.request_body, encoding(exchange.request_headers))[0]
@@ -143,23 +162,30 @@ def _inflater(name: str, body: bytes, limit: int) -> Callable[[], _Inflater] | N
 
 
 def _inflate(make: Callable[[], _Inflater], body: bytes, limit: int) -> tuple[bytes, str | None]:
-    """Members of a body one after the other; gzip and zstd allow for several."""
     # Gives what was written without a copy of it.
-    decoded, size = BytesIO(), 0
+    decoded, size, pieces = BytesIO(), 0, _pieces(make, body)
+    while size <= limit:
+        try:
+            size += decoded.write(next(pieces))
+        except StopIteration as ended:
+            return decoded.getvalue(), ended.value
+    decoded.truncate(limit)
+    return decoded.getvalue(), f"larger than {limit} {LARGER}"
+
+
+def _pieces(make: Callable[[], _Inflater], body: bytes) -> Generator[bytes, None, str | None]:
+    """What members of a body say one after the other; gzip and zstd allow for several. Returns what was wrong."""
     inflater, ended, members = make(), not body, 0
     for start in range(0, len(body), SLICE):
         piece = body[start : start + SLICE]
         while piece:
             try:
-                size += decoded.write(inflater.decompress(piece))
+                yield inflater.decompress(piece)
             except (zlib.error, brotli.error, zstandard.ZstdError) as error:
-                return decoded.getvalue(), f"cannot be decoded ({error})"
-            if size > limit:
-                decoded.truncate(limit)
-                return decoded.getvalue(), f"larger than {limit} bytes once decoded"
+                return f"cannot be decoded ({error})"
             ended, piece = inflater.eof, inflater.unused_data
             if ended:
                 inflater, members = make(), members + 1
             if members > MOST_MEMBERS:
-                return decoded.getvalue(), f"it has more than {MOST_MEMBERS} members"
-    return decoded.getvalue(), None if ended else CUT
+                return f"it has more than {MOST_MEMBERS} {MEMBERS}"
+    return None if ended else CUT

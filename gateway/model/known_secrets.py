@@ -23,6 +23,8 @@ from urllib.parse import quote
 MASKED: Final = b"*"
 SLICE: Final = 1 << 20
 """Bytes searched at a time: the interpreter serves no other thread meanwhile."""
+_BLOCK: Final = 64 << 10
+"""Bytes of a text in small pieces that are searched at a time."""
 _BEGUN: Final = 8
 """From so many bytes on, the beginning of a secret that is cut off is hidden too."""
 _PREFIX: Final = b"pst_"
@@ -77,6 +79,19 @@ class Secrets:
         for start, end in found:
             hidden[start:end] = MASKED * (end - start)
         return bytes(hidden)
+
+    def absent(self, pieces: Iterable[bytes], most: int) -> bool:
+        """Whether none of them is in a text that comes in pieces, and that has no more bytes than `most`."""
+        seen, text = 0, b""
+        for piece in pieces:
+            seen, text = seen + len(piece), text + piece
+            if seen > most:
+                return False
+            if len(text) > _BLOCK + self._longest:
+                if self.hide(text, ended=False) is not text:
+                    return False
+                text = text[-self._longest :]
+        return self.hide(text) is text
 
     def _cut_off(self, body: bytes) -> int:
         """Length of the beginning of one that a body ends with; 0 where so little tells nothing."""

@@ -141,9 +141,7 @@ class Call(Choosing):
 
     def _connect(self, pool: Pool, fresh: bool) -> None:
         self._move(State.CONNECTING)
-        if pool.places.most is not None:
-            self._place = pool.places
-            self._place.running += 1
+        self._take_place(pool.places)
         for part in self._parts:
             self.connecting = part.connect(self, pool, fresh)
             if self.connecting is not None:

@@ -26,14 +26,12 @@ from penstock.gateway.proxy.recorded_call import RecordedCall
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
 from penstock.gateway.upstreams.health import asked_to_wait
-from penstock.gateway.upstreams.places import Places
 from penstock.gateway.upstreams.pool import Pool
 
 _REFUSAL: Final = 1 << 20
 """Bytes of a refusal that are held at most."""
 _ANSWER: Final = 64 << 20
 """Bytes of an answer that are held at most."""
-_PLACED: Final = (State.CONNECTING, State.SENT, State.STREAMING)
 _REFUSED: Final = (400, 413)
 """What is said of requests that could be asked otherwise."""
 
@@ -54,7 +52,7 @@ class Answered(NamedTuple):
 class Choosing(RecordedCall):
     """One call, with what upstreams have made of it so far."""
 
-    __slots__ = ("_again", "_beginning", "_given_at", "_heard", "_held", "_place", "_pools", "_queued_at", "_refused",
+    __slots__ = ("_again", "_beginning", "_given_at", "_heard", "_held", "_pools", "_queued_at", "_refused",
                  "_sent_at", "_size", "_spoke_at", "_tries", "_whole")  # fmt: skip
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
@@ -77,8 +75,6 @@ class Choosing(RecordedCall):
         """The last refusal that was not passed on."""
         self._again = False
         """Whether an upstream was asked once more; that is done once."""
-        self._place: Places | None = None
-        """Where it has a place, from when it is connected until it goes elsewhere or ends."""
         self._queued_at: float | None = None
         """Since when it waits for a place; monotonic seconds."""
         self._given_at = 0.0
@@ -106,13 +102,6 @@ class Choosing(RecordedCall):
     @abstractmethod
     def _tell(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Begins the client's answer with this one."""
-
-    def _move(self, to: State) -> None:
-        """However it leaves an upstream, its place is free."""
-        super()._move(to)
-        if self._place is not None and to not in _PLACED:
-            place, self._place = self._place, None
-            place.free()
 
     def _where(self) -> str:
         pool = self.record.pool

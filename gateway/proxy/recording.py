@@ -23,12 +23,14 @@ from penstock.gateway.http.request import Request
 from penstock.gateway.proxy.parts import Part
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import MOVES, State
+from penstock.gateway.upstreams.places import Places
 
 _log = logging.getLogger("penstock.proxy")
 _BOOKS = 512
 """Bytes that it takes to remember an answer beside it."""
-SLOTS = ("_admitted", "_announced", "_leave", "_overhead", "_parts", "_shared", "_waits_since", "durable", "record",
-         "state")  # fmt: skip
+_PLACED = (State.CONNECTING, State.SENT, State.STREAMING)
+SLOTS = ("_admitted", "_announced", "_leave", "_overhead", "_parts", "_place", "_shared", "_waits_since", "durable",
+         "record", "state")  # fmt: skip
 """What it keeps. Whoever inherits from it has these besides its own."""
 
 
@@ -52,6 +54,8 @@ class Recording(ABC):
         self._parts: list[Part] = []
         self._leave: Callable[[], object] | None = None
         """Gives up what it waits for; None where that comes anyway."""
+        self._place: Places | None = None
+        """Where it has a place, from when it takes it until it goes elsewhere or ends."""
         self._announced = False
         self.durable = shared.strict
         """Whether the end of its answer waits until its span is on disk."""
@@ -80,6 +84,15 @@ class Recording(ABC):
         if to not in MOVES[self.state]:
             raise RuntimeError(f"a call cannot go from {self.state.name} to {to.name}")
         self.state = to
+        if self._place is not None and to not in _PLACED:
+            place, self._place = self._place, None
+            place.free()
+
+    def _take_place(self, places: Places) -> None:
+        """One of those of its upstream, where these are counted."""
+        if places.most is not None:
+            self._place = places
+            places.running += 1
 
     def _wait(self, leave: Callable[[], object] | None = None) -> None:
         """From now on it waits for somebody who is not its upstream; they ask `_resumes` when it may go on."""

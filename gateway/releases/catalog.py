@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.model_name import replace_model
@@ -161,15 +161,17 @@ class Pins:
         metrics: Metrics,
         redactor: Redactor,
         repaired: Callable[[], asyncio.Future[None]],
+        gave: Callable[[str, list[dict[str, Any]]], None],
     ) -> None:
         """`redactor`: of what is recorded; who is assigned by a release is hidden there. `repaired` is called when a
-        server does not know the version that it was sent; done when servers were looked after.
+        server does not know the version that it was sent; done when servers were looked after. `gave` tells the other
+        workers what a rollout was given while the tape took no pin (`others_gave`).
         """
         self._tape = tape
         self._recorder = recorder
         self._metrics = metrics
         self._redactor = redactor
-        self.repaired = repaired
+        self.repaired, self._gave = repaired, gave
         self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
         self._units: OrderedDict[tuple[str, str], list[Pin]] = OrderedDict()
         """What units of rollouts were given, by release and unit."""
@@ -285,12 +287,20 @@ class Pins:
                 made = Pin(resource=resource, version=version) if other is None else other
                 pins.append(made.model_copy(update={"agent": asker.agent}))
         _keep(self._pins, call.address.rollout, pins)
+        self._gave(call.address.rollout, [pin.model_dump() for pin in pins])
         if len(self._unwritten) < REMEMBERED:
             self._unwritten[call.address.rollout] = Wanted(call.address.rollout, asker, tuple(found.resources), pins)
         if not self._writing:
             self._writing = True
             self._write_later()
         return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
+
+    def others_gave(self, rollout: str, pins: Iterable[Mapping[str, Any]]) -> None:
+        """What another worker has given a rollout while the tape took no pin, which that one puts there."""
+        known = self._pins.get(rollout, [])
+        mine = {(pin.agent, pin.resource) for pin in known}
+        told = map(Pin.model_validate, pins)
+        _keep(self._pins, rollout, [*known, *(pin for pin in told if (pin.agent, pin.resource) not in mine)])
 
     def _write_later(self) -> None:
         _ = asyncio.get_running_loop().call_later(_RETRY_S, self._write)

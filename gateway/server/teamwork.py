@@ -182,6 +182,11 @@ class Teamwork:
         self._parts.pins.forget(rollout)
         self.leader.tell("forget", rollout)
 
+    def gave(self, rollout: str, pins: list[dict[str, Any]]) -> None:
+        """This worker has given a rollout something of which the tape does not tell."""
+        self.tell_first("gave", rollout, pins)
+        self.leader.tell("gave", rollout, pins)
+
     async def figures(self) -> Metrics:
         """Those of all."""
         if not self.leader.links and not self._past:
@@ -216,7 +221,11 @@ class Teamwork:
         def begun(names: list[list[str]]) -> None:
             waiting.unclaimed.extend((rollout, attempt) for rollout, attempt in names)
 
-        common = {"wrote": self._parts.wrote, "begun": begun, "repaired": self._keeps_adapters}
+        def gave(rollout: str, pins: list[dict[str, Any]]) -> None:
+            self._parts.pins.others_gave(rollout, pins)
+            self.leader.tell("gave", rollout, pins)
+
+        common = {"wrote": self._parts.wrote, "begun": begun, "gave": gave, "repaired": self._keeps_adapters}
         return {**common, **budgets, **self._keeper.handlers(link)}
 
     def _asked_of_others(self) -> Mapping[str, Handler]:
@@ -240,6 +249,7 @@ class Teamwork:
             "releases": parts.pins.reload,
             "busy": lambda: list(parts.busy()),
             "forget": parts.pins.forget,
+            "gave": parts.pins.others_gave,
             "figures": lambda: dump(parts.metrics),
             "past": self._told_past,
             "pause": pause,

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from penstock.gateway.model.known_secrets import NONE, Secrets
+from penstock.gateway.store.batch import nothing
 from penstock.gateway.store.codec import UNREADABLE
 from penstock.gateway.store.environment import Environment, TapeError, Txn
 from penstock.gateway.store.follower import Follower
@@ -115,7 +116,7 @@ class Store(Reader):
     ) -> None:
         self.close()
 
-    def write(self, items: Sequence[Item], between: Callable[[], object] = bool) -> int:
+    def write(self, items: Sequence[Item], between: Callable[[], object] = nothing) -> int:
         """Commits entries and tasks durably in one transaction, in order, and returns the newest cursor. `between` is
         called between two pieces of that work.
 

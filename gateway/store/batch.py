@@ -11,6 +11,10 @@ from penstock.gateway.store.environment import Txn
 from penstock.gateway.store.view import View
 
 
+def nothing() -> None:
+    """Where nothing is to be done between two pieces of work."""
+
+
 class Packs(Protocol):
     """What becomes a record."""
 

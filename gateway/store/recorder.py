@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.store import Store
+from penstock.gateway.store.batch import nothing
 from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
@@ -35,10 +36,12 @@ from penstock.gateway.store.writer import Item
 _log = logging.getLogger("penstock.recorder")
 _BATCH = 256
 _BATCH_BYTES = 16 << 20
+_FEW, _FEW_BYTES = 64, 4 << 20
+"""Calls and bytes that may be queued while the thread gives way: some times what comes during a commit."""
 _KEPT_GAPS = 10_000
 _RETRY_SECONDS = 0.5
 _SWITCH_SECONDS = 0.0002
-_YIELD: Callable[[], object] = getattr(os, "sched_yield", bool)
+_YIELD: Callable[[], object] = getattr(os, "sched_yield", nothing)
 """Not every system has it."""
 _BUG = "it could not be written; the gateway's log says why"
 _GATHER_SECONDS = 0.005
@@ -316,8 +319,8 @@ class Recorder:
 
     def _give_way(self) -> None:
         """Lets the event loop go first where both have one core: the kernel would let it wait for milliseconds. Not
-        while more is queued than a commit takes, or the loop would go on until the queue is full."""
-        if len(self._queue) < _BATCH and self._metrics.recorder_queue_bytes < _BATCH_BYTES:
+        while much is queued, or a loop that is never idle would go on until the queue is full."""
+        if len(self._queue) < _FEW and self._metrics.recorder_queue_bytes < _FEW_BYTES:
             _YIELD()
 
     def _new_records(self) -> list[bytes]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from penstock.gateway.model.known_secrets import NONE, Secrets
-from penstock.gateway.store.batch import Batch
+from penstock.gateway.store.batch import Batch, nothing
 from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.environment import Environment, Txn
 from penstock.gateway.store.follower import Follower
@@ -63,7 +63,7 @@ class Writer:
         """The follower of this type; raises `KeyError` when there is none."""
         return cast(F, self._followers[kind])
 
-    def write(self, items: Sequence[Item], between: Callable[[], object] = bool) -> int:
+    def write(self, items: Sequence[Item], between: Callable[[], object] = nothing) -> int:
         """Commits entries and tasks in order and returns the newest cursor. An entry that is there twice is written as
         it is now. `between`: as in `Batch`."""
         items = list(dict.fromkeys(items))
@@ -98,7 +98,7 @@ class Writer:
         return 0 <= known < self._env.last_transaction()
 
     def _transact(
-        self, apply: Callable[[Batch], None], alone: bool = True, between: Callable[[], object] = bool
+        self, apply: Callable[[Batch], None], alone: bool = True, between: Callable[[], object] = nothing
     ) -> int:
         def attempt(txn: Txn) -> tuple[int, Batch]:
             # What is in memory is only valid once this is committed.

@@ -227,7 +227,7 @@ async def bench(home: Path, provider: Counting, config: Mapping[str, Any] | None
     pools = {one.name: Pool(one) for one in found.upstreams()}
     store = open_store(home / "data")
     recorder = Recorder(store, Tape(), Metrics(), lambda cursor, records: None)
-    pins = Pins(ReleaseReader(store), recorder, Metrics(), Redactor(), asyncio.Future)
+    pins = Pins(ReleaseReader(store), recorder, Metrics(), Redactor(), asyncio.Future, lambda rollout, pins: None)
     recorder.start()
     async with aiohttp.ClientSession() as session:
         routes = Routes(found.route, pools, {one.name for one in found.upstream})

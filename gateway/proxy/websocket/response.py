@@ -25,7 +25,7 @@ _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 class Response(Recording):
     """One call. It is in `Shared.running` from `begin` to its end."""
 
-    __slots__ = (*SLOTS, "_ends_at", "_on", "_placed", "_queued_at", "client", "request", "started", "touched")
+    __slots__ = (*SLOTS, "_ends_at", "_on", "_queued_at", "client", "request", "started", "touched")
 
     def __init__(self, on: Carrier, shared: Shared, admitted: Admitted, end: int) -> None:
         """`end`: where its request ends in what the client has sent."""
@@ -33,8 +33,6 @@ class Response(Recording):
         self.client, self.request = on.client, _request(way.request, admitted.body, shared.epoch_ns)
         self.started, self.touched = False, self.request.started
         self._on, self._ends_at = on, end
-        self._placed = False
-        """Whether it has a place at its upstream: an open connection takes none, each answer on it does."""
         self._queued_at: float | None = None
         """Since when it waits for a place; monotonic seconds."""
         self._prepare(shared, self.request, admitted)
@@ -95,24 +93,19 @@ class Response(Recording):
             self._do("sent", self._send)
 
     def _send(self) -> None:
-        places = self._on.way.pool.places
-        if places.most is not None:
-            self._placed = True
-            places.running += 1
+        # An open connection takes no place, each answer on it does.
+        self._take_place(self._on.way.pool.places)
         self._move(State.SENT)
         self.touched = monotonic()
         self._on.send(self._ends_at)
 
     def _move(self, to: State) -> None:
-        """However it ends, its place is free, or is not waited for any more."""
+        """However it ends, a place is not waited for any more."""
         super()._move(to)
         if to is State.ENDING:
             leave, self._leave = self._leave, None
             if leave is not None:
                 leave()
-            if self._placed:
-                self._placed = False
-                self._on.way.pool.places.free()
 
     # Its answer -----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -17,9 +18,10 @@ from hypothesis import strategies as st
 
 from penstock.gateway.calls.answer_masking import HELD, hiding, keep, rescaled
 from penstock.gateway.calls.capture.framing import Framing
+from penstock.gateway.calls.turns import LIMIT
 from penstock.gateway.dialects.family import ANTHROPIC
 from penstock.gateway.http.upstream_connection import UpstreamConnection
-from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.known_secrets import NONE, Secrets
 from penstock.gateway.proxy.translation.framing import Whole as Told
 from penstock.gateway.releases.rehearsal.tool_player import Played
 from penstock.gateway.releases.replay.replies import Reply
@@ -159,6 +161,53 @@ def test_what_is_kept() -> None:
     kept = keep(OWN, body, "gzip")
     assert kept.body is body
     assert kept[1:] == (b"nothing", False, None)
+
+
+def test_what_is_larger_than_is_decoded_is_searched_on() -> None:
+    text = random.Random(1).randbytes(LIMIT * 5 // 8).hex().encode()
+    packed = zstandard.compress(text, 1)
+    kept = keep(OWN, packed, "zstd")
+    assert kept.body is packed
+    assert not kept.in_part
+    assert len(kept.plain) == LIMIT
+    assert kept.problem == f"zstd: larger than {LIMIT} bytes once decoded"
+    told = keep(OWN, zstandard.compress(text + KEY, 1), "zstd")
+    assert told == (text[:LIMIT], text[:LIMIT], True, kept.problem)
+
+
+@pytest.mark.parametrize(
+    ("packed", "encoding", "read"),
+    [
+        (gzip.compress(bytes(4 << 20) + KEY), "gzip", bytes(1 << 20)),
+        (zstandard.compress(gzip.compress(bytes(4 << 20) + KEY)), "gzip, zstd", bytes(1 << 20)),
+        (gzip.compress(b"x") * 20_000 + gzip.compress(KEY), "gzip", b"x" * 16_385),
+        (gzip.compress(bytes(1 << 20)) * 2 + gzip.compress(b"") * 20_000 + gzip.compress(KEY), "gzip", bytes(2 << 20)),
+    ],
+    ids=["tight", "twice", "in members", "large and in members"],
+)
+def test_of_what_nobody_reads_to_its_end_only_what_was_read_is_kept(packed: bytes, encoding: str, read: bytes) -> None:
+    """What stands behind that is nobody's to say."""
+    kept = keep(OWN, packed, encoding)
+    assert kept.body == kept.plain == read
+    assert kept.in_part
+    assert keep(NONE, packed, encoding).body is packed, "where nothing is secret it stays as it came"
+
+
+@given(st.lists(st.integers(0, 200), max_size=6), st.booleans(), st.integers(0, 150))
+def test_a_key_is_found_wherever_pieces_are_cut(places: list[int], there: bool, at: int) -> None:
+    text = b"x" * at + (KEY if there else b"") + b"y" * (150 - at)
+    cuts = sorted({0, *(min(place, len(text)) for place in places), len(text)})
+    pieces = [text[start:end] for start, end in pairwise(cuts)]
+    assert OWN.absent(pieces, len(text)) is not there
+    assert not OWN.absent(pieces, len(text) - 1)
+
+
+def test_a_key_between_two_blocks_is_found() -> None:
+    for before in range((64 << 10) - 40, (64 << 10) + 80, 7):
+        text = b"x" * before + KEY + b"y" * (70 << 10)
+        pieces = [text[start : start + 1000] for start in range(0, len(text), 1000)]
+        assert not OWN.absent(pieces, len(text))
+        assert OWN.absent([b"x" * len(piece) for piece in pieces], len(text))
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(1, 99)), min_size=1), st.integers(0, 9999))

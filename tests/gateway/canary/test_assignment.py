@@ -99,7 +99,14 @@ class Rig:
         self.store = store
         self.full = False
         self.metrics = Metrics()
-        self.pins = Pins(ReleaseReader(store), cast(Recorder, self), self.metrics, Redactor(), asyncio.Future)
+        self.pins = Pins(
+            ReleaseReader(store),
+            cast(Recorder, self),
+            self.metrics,
+            Redactor(),
+            asyncio.Future,
+            lambda rollout, pins: None,
+        )
 
     def submit(self, do: Callable[[Transaction], Any]) -> Any:
         """As the recorder does it, at once."""

@@ -89,6 +89,27 @@ async def test_a_packed_request(rig: Rig, name: str) -> None:
     assert grown < MOST_UNPACKED + 10 * len(bomb), f"{grown >> 20} MB"
 
 
+async def test_a_key_behind_all_that_is_unpacked_is_not_on_the_tape(rig: Rig) -> None:
+    key = b"sk-behind-0123456789abcdef"
+    text = ZEROS * 4 + key
+    script: Script = [request(), send(events_head([("Content-Encoding", "gzip")]) + chunk(gzipped(text)) + chunk(b""))]
+    headers = [("Authorization", f"Bearer {key.decode()}"), ("Content-Encoding", "gzip")]
+    async with rig.upstream(script), rig.client() as client:
+        client.send(rig.call(gzipped(text), headers))
+        await client.until(b"\r\n0\r\n\r\n")
+    span = await rig.span()
+    assert span.truncated
+    for side in ("request", "response"):
+        path = f"{rig.base.url}/api/rollouts/{rig.rollout}/attempts/a1/spans/{span.sequence}/{side}"
+        async with rig.tape.http.get(path) as answer:
+            assert await answer.read() == ZEROS
+
+
+def gzipped(text: bytes) -> bytes:
+    packer = zlib.compressobj(9, wbits=31)
+    return packer.compress(text) + packer.flush()
+
+
 OBJECTS = loose_json.MOST_OBJECTS + 1
 MANY: dict[str, bytes] = {
     "a model of lists": b'{"model":[' + b"[]," * OBJECTS + b"[]]}",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import stat
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -159,6 +160,45 @@ async def test_a_release_counts_in_every_worker_at_once(tmp_path: Path, http: ai
             await client.decide(release.id, "rollback", Said(who="ann"))
             for wire in (second, first):
                 assert not any([await sent(wire, name) for name in names])
+
+
+async def test_what_a_rollout_is_given_while_the_disk_is_full_counts_in_every_worker(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url), *TWO) as gateway,
+        Client(gateway.url) as client,
+    ):
+        pids = workers(gateway.pid)
+        await client.add_version("travel", prompt(STABLE, sent=True))
+        await client.add_version("travel", prompt(CANDIDATE))
+        traffic = Traffic(gateway.url, http, client)
+        await traffic.start("travel", "v2", policy(0.99))
+        names = [f"r{number}" for number in range(5)]
+        async with served_by(gateway, pids[0]) as first, served_by(gateway, pids[1]) as second:
+
+            async def sent(wire: Wire, rollout: str) -> bool:
+                """Whether the candidate was."""
+                path = f"/rollout/{rollout}/attempt/a1{CHAT}"
+                await chat(wire, path, ("system", traffic.text), ("user", "hi"))
+                return b"careful" in provider.log[-1].body
+
+            for turn, (one, other) in enumerate(((second, first), (first, second))):
+                limit_files(pids.values(), 8192)
+                given = [await sent(one, f"{name}-{turn}") for name in names]
+                limit_files(pids.values(), resource.RLIM_INFINITY)
+                assert given == [False] * len(names), "the stable version, as the tape takes no pin"
+                # What workers say to each other keeps its order.
+                await figure(http, gateway, "penstock_inflight_calls")
+                assert [await sent(other, f"{name}-{turn}") for name in names] == given
+
+
+def limit_files(pids: Iterable[int], size: int) -> None:
+    """Makes every write of these processes beyond `size` fail, as a full disk would."""
+    for pid in pids:
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
 async def test_a_pause_counts_in_every_worker(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ async def test_flush_returns_when_everything_before_it_is_written() -> None:
     await rack.recorder.close()
 
 
-async def test_it_gives_way_between_calls_but_not_while_more_waits_than_a_commit_takes(
+async def test_it_gives_way_between_calls_but_not_while_much_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise an event loop on the same core waits for a whole commit, or one that is never idle fills the queue."""
@@ -129,9 +129,9 @@ async def test_it_gives_way_between_calls_but_not_while_more_waits_than_a_commit
     assert len(given) > 10
     for number in range(1000):
         rack.put(f"many{number}")
-    rack.put("heavy", weight=16 << 20)
+    rack.put("heavy", weight=4 << 20)
     await rack.recorder.flush()
-    assert all(calls < 256 and size < 16 << 20 for calls, size in given)
+    assert all(calls < 64 and size < 4 << 20 for calls, size in given)
     await rack.recorder.close()
 
 
