@@ -27,6 +27,7 @@ from cyclopts import Group as Section
 from penstock.gateway.cli.sections import SECTIONS
 from penstock.gateway.cli.tables import COMMANDS, GROUPS, Command, Group
 from penstock.gateway.client.console import Failure
+from penstock.gateway.model.terminals import shown
 
 WANTED: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
 """What a value should be, by the type that it becomes."""
@@ -137,7 +138,7 @@ def _wrong(error: CycloptsError) -> str:
 
 
 def _end(message: str, code: int) -> None:
-    print(f"penstock: {message}", file=sys.stderr)
+    print(f"penstock: {shown(message)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.gateway.http.log import moment
+from penstock.gateway.http.redact import plain_text
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.log_settings import Log
 from penstock.gateway.model.trace import span_id, trace_id
@@ -77,4 +78,8 @@ def _span(entry: Entry, trace: str) -> str | None:
 
 
 def _short(name: str | None) -> str | None:
-    return name if name is None or len(name) <= _LONGEST else name[:_LONGEST] + "…"
+    """A name without what has the shape of a key, of which none is left by cutting either."""
+    if name is None:
+        return None
+    shown = plain_text(name)
+    return shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"

@@ -27,6 +27,7 @@ from penstock.gateway.client.console import (
     with_client,
 )
 from penstock.gateway.model.grouping import By
+from penstock.gateway.model.terminals import harmless
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -236,7 +237,7 @@ def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCA
         if terminal.is_terminal:
             note("Waiting for changes; Ctrl-C ends it.")
         async for entry in client.changes(now if since is None else since):
-            line = entry.model_dump_json(exclude_none=True) if json else rollouts.change(entry)
+            line = harmless(entry.model_dump_json(exclude_none=True)) if json else rollouts.change(entry)
             terminal.print(line, soft_wrap=True)
 
     with_client(gateway, ask)

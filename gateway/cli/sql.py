@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from penstock.gateway.cli.terminal import console, show
 from penstock.gateway.client.console import LOCAL, Failure, Json, Limit, Url, note, seconds, with_client
+from penstock.gateway.model.terminals import harmless
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -93,4 +94,5 @@ def _print_rows(found: SqlAnswer) -> None:
     import orjson
 
     for row in found.rows:
-        sys.stdout.buffer.write(orjson.dumps(dict(zip([it.name for it in found.columns], row, strict=True))) + b"\n")
+        line = orjson.dumps(dict(zip([it.name for it in found.columns], row, strict=True))).decode()
+        sys.stdout.buffer.write(harmless(line).encode() + b"\n")

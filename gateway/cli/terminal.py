@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.gateway.client.console import note
+from penstock.gateway.model.terminals import harmless
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -22,7 +23,7 @@ def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], Renderab
         console().print(picture(), crop=False)
         return
     for model in models:
-        print(model.model_dump_json(exclude_none=True))
+        print(harmless(model.model_dump_json(exclude_none=True)))
 
 
 def console() -> Console:

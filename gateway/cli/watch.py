@@ -18,6 +18,7 @@ from rich.live import Live
 
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.change import ChangeKind
+from penstock.gateway.model.terminals import harmless
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -82,7 +83,7 @@ async def show(
     with drawn if live else nullcontext():
         async for one in found:
             if noun is not None:
-                print(noun(one).model_dump_json(exclude_none=True), flush=True)
+                print(harmless(noun(one).model_dump_json(exclude_none=True)), flush=True)
             elif not live:
                 tell(one, before)
             before = one

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from penstock.gateway.model.terminals import shown
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -200,7 +202,7 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
 
 def note(text: str) -> None:
     """Says something beside the result."""
-    print(text, file=sys.stderr)
+    print(shown(text), file=sys.stderr)
 
 
 async def up_to(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> list[T]:

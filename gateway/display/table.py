@@ -19,6 +19,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from penstock.gateway.display.text import clean
+
 ENDLESS: Final = 1_000_000
 """Width of what is no terminal."""
 GAP: Final = 2
@@ -167,5 +169,5 @@ def _total(widths: Sequence[int]) -> int:
 
 def _one_line(cell: Text | str) -> Text:
     made = cell.copy() if isinstance(cell, Text) else Text(cell)
-    made.plain = made.plain.translate(_ONE_LINE)
+    made.plain = clean(made.plain.translate(_ONE_LINE))
     return made

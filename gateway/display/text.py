@@ -9,18 +9,12 @@ from typing import Any
 from rich.text import Text
 
 from penstock.gateway.model.audit import NOBODY
-
-_DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
-_VISIBLE = (
-    {n: chr(0x2400 + n) for n in range(32) if n not in (9, 10)}
-    | {0x7F: "␡"}
-    | dict.fromkeys((*range(0x80, 0xA0), *_DIRECTIONS), "\ufffd")
-)
+from penstock.gateway.model.terminals import shown
 
 
 def clean(value: object) -> str:
     """Text without characters that a terminal obeys."""
-    return str(value).translate(_VISIBLE)
+    return shown(str(value))
 
 
 def plain(value: object, style: str = "") -> Text:

@@ -94,7 +94,7 @@ class RequestHeads:
         parts = self._parts(request.headers, request.hops, length)
         sent = b"".join(parts)
         if b"pst_" in sent:
-            clean = [header for header in request.headers if _TOKEN.search(header[2]) is None]
+            clean = [header for header in request.headers if not _has_token(header)]
             parts = self._parts(clean, request.hops, length)
             sent = b"".join(parts)
         if self._session is not None and rollout is not None and not self.verbatim:
@@ -153,8 +153,13 @@ def framed(request: Request, body: bytes) -> bytes:
         if end > start:
             parts.append(b"%x\r\n%b\r\n" % (end - start, body[start:end]))
         start = end
-    trailers = [b"%b: %b\r\n" % (name, value) for low, name, value in request.trailers if low not in _NO_TRAILERS]
+    kept = [it for it in request.trailers if it[0] not in _NO_TRAILERS and not _has_token(it)]
+    trailers = [b"%b: %b\r\n" % (name, value) for _, name, value in kept]
     return b"".join([*parts, b"0\r\n", *trailers, b"\r\n"])
+
+
+def _has_token(header: tuple[bytes, bytes, bytes]) -> bool:
+    return any(_TOKEN.search(part) is not None for part in header[1:])
 
 
 def control_head(request: Request, target: bytes, told: bytes | None = None) -> bytes:

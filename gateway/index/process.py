@@ -155,6 +155,8 @@ def main(path: Path, descriptor: int, sealed: int, prices: Path, log: Log) -> No
     """Runs until the other side is closed."""
     set_up(log)
     os.nice(NICE)
+    # Files that libraries make for it are its owner's alone, too.
+    os.umask(0o077)
     asked = Connection(descriptor)
     with Store(path, readonly=True) as store:
         index = _opened(store, path / "index", sealed, Prices(prices))

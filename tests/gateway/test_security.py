@@ -26,6 +26,7 @@ from fakes.waiting import until
 
 from penstock.gateway.calls import auth
 from penstock.gateway.client.client import Client
+from penstock.gateway.model.sql import SqlRequest
 
 ADMIN, UPSTREAM = "an-admin-key-PLANTED-1234", "sk-upstream-PLANTED-1234"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -71,6 +72,8 @@ async def test_what_it_writes_is_for_its_owner_alone(tmp_path: Path, provider: P
                 return (await client.index()).status == "ready"
 
             await until(ready)
+            found = await client.sql(SqlRequest(query="select model from spans"))
+            assert found.count == 1
         shell = Shell(gateway.url, tmp_path)
         before = os.umask(0)
         try:
@@ -83,13 +86,14 @@ async def test_what_it_writes_is_for_its_owner_alone(tmp_path: Path, provider: P
         assert list(too_open(gateway.data)) == []
         for made in ("copy", "restored"):
             assert (tmp_path / made).stat().st_mode & 0o777 == 0o700
+            assert list(too_open(tmp_path / made)) == []
 
 
 def too_open(place: Path) -> Iterator[Path]:
-    """What others than the owner get at below a folder that is open to all."""
-    for path in place.iterdir():
+    """What others than the owner may open below a folder, or change the names in."""
+    for path in place.rglob("*"):
         if path.stat().st_mode & 0o077:
-            yield from too_open(path) if path.is_dir() else [path]
+            yield path
 
 
 async def test_no_key_is_in_a_command_line(start_gateway: StartGateway) -> None:
@@ -142,13 +146,18 @@ async def test_nothing_in_a_request_chooses_where_it_goes(
 async def test_an_upstream_whose_certificate_is_not_trusted_gets_nothing(
     start_gateway: StartGateway, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
+    """Neither where nobody who is trusted has signed it, nor where it is of another host."""
     async with tls_host(tmp_path) as host:
-        text = upstream("up", f"https://{host.name}/v1", "openai", "UP")
-        gateway = await start_gateway(text, env={"UP": UPSTREAM})
-        async with http.post(gateway.openai("r1") + "/chat/completions", json=CHAT) as answer:
-            assert answer.status == 502
-            assert "certificate" in await answer.text()
-        assert host.asked == []
+        unknown = upstream("up", f"https://{host.name}/v1", "openai", "UP")
+        trusting = f'ca_file = "{host.trust}"\n'
+        other = upstream("up", f"https://127.0.0.1:{host.port}/v1", "openai", "UP") + trusting
+        for text, status in ((unknown, 502), (other, 502), (unknown + trusting, 200)):
+            gateway = await start_gateway(text, env={"UP": UPSTREAM})
+            async with http.post(gateway.openai("r1") + "/chat/completions", json=CHAT) as answer:
+                said = await answer.text()
+                assert answer.status == status, said
+                assert status == 200 or "certificate" in said
+            assert len(host.asked) == (1 if status == 200 else 0)
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +174,11 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
     presented = ["x" + ADMIN[1:], ADMIN[:-1] + "x", "short", ADMIN]
     assert made.holder(presented) == auth.Holder("admin", "admin")
     assert compared == [(one.encode(), ADMIN.encode()) for one in presented]
+    compared.clear()
+    reader = "a-read-key-1234"
+    presented = ["x" + reader[1:], reader]
+    assert made.holder(presented) == auth.Holder("read", "read")
+    assert compared == [(one.encode(), key.encode()) for key in (ADMIN, reader) for one in presented]
     compared.clear()
     token = made.mint("r1")
     assert made.rollout_of(token, 0) == "r1"

@@ -125,7 +125,9 @@ class _Links:
             if isinstance(files, str) or self._deleted:
                 return files
             try:
-                self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                # The mode is the last one's only: each is made by itself.
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._path.mkdir(mode=0o700, exist_ok=True)
                 return {table: [self._link(Path(name)) for name in names] for table, names in files.items()}
             except FileNotFoundError:
                 return "a newer snapshot was taken meanwhile"

@@ -53,6 +53,10 @@ async def test_every_route_is_opened_by_its_role_and_those_above(keyed: Gateway,
                 opened = ROLES.index(role) >= ROLES.index(route.needs)
                 assert (answer.status != 403) == opened, (name, route.path, answer.status)
     assert {route.needs for route in ROUTES} == set(ROLES)
+    for route in ROUTES:
+        url = keyed.url + re.sub(r"\{\w+\}", "x1", route.path)
+        async with http.request(route.method, url, data=b"x" if route.method == "POST" else None) as answer:
+            assert (answer.status == 401) is not route.public, (route.method, route.path, answer.status)
 
 
 async def test_roles_and_the_audit(clients: dict[str, Client], keyed: Gateway) -> None:

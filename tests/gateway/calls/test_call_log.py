@@ -52,17 +52,21 @@ async def test_each_call_has_a_line_that_says_how_it_went_and_nothing_of_what_wa
     start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
 ) -> None:
     provider.script = [Answer("hello"), Failure(401, message=f"Incorrect API key provided: {KEY}")]
-    gateway = await start_gateway(LOG + upstreams(openai=provider.openai_url))
+    gateway = await start_gateway(f'{LOG}level = "debug"\n' + upstreams(openai=provider.openai_url))
     assert await ask(http, gateway, stream=True, stream_options={"include_usage": True}) == 200
     assert await ask(http, gateway, model=ODD) == 401
+    # Nor where it cannot be read.
+    broken = f'{{"model": "m", "messages": [{{"role": "user", "content": "{SAID}"'.encode()
+    async with http.post(gateway.openai("r1") + "/chat/completions", data=broken, headers=HEADERS) as answer:
+        assert answer.status == 400
     tape = Tape(gateway.url, http)
-    first, second = await tape.spans("r1", 2)
+    first, second, _ = await tape.spans("r1", 3)
 
     async def told() -> bool:
-        return len(calls(gateway)) == 2
+        return len(calls(gateway)) == 3
 
     await until(told)
-    good, bad = calls(gateway)
+    good, bad, _ = calls(gateway)
     assert good["message"] == "call ok"
     assert good["penstock.duration_ms"] == pytest.approx((first.duration_ns or 0) / 1e6, abs=0.001)
     assert 0 < good["penstock.first_byte_ms"] <= good["penstock.duration_ms"]
@@ -124,6 +128,14 @@ def test_a_call_that_the_tape_did_not_take_says_so() -> None:
     assert found["penstock.recorded"] is False
     assert "span.id" not in found
     assert "penstock.span.sequence" not in found
+
+
+def test_a_name_with_the_shape_of_a_key_is_not_told() -> None:
+    key = "sk-proj-0123456789abcdef"
+    entry = Entry("r1", "a1", name=f"n {key}", model=key, model_served=f"{'m' * 190} {key}", error=key)
+    found = call_log.fields(entry, True)
+    assert (found["penstock.span.name"], found["gen_ai.request.model"], found["error.type"]) == ("n ***", "***", "***")
+    assert found["gen_ai.response.model"] == f"{'m' * 190} ***"
 
 
 async def test_a_gateway_that_cannot_start_logs_an_object(tmp_path: Path) -> None:

@@ -7,15 +7,25 @@ import json
 from pathlib import Path
 
 import aiohttp
-from fakes.odd import Script, close, request, send
+from fakes.odd import Script, close, request, send, wait
 from fakes.raw import body_of, chunk, connect, get, head, post, reply
 from fakes.rig import CHAT, MESSAGES, Rig, based
 from fakes.tape import Tape
 
+from penstock.gateway.calls.address import Address
+from penstock.gateway.calls.admitted import Admitted
+from penstock.gateway.calls.record import Held, Record
+from penstock.gateway.dialects import OPAQUE
+from penstock.gateway.http.redact import Redactor
+from penstock.gateway.http.request import Request
+from penstock.gateway.model.exchange import Side
+from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.store import Store
+from penstock.gateway.store.codec import Body
 
+# Where a key is found by its value, nothing in it tells that it is one.
 KEYS = {
-    "Authorization": "Bearer sk-PLANTED-authorization-1f6c",
+    "Authorization": "Bearer PLANTED-authorization-1f6c",
     "x-api-key": "sk-ant-PLANTED-x-api-key-1f6c",
     "api-key": "PLANTED-api-key-1f6c",
     "X-Goog-Api-Key": "AIza-PLANTED-goog-1f6c",
@@ -24,11 +34,12 @@ KEYS = {
     "X-Amz-Security-Token": "PLANTED-amz-1f6c",
     "Referer": "https://x/?api_key=PLANTED-referer-1f6c",
 }
-QUERY = "?key=PLANTED-query-key-1f6c&api_key=PLANTED-query-api-key-1f6c&model=kept"
+QUERY = "?key=PLANTED-query-key-1f6c&api_key=PLANTED-query-api-key-1f6c&pin=PLANTED-1&model=kept"
+"""The last is too short to be looked for by its value."""
 ANSWERED = [("Set-Cookie", "id=PLANTED-set-cookie-1f6c; Path=/"), ("Location", "https://x/?sig=PLANTED-sig-1f6c")]
 MARK = b"PLANTED-"
 LOG = '[log]\nformat = "{}"\nlevel = "debug"\ncalls = true\n'
-UPSTREAM_KEY, ADMIN_KEY = "sk-PLANTED-upstream-1f6c", "PLANTED-admin-1f6c"
+UPSTREAM_KEY, ADMIN_KEY = "PLANTED-upstream-1f6c", "PLANTED-admin-1f6c"
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
 
@@ -64,7 +75,7 @@ async def test_nothing_planted_is_found(http: aiohttp.ClientSession, tmp_path: P
 async def test_what_providers_and_agents_repeat(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     """The gateway's key does not reach the agent in an error or a redirection, and nobody's reaches the tape."""
     env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
-    with based(tmp_path, upstream_config='key_env = "UP"', env=env) as base:
+    with based(tmp_path, LOG.format("json"), upstream_config='key_env = "UP"', env=env) as base:
         rig = Rig(base, Tape(base.url, http), "secret")
         for status in (200, 401, 302):
             for answer, wanted in zip(answers(status), answers(status, GONE.decode()), strict=True):
@@ -104,11 +115,32 @@ async def test_what_providers_and_agents_repeat(http: aiohttp.ClientSession, tmp
         read = b"".join(repr(one).encode() for one in kept)
     for found in (log, tape, read):
         assert MARK not in found
+    assert log.count(b"gen_ai.request.model") == 12
     for span, exchange in kept[:12]:
         assert exchange is not None
         assert sum(chunk.size for chunk in exchange.chunks) == len(exchange.response_body)
         if span.sequence in (4, 8, 12):
             assert ("Content-Encoding", "identity") in exchange.response_headers
+
+
+async def test_a_call_that_still_runs_shows_none(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """What the tape says of it before it has ended."""
+    env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
+    with based(tmp_path, LOG.format("text"), upstream_config='key_env = "UP"', env=env) as base:
+        rig = Rig(base, Tape(base.url, http), "secret")
+        async with rig.upstream([request(), wait("end"), send(reply(200, b"{}"))]) as upstream, rig.client() as client:
+            client.send(post(rig.path(CHAT + QUERY), SAID, KEYS.items()))
+            while not (spans := json.loads(await read(rig, "/api/spans"))["spans"]):
+                pass
+            place = f"/api/rollouts/secret/attempts/a1/spans/{spans[0]['sequence']}"
+            told = b"".join([await read(rig, path) for path in ("/api/spans", place, place + "/request")])
+            tape = b"".join(path.read_bytes() for path in (base.data / "tape").iterdir())
+            assert (spans[0]["status"], spans[0]["path"]) == ("open", f"{CHAT}?key=***&api_key=***&pin=***&model=kept")
+            assert b"keys ***" in told
+            for found in (told, tape, base.log.encode()):
+                assert MARK not in found
+            upstream.go("end")
+            assert b" 200 " in await client.message()
 
 
 async def test_what_a_provider_repeats_before_its_answer(http: aiohttp.ClientSession, tmp_path: Path) -> None:
@@ -123,7 +155,7 @@ async def test_what_a_provider_repeats_before_its_answer(http: aiohttp.ClientSes
 AGENT_KEY = KEYS["Authorization"].removeprefix("Bearer ")
 GONE = b"*" * len(UPSTREAM_KEY)
 SAID = json.dumps(
-    {"model": "m", "messages": [{"role": "user", "content": f"keys {AGENT_KEY} {UPSTREAM_KEY}"}]}
+    {"model": f"m-{AGENT_KEY}", "messages": [{"role": "user", "content": f"keys {AGENT_KEY} {UPSTREAM_KEY}"}]}
 ).encode()
 ECHOED = json.dumps({"error": {"message": f"Incorrect API key: {UPSTREAM_KEY} / {AGENT_KEY}", "code": "k"}}).encode()
 PRINTED = f"OPENAI_API_KEY={UPSTREAM_KEY}"
@@ -132,7 +164,7 @@ PRINTED = f"OPENAI_API_KEY={UPSTREAM_KEY}"
 def answers(status: int, own: str = UPSTREAM_KEY) -> list[list[bytes]]:
     """An answer with both keys, in reads: with its length, in chunks that cut the keys apart, of an API that names the
     model after the key, and compressed. `own`: what stands in the place of the gateway's key."""
-    line, seen = f"HTTP/1.1 {status} X", [("X-Seen", f"Bearer {own}"), ("X-Agent", AGENT_KEY)]
+    line, seen = f"HTTP/1.1 {status} X", [("X-Seen", f"with {own}"), ("X-Agent", AGENT_KEY)]
     at = [ECHOED.index(UPSTREAM_KEY.encode()) + 9, ECHOED.index(AGENT_KEY.encode()) + 5]
     echoed = ECHOED.replace(UPSTREAM_KEY.encode(), own.encode())
     pieces = [echoed[: at[0]], echoed[at[0] : at[1]], echoed[at[1] :]]
@@ -211,6 +243,24 @@ async def read(rig: Rig, path: str) -> bytes:
     async with rig.tape.http.get(rig.base.url + path, headers=ADMIN) as response:
         assert response.status == 200, await response.text()
         return await response.read()
+
+
+def test_what_another_party_was_told_has_none() -> None:
+    """An agent whose call was translated, or an engine."""
+    request = Request()
+    request.method, request.headers = "POST", [(b"x-api-key", b"x-api-key", AGENT_KEY.encode())]
+    redactor, held = Redactor(own_secrets([UPSTREAM_KEY])), Held(1 << 20)
+    record = Record(Admitted(Address("r"), OPAQUE, "/", b"{}"), request, redactor, 1 << 20, held)
+    path = f"/v1/messages?of={AGENT_KEY}"
+    record.sides.append(Side(who="agent", dialect="messages", path=path, request_body=SAID, response_body=ECHOED))
+    record.answered(200, b"{}")
+    record.status, record.end_ns = "ok", 1
+    entry = record.entry(final=True)
+    assert entry is not None
+    assert isinstance(entry.body, Body)
+    (kept,) = entry.body.sides
+    assert [len(it) for it in (kept.path, kept.request_body, kept.response_body)] == [len(path), len(SAID), len(ECHOED)]
+    assert MARK not in repr(kept).encode()
 
 
 def test_the_mark_is_in_every_secret() -> None:

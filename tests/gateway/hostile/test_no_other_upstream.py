@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Iterator
 
 import aiohttp
 import pytest
 from conftest import StartGateway
 from fakes.odd import Odd, Step, odd, request, send
-from fakes.process import Gateway, upstream
+from fakes.process import ROOT, Gateway, upstream
 from fakes.raw import connect, get, head, post, reply
 from fakes.rig import CHAT, Rig
 
@@ -33,6 +35,7 @@ TARGETS = [
 ]
 HEADERS = ["X-Forwarded-Host", "X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "X-Original-URL", "X-Rewrite-URL",
            "X-Host", "X-Upstream", "X-Base-Url", "X-Target-Url", "X-Portkey-Custom-Host", "api-base"]  # fmt: skip
+VERBS = {"request", "get", "post", "put", "patch", "delete", "head", "options"}
 FIELDS = ["api_base", "base_url", "url", "endpoint", "upstream", "custom_llm_provider", "proxy"]
 
 
@@ -96,6 +99,27 @@ async def test_a_redirection_is_passed_on_and_not_followed(
         assert evil.connections == [], "its key would have gone there"
     assert asked.count(KEY.encode()) == len(statuses)
     assert b"cookie" not in asked, "what an upstream sets is kept by no gateway"
+
+
+def test_nothing_that_the_gateway_asks_by_itself_follows_one() -> None:
+    """Engines of exact routes, replays, checks, adapters, webhooks, collectors: the library would, with its headers."""
+    asked = {
+        f"{path.name}:{call.lineno}": {word.arg: ast.unparse(word.value) for word in call.keywords}
+        for path in sorted((ROOT / "gateway").rglob("*.py"))
+        if path.relative_to(ROOT).parts[1] not in ("client", "demo")
+        for call in requests(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert len(asked) >= 6
+    assert [place for place, words in asked.items() if words.get("allow_redirects") != "False"] == []
+
+
+def requests(tree: ast.Module) -> Iterator[ast.Call]:
+    """What is asked of a session of aiohttp."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            method, of = call.func.attr, ast.unparse(call.func.value)
+            if method in VERBS and of.removesuffix("()").endswith("session"):
+                yield call
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from fakes.odd import Script, gone, request, send, wait
 from fakes.process import Gateway, upstream
-from fakes.raw import Headers, body_of, chunk, connect, events_head, get, post, reply
+from fakes.raw import Headers, body_of, chunk, connect, events_head, get, head, post, reply
 from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
 
 from penstock.gateway.calls.admission import Admission
@@ -21,6 +21,7 @@ from penstock.gateway.calls.record import Record
 from penstock.gateway.dialects.chat import Chat
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.proxy.call import Call
+from penstock.gateway.store import Store
 
 StartGateway = Callable[..., Awaitable[Gateway]]
 OK = reply(200, b"{}")
@@ -236,6 +237,20 @@ async def test_a_token_anywhere_else_goes_no_further_either(rig: Rig) -> None:
     assert token.encode() not in seen
     assert b"&a=1 HTTP/1.1" in seen
     assert b"X-Kept: pst_ish\r\n" in seen
+
+
+async def test_a_token_in_a_trailer_or_a_name_goes_no_further(rig: Rig) -> None:
+    token = await token_for(rig, rig.rollout)
+    body = chunk(b"{}") + f"0\r\nX-Odd: a {token}\r\n{token}: b\r\nX-Kept: pst_ish\r\n\r\n".encode()
+    start = head(f"POST {rig.path()} HTTP/1.1", [("Host", "h"), (token, "a"), ("Transfer-Encoding", "chunked")])
+    async with rig.upstream(answering(1)) as upstream_, rig.client() as client:
+        client.send(start + body)
+        assert await client.message() == OK
+        seen = (await upstream_.connection(0)).requests[0]
+    assert token.encode() not in seen
+    assert seen.endswith(b"\r\n0\r\nX-Kept: pst_ish\r\n\r\n")
+    with Store(rig.base.data, readonly=True) as store:
+        assert token not in repr(store.exchange(await rig.span()))
 
 
 @pytest.mark.parametrize("below", [CHAT, MESSAGES])
