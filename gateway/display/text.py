@@ -10,12 +10,15 @@ from rich.text import Text
 
 from penstock.gateway.model.audit import NOBODY
 
-_DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
+_DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x061C, 0x200E, 0x200F)
 _VISIBLE = (
     {n: chr(0x2400 + n) for n in range(32) if n not in (9, 10)}
     | {0x7F: "␡"}
     | dict.fromkeys((*range(0x80, 0xA0), *_DIRECTIONS), "\ufffd")
 )
+
+LONG = 1 << 16
+"""Characters of a text whose words are all looked at when it is abbreviated: each word takes fifty bytes meanwhile."""
 
 
 def clean(value: object) -> str:
@@ -75,6 +78,9 @@ def abbreviate(text: str, limit: int | None) -> str:
     """On one line, and cut with a note of how much is missing; None leaves it as it is."""
     if limit is None:
         return text
+    if len(text) > LONG:
+        start = " ".join(text[:LONG].split())
+        return f"{start[:limit].rstrip()} … {len(text) - limit:,} characters more"
     line = " ".join(text.split())
     return line if len(line) <= limit + 20 else f"{line[:limit].rstrip()} … {len(line) - limit:,} characters more"
 
