@@ -150,7 +150,7 @@ class Teller:
             text = self.budget.take(message_text(message))
             if text is None:
                 break
-            made.append(Spoken(role=message.role, text=text))
+            made.append(Spoken(role=clean(message.role), text=text))
         return made
 
 
@@ -321,9 +321,9 @@ def _told(turn: Turn, what: str) -> Iterator[str]:
     if what == "all":
         names = ", ".join(tool.name for tool in turn.tools)
         yield from [f"tools: {clean(names)}"] if names else []
-        yield from (f"{message.role}: {_indented(message_text(message))}" for message in turn.messages)
+        yield from (f"{clean(message.role)}: {_indented(message_text(message))}" for message in turn.messages)
     for choice in turn.choices:
-        ended = f" ({choice.finish})" if choice.finish else ""
+        ended = f" ({clean(choice.finish)})" if choice.finish else ""
         yield f"→ answer{ended}: {_indented(message_text(choice.message))}"
     yield from (f"problem: {clean(text)}" for text in filter(None, (turn.error, *turn.problems)))
 

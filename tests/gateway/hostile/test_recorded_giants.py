@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -20,9 +20,11 @@ from rich.console import Console
 from penstock.gateway.dialects import by_name, loose_json
 from penstock.gateway.display import rollout_tree
 from penstock.gateway.display.text import LONG, abbreviate, clean
+from penstock.gateway.mcp_server.tool import Context
+from penstock.gateway.mcp_server.transcripts import ReadCall, read_call
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.turn import Message, Part, Turn
+from penstock.gateway.model.turn import Choice, Message, Part, Turn
 from penstock.tui.screens.compare import STEPS
 
 CHAT = "/v1/chat/completions"
@@ -106,6 +108,27 @@ def drawn(turn: Turn, whole: bool) -> str:
         else:
             console.print(rollout_tree.added(turn, []))
     return captured.get()
+
+
+async def test_no_control_reaches_a_coding_agent() -> None:
+    """By the tools that read transcripts, whatever a message says of who speaks."""
+    said = [Message(role=EVIL, parts=[text_of(EVIL)])]
+    turn = Turn(dialect="chat", messages=said, choices=[Choice(index=0, message=said[0], finish=EVIL)])
+    span = Span.model_construct(kind="llm", status="ok", sequence=1, attempt="a1", rollout="r1", model=EVIL)
+    client = OneCall(SpanDetail.model_construct(span=span, turn=turn, exchange=None))
+    told = await read_call(Context(cast("Any", client), "a test"), ReadCall(rollout="r1", attempt="a1", sequence=1))
+    assert "seen" in told.text
+    assert not [one for one in (*CONTROLS, *BIDI) if one in told.text]
+
+
+class OneCall:
+    """What a client of a gateway with one call answers."""
+
+    def __init__(self, detail: SpanDetail) -> None:
+        self._detail = detail
+
+    async def span(self, rollout: str, attempt: str, sequence: int) -> SpanDetail:
+        return self._detail
 
 
 def text_of(text: str) -> Part:
