@@ -17,6 +17,8 @@ from fakes.tape import Tape
 from fakes.waiting import until
 from rich.console import Console
 
+from penstock.gateway.client.parallel import LARGE as LARGE_CALL
+from penstock.gateway.client.parallel import PARALLEL, at_once
 from penstock.gateway.dialects import by_name, loose_json
 from penstock.gateway.display import rollout_tree
 from penstock.gateway.display.text import LONG, abbreviate, clean
@@ -96,6 +98,11 @@ def test_a_large_message_is_found(dialect: str) -> None:
     body = json.dumps({"model": "m", field: [user(LARGE)]}).encode()
     (passage,) = by_name(dialect).passages(body, b"", False, lambda: True)
     assert passage.text == LARGE
+
+
+def test_large_calls_are_asked_for_one_at_a_time() -> None:
+    assert at_once([]) == at_once([10, LARGE_CALL]) == PARALLEL
+    assert at_once([10, LARGE_CALL + 1]) == 1
 
 
 def drawn(turn: Turn, whole: bool) -> str:
