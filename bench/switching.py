@@ -74,7 +74,9 @@ def resource(name: str, kind: Any, content: dict[str, Any]) -> Resource:
 
 def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], object]:
     """What `Call` does to find out that a call uses none of these."""
-    pins = Pins(Registered(resources), cast(Recorder, None), Metrics(), Redactor(), asyncio.Future)
+    pins = Pins(
+        Registered(resources), cast(Recorder, None), Metrics(), Redactor(), asyncio.Future, lambda rollout, pins: None
+    )
     asyncio.run(pins.reload())
     call = Admitted(Address("r1"), by_name("chat"), "/v1/chat/completions", request(OTHER, size, "today"))
 

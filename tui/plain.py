@@ -14,6 +14,7 @@ from rich.text import Text
 
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.display.table import Column, Listing
+from penstock.gateway.display.text import plain
 from penstock.tui.view import Pane, Table, View
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ async def printed(
 
 def title(view: View[Any, Any]) -> Text:
     """The first line: which screen, and the command that prints the same."""
-    return Text(f"== {' '.join(filter(None, (view.title, view.place())))}  ({view.command(None)})", style="bold")
+    return plain(f"== {' '.join(filter(None, (view.title, view.place())))}  ({view.command(None)})", "bold")
 
 
 def _titled(one: Pane, id: str | None) -> Text:
-    return Text(f"== {one.title}" + (f" of {id}" if id else ""), style="bold")
+    return plain(f"== {one.title}" + (f" of {id}" if id else ""), "bold")
 
 
 def _some(head: Text) -> list[Text]:

@@ -67,17 +67,18 @@ def search_walk(tape: Tape, wanted: Search, context: int, find: Find) -> Walk[Se
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, SearchRow | None]]:
         read = reader_of_passages(tape)
         for position, span in recent_walk(tape, wanted.query, find)(mark):
-            hits = list(_hits(read(span), wanted, context)) if span is not None else []
-            more = max(0, len(hits) - HITS)
-            yield position, SearchRow(span=span, hits=hits[:HITS], more=more) if span is not None and hits else None
+            places = list(_places(read(span), wanted)) if span is not None else []
+            hits = [_hit(passage, place, context) for passage, place in places[:HITS]]
+            more = max(0, len(places) - HITS)
+            yield position, SearchRow(span=span, hits=hits, more=more) if span is not None and hits else None
 
     return walk
 
 
-def _hits(passages: list[Passage], wanted: Search, context: int) -> Iterator[Hit]:
+def _places(passages: list[Passage], wanted: Search) -> Iterator[tuple[Passage, Place]]:
     for passage in passages:
         if (place := wanted.place(passage)) is not None:
-            yield _hit(passage, place, context)
+            yield passage, place
 
 
 def _hit(passage: Passage, place: Place, context: int) -> Hit:

@@ -252,11 +252,12 @@ async def _print_body(client: Client, call: tuple[str, str, int], raw: str, side
 async def _rollout_details(
     client: Client, rid: str, attempt: str | None, calls: int
 ) -> tuple[RolloutSummary, list[SpanDetail]]:
-    from penstock.gateway.client.parallel import each
+    from penstock.gateway.client.parallel import at_once, each
 
     rollout = await client.rollout(rid)
     heads = [head async for head in client.spans(rid, attempt, limit=calls)]
-    return rollout, await each(lambda head: client.span(rid, head.attempt, head.sequence), heads)
+    some = at_once(head.request_bytes + head.response_bytes for head in heads)
+    return rollout, await each(lambda head: client.span(rid, head.attempt, head.sequence), heads, some)
 
 
 async def _asked(client: Client, rid: str, details: list[SpanDetail]) -> dict[str, Asked]:

@@ -27,6 +27,8 @@ MOST_OBJECTS = 1 << 20
 MOST_VALUES = 1 << 22
 """Objects and arrays, and values, of a body that is read. Three bytes of JSON can stand for two hundred of memory, and
 for a microsecond in which nothing else runs."""
+MOST_PROBLEMS = 20
+"""Entries or events of one body that are named because they cannot be read; of more it is said how many."""
 LONGEST_LABEL = 256
 _SLICE = 1 << 20
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -61,8 +63,11 @@ def is_bulky(body: bytes | str) -> bool:
     if len(body) <= MOST_OBJECTS:
         return False
     objects = values = 0
+    # A `msgspec.Raw`, which a message of a request may be, has no slices of its own.
+    whole = body if isinstance(body, str) else memoryview(body)
     for start in range(0, len(body), _SLICE):
-        part = body[start : start + _SLICE]
+        piece = whole[start : start + _SLICE]
+        part = piece if isinstance(piece, str) else bytes(piece)
         objects += _brackets(part)
         values += part.count(",") if isinstance(part, str) else part.count(b",")
         if objects > MOST_OBJECTS or values > MOST_VALUES:
@@ -169,13 +174,18 @@ def _problem(body: bytes) -> str:
 
 def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:
     """The JSON objects of a stream. An error event looks the same however it was sent: an object with `error`."""
+    unreadable = 0
     for number, event in enumerate(sse.events(body), 1):
         value = loads(event.data)
         if chunk := obj(value):
             failed = "error" in (event.type, chunk.get("type"))
             yield {"error": chunk} if failed and "error" not in chunk else chunk
         elif value != {} and event.data.strip() != "[DONE]":
-            problems.append(f"response: event {number} is not a readable JSON object")
+            unreadable += 1
+            if unreadable <= MOST_PROBLEMS:
+                problems.append(f"response: event {number} is not a readable JSON object")
+    if unreadable > MOST_PROBLEMS:
+        problems.append(f"response: {unreadable - MOST_PROBLEMS:,} more events are no readable JSON objects")
 
 
 def obj(value: Any) -> Json:
@@ -198,7 +208,10 @@ def objs(value: Any) -> list[Json]:
 def entries(document: Json, key: str, problems: list[str]) -> list[Json]:
     """The objects in an array of a request; a problem is noted for each entry that is none."""
     items = arr(document.get(key))
-    problems += [f"request: {key}[{at}] is not an object" for at, it in enumerate(items) if not isinstance(it, dict)]
+    odd = [at for at, it in enumerate(items) if not isinstance(it, dict)]
+    problems += [f"request: {key}[{at}] is not an object" for at in odd[:MOST_PROBLEMS]]
+    if len(odd) > MOST_PROBLEMS:
+        problems.append(f"request: {len(odd) - MOST_PROBLEMS:,} more of {key} are no objects")
     return objs(items)
 
 

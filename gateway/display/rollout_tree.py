@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -23,6 +24,13 @@ from penstock.gateway.model.turn import Choice, Message, Part, Turn
 
 DEEPEST = 20
 """The deepest nesting of spans that is shown."""
+MOST = 1_000
+"""Messages of a call, parts of a message and answers that are shown: the first and the last ones. Each takes a
+fraction of a millisecond and some kilobytes to be laid out."""
+LONGEST = 4 << 20
+"""Characters of a text that is shown whole; no model reads as many at once."""
+T = TypeVar("T")
+_NOTHING = Part(type="unknown")
 
 Key = tuple[str, tuple[tuple[str | None, ...], ...]]
 
@@ -138,17 +146,37 @@ def key(message: Message) -> Key:
 def _add_turn(node: Tree, turn: Turn, skip: int, tools: list[str] | None, limit: int | None) -> None:
     names = [tool.name for tool in turn.tools] if tools is None else tools
     if names:
-        node.add(joined(Text("tools", style="dim"), clean(", ".join(names))))
+        rest = f" … {len(names) - MOST:,} more" if len(names) > MOST else ""
+        node.add(joined(Text("tools", style="dim"), clean(", ".join(names[:MOST]) + rest)))
     if skip:
         node.add(Text(f"… {counted(skip, 'message')} as before", style="dim"))
-    for message in turn.messages[skip:]:
-        # A message of MCP without parameters says no more than the name of its span.
-        if any(part != Part(type="unknown") for part in message.parts) or not message.parts:
-            node.add(_message(message, limit))
-    for choice in turn.choices:
-        node.add(_choice(choice, len(turn.choices), limit))
+    # A message of MCP without parameters says no more than the name of its span.
+    told = [one for one in turn.messages[skip:] if not one.parts or any(part != _NOTHING for part in one.parts)]
+    for message in _some(told, "messages"):
+        node.add(message if isinstance(message, Text) else _message(message, limit))
+    for choice in _some(turn.choices, "answers"):
+        node.add(choice if isinstance(choice, Text) else _choice(choice, len(turn.choices), limit))
     for text in filter(None, (turn.error, *turn.problems)):
-        node.add(plain(abbreviate(text, limit), "red"))
+        node.add(plain(_cut(text, limit), "red"))
+
+
+def _some(rows: Sequence[T], what: str) -> Iterator[T | Text]:
+    """The rows, or the first and the last ones with a line of how many are between them."""
+    if len(rows) <= MOST:
+        yield from rows
+        return
+    yield from rows[: MOST // 2]
+    left = len(rows) - 2 * (MOST // 2)
+    yield Text(f"… {left:,} {what} are not shown; `penstock show` has all with --json or --raw", style="dim")
+    yield from rows[-(MOST // 2) :]
+
+
+def _cut(text: str, limit: int | None) -> str:
+    """A text as far as it is shown; `limit`: briefly."""
+    if limit is not None or len(text) <= LONGEST:
+        return abbreviate(text, limit)
+    left = len(text) - LONGEST
+    return f"{text[:LONGEST]} … {left:,} characters are not shown; `penstock show` has all with --json or --raw"
 
 
 def _message(message: Message, limit: int | None) -> RenderableType:
@@ -167,25 +195,25 @@ def _with_parts(label: Text, parts: Sequence[Part], limit: int | None) -> Render
     if len(parts) == 1:
         return joined(label, _part(parts[0], limit))
     tree = Tree(label)
-    for part in parts:
-        tree.add(_part(part, limit))
+    for part in _some(parts, "parts"):
+        tree.add(part if isinstance(part, Text) else _part(part, limit))
     return tree
 
 
 def _part(part: Part, limit: int | None) -> Text:
-    text = abbreviate(part.text or "", limit)
+    text = _cut(part.text or "", limit)
     match part.type:
         case "text":
             return plain(text)
         case "tool_call":
-            call = f"{part.name}({abbreviate(part.arguments or '', limit)})"
+            call = f"{part.name}({_cut(part.arguments or '', limit)})"
             return plain(call, "cyan")
         case "tool_call_response":
-            return plain(text or abbreviate(compact(part.data), limit), "yellow")
+            return plain(text or _cut(compact(part.data), limit), "yellow")
         case "reasoning" | "refusal":
             return joined(Text(part.type, style="dim"), plain(text, "italic"))
         case _:
-            return joined(Text(part.type, style="dim"), plain(abbreviate(text or compact(part.data), limit or BRIEF)))
+            return joined(Text(part.type, style="dim"), plain(_cut(text or compact(part.data), limit or BRIEF)))
 
 
 def _sides(detail: SpanDetail) -> list[SideView]:

@@ -33,7 +33,8 @@ def _finding(finding: SearchRow, now_ns: int) -> Iterator[Text]:
 
 def _passage(hit: Hit) -> Text:
     line = Text("  ", no_wrap=True, overflow="ellipsis")
-    line.append(f"{' '.join(filter(None, (hit.role, _KINDS.get(hit.part, hit.part))))}: ", style="dim")
+    who = " ".join(filter(None, (hit.role, _KINDS.get(hit.part, hit.part))))
+    line.append(f"{' '.join(clean(who).split())}: ", style="dim")
     before, match, after = (" ".join(clean(it).split()) for it in (hit.before, hit.match, hit.after))
     if hit.before[-1:].isspace():
         before += " "

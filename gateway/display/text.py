@@ -11,6 +11,9 @@ from rich.text import Text
 from penstock.gateway.model.audit import NOBODY
 from penstock.gateway.model.terminals import shown
 
+LONG = 1 << 16
+"""Characters of a text whose words are all looked at when it is abbreviated: each word takes fifty bytes meanwhile."""
+
 
 def clean(value: object) -> str:
     """Text without characters that a terminal obeys."""
@@ -69,6 +72,9 @@ def abbreviate(text: str, limit: int | None) -> str:
     """On one line, and cut with a note of how much is missing; None leaves it as it is."""
     if limit is None:
         return text
+    if len(text) > LONG:
+        start = " ".join(text[:LONG].split())
+        return f"{start[:limit].rstrip()} … {len(text) - limit:,} characters more"
     line = " ".join(text.split())
     return line if len(line) <= limit + 20 else f"{line[:limit].rstrip()} … {len(line) - limit:,} characters more"
 

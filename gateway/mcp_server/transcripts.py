@@ -6,13 +6,13 @@ call had; the few calls before a page are read too, so that it knows them.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from penstock.gateway.client.parallel import at_once, each
 from penstock.gateway.display import rollout_tree
 from penstock.gateway.display.text import clean, compact
 from penstock.gateway.mcp_server.rollouts import BRIEF, line
@@ -25,8 +25,8 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Message, Turn
 from penstock.gateway.model.turn import Tool as Offered
 
-SPANS, BEFORE, PARALLEL = 50, 8, 8
-"""Spans of one answer; calls before them that are looked at; requests at a time."""
+SPANS, BEFORE = 50, 8
+"""Spans of one answer; calls before them that are looked at."""
 TASK, MESSAGE = 4000, 3000
 """Characters that are shown of a task, and of a message."""
 FRAME = 20
@@ -150,7 +150,7 @@ class Teller:
             text = self.budget.take(message_text(message))
             if text is None:
                 break
-            made.append(Spoken(role=message.role, text=text))
+            made.append(Spoken(role=clean(message.role), text=text))
         return made
 
 
@@ -211,11 +211,9 @@ def _attempt(rollout: RolloutSummary, wanted: str | None) -> Attempt:
 
 
 async def _details(context: Context, heads: Sequence[Span]) -> dict[int, SpanDetail]:
-    found = dict[int, SpanDetail]()
-    for at in range(0, len(heads), PARALLEL):
-        some = (context.client.span(head.rollout, head.attempt, head.sequence) for head in heads[at : at + PARALLEL])
-        found |= {detail.span.sequence: detail for detail in await asyncio.gather(*some)}
-    return found
+    some = at_once(head.request_bytes + head.response_bytes for head in heads)
+    found = await each(lambda it: context.client.span(it.rollout, it.attempt, it.sequence), heads, some)
+    return {detail.span.sequence: detail for detail in found}
 
 
 def _transcript(told: TranscriptTold) -> Iterator[str]:
@@ -321,9 +319,9 @@ def _told(turn: Turn, what: str) -> Iterator[str]:
     if what == "all":
         names = ", ".join(tool.name for tool in turn.tools)
         yield from [f"tools: {clean(names)}"] if names else []
-        yield from (f"{message.role}: {_indented(message_text(message))}" for message in turn.messages)
+        yield from (f"{clean(message.role)}: {_indented(message_text(message))}" for message in turn.messages)
     for choice in turn.choices:
-        ended = f" ({choice.finish})" if choice.finish else ""
+        ended = f" ({clean(choice.finish)})" if choice.finish else ""
         yield f"→ answer{ended}: {_indented(message_text(choice.message))}"
     yield from (f"problem: {clean(text)}" for text in filter(None, (turn.error, *turn.problems)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_DIRECTIONS: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)
+_DIRECTIONS: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x061C, 0x200E, 0x200F)
 _VISIBLE: Final = (
     {n: chr(0x2400 + n) for n in range(32) if n not in (9, 10)}
     | {0x7F: "␡"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from itertools import islice
 from typing import Final
 
 from rich.text import Text
@@ -17,7 +18,7 @@ _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
 def marked(left: str, right: str) -> tuple[Text, Text]:
     """Both texts; each shows what the other lacks."""
-    a, b = _WORD.findall(left)[:MOST], _WORD.findall(right)[:MOST]
+    a, b = ([found[0] for found in islice(_WORD.finditer(text), MOST)] for text in (left, right))
     made = Text(), Text()
     for does, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         only_left, only_right = "".join(a[a0:a1]), "".join(b[b0:b1])

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 MOST: Final = 8
 """Rollouts that are compared."""
+STEPS: Final = 1_000
+"""Steps of each that are compared."""
 NEWEST: Final = 200
 """Rollouts of a version that its mean is taken of."""
 WIDE: Final = 100
@@ -70,6 +72,8 @@ class Tries:
     """Of the first two."""
     left_out: int = 0
     """Members of the group that are not compared."""
+    steps_left_out: int = 0
+    """Of the longest one."""
 
     @property
     def first(self) -> int | None:
@@ -113,17 +117,22 @@ class CompareRollouts(CompareView):
             return summary, [] if told is None else steps(told)
 
         found = await each(transcript, ids)
-        said = [one for _, one in found]
+        # To align long ones takes the product of their lengths.
+        said = [one[:STEPS] for _, one in found]
         pairs = aligned(said[0], said[1]) if len(said) == 2 else []
-        return Tries([row for row, _ in found], said, pairs, left_out)
+        longest = max((len(one) for _, one in found), default=0)
+        return Tries([row for row, _ in found], said, pairs, left_out, max(0, longest - STEPS))
 
     def head(self, data: Tries, now_ns: int) -> Text:
+        steps = (
+            f"{data.steps_left_out:,} steps after the first {STEPS:,} are not compared" if data.steps_left_out else ""
+        )
         if len(data.rollouts) == 2:
             left, right = data.rollouts
-            return joined(_short(left), Text("against", style="dim"), _short(right), *_deltas(left, right))
+            return joined(_short(left), Text("against", style="dim"), _short(right), *_deltas(left, right), steps)
         good = sum(row.status == RolloutStatus.SUCCEEDED for row in data.rollouts)
         more = f"{data.left_out:,} more tries are not compared" if data.left_out else ""
-        return joined(f"{good} of {len(data.rollouts)} succeeded", more)
+        return joined(f"{good} of {len(data.rollouts)} succeeded", more, steps)
 
     def table(self, data: Tries, now_ns: int) -> Table:
         ids = [str(at + 1) for at in range(data.rows)]
@@ -184,9 +193,7 @@ def _pair_cells(data: Tries, at: int) -> list[Text | str]:
 
 def _step(step: Step | None) -> Text:
     return (
-        Text()
-        if step is None
-        else joined(Text(step.who, style=rollouts.style(step.who)), clean(abbreviate(step.text, 120)))
+        Text() if step is None else joined(plain(step.who, rollouts.style(step.who)), clean(abbreviate(step.text, 120)))
     )
 
 
@@ -205,7 +212,7 @@ def _row_cells(data: Tries, at: int) -> list[Text | str]:
     often = [text for text, _ in Counter(filter(None, said)).most_common()]
     letters = [ascii_lowercase[often.index(text) % 26] if text else "·" for text in said]
     step = next(one[at] for one in data.steps if at < len(one) and f"{one[at].who} {one[at].text}" == often[0])
-    who = Text(f"{step.who} ◀" if at == data.first else step.who, style=rollouts.style(step.who))
+    who = plain(f"{step.who} ◀" if at == data.first else step.who, rollouts.style(step.who))
     marked = [Text(letter, style="" if letter == "a" else "yellow") for letter in letters]
     return [str(at + 1), who, *marked, clean(abbreviate(step.text, 200))]
 
@@ -226,7 +233,7 @@ def _both(pair: Pair, width: int) -> RenderableType:
 
 
 def _said_by(step: Step | None, side: str) -> Text:
-    return Text(f"{side}: {step.who}, call #{step.call}" if step else f"{side}: nothing", style="dim")
+    return plain(f"{side}: {step.who}, call #{step.call}" if step else f"{side}: nothing", "dim")
 
 
 def _reasons(data: Tries) -> Iterator[Text]:
