@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import isawaitable
 from itertools import count
 from typing import Any, Final, TypeAlias
@@ -109,26 +110,27 @@ class Link(asyncio.Protocol):
     def _is_asked(self, number: int, name: str, said: list[Any]) -> None:
         try:
             made = self.handlers[name](*said)
-        except Exception:
-            self._fails(number, name)
+        except Exception as error:
+            self._fails(number, name, error)
             return
         if isawaitable(made):
-            answering = asyncio.ensure_future(self._answer(number, name, made))
+            answering = asyncio.ensure_future(made)
             self._answering.add(answering)
-            answering.add_done_callback(self._answering.discard)
+            answering.add_done_callback(partial(self._answer, number, name))
         elif number:
             self._send(number, None, (made, None))
 
-    async def _answer(self, number: int, name: str, made: Awaitable[Any]) -> None:
-        try:
-            answer = await made
-        except Exception:
-            self._fails(number, name)
-        else:
-            if number:
-                self._send(number, None, (answer, None))
+    def _answer(self, number: int, name: str, done: asyncio.Future[Any]) -> None:
+        self._answering.discard(done)
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is not None:
+            self._fails(number, name, error)
+        elif number:
+            self._send(number, None, (done.result(), None))
 
-    def _fails(self, number: int, name: str) -> None:
-        _log.exception("another worker has asked for %r, which failed", name)
+    def _fails(self, number: int, name: str, error: BaseException) -> None:
+        _log.error("another worker has asked for %r, which failed", name, exc_info=error)
         if number:
             self._send(number, None, (None, f"{name!r} failed in another worker: its log says why"))

@@ -155,6 +155,7 @@ class Workers:
         self._inside: list[socket.socket] = []
         self._tending: list[asyncio.Future[None]] = []
         self._stopping = False
+        """Whether none is started any more: they end, or others take over."""
         self._over = asyncio.Event()
         self.offer: Offer
         """Whoever takes over from all of them."""
@@ -250,7 +251,7 @@ class Workers:
         served = True
         while True:
             status = await worker.ended()
-            if self._stopping or self.offer.taken.is_set():
+            if self._stopping:
                 return
             said = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
             _log.error("worker %d %s: another one is started", worker.place.number, said)
@@ -262,7 +263,7 @@ class Workers:
                     return
                 self._rebind(worker)
             served = await self._begin(worker)
-            if served:
+            if served and not self._stopping:
                 await worker.go_on()
             if self._stopping:
                 worker.stop()
@@ -274,7 +275,9 @@ class Workers:
         self._held.sockets[:] = [made.get(handle, handle) for handle in self._held.sockets]
 
     async def _let_go(self) -> None:
-        """Others are ready to take over from these."""
+        """Others are ready to take over from these. Who has left, or dies meanwhile, is not started again."""
+        self._stopping = True
+        self._over.set()
         await asyncio.gather(*(worker.leave() for worker in self._workers))
 
     async def _hurry(self, hurry: asyncio.Event) -> None:

@@ -21,7 +21,7 @@ from fakes.budgets import budget, toml, uses
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.gateway_workers import served_by, workers
 from fakes.odd import Odd, request, send, wait
-from fakes.process import Gateway, running, upstream, upstreams
+from fakes.process import Gateway, children, running, upstream, upstreams
 from fakes.provider import serving
 from fakes.raw import Wire, body_of, chunk, events_head, get, post
 from fakes.rig import CHAT, odd_on
@@ -341,6 +341,39 @@ async def test_a_reload_hands_over_every_worker(tmp_path: Path, http: aiohttp.Cl
         assert [(await tape.spans(name, 1))[0].status for name in ("first", "second")] == ["ok", "ok"]
         assert await gateway.terminate() == 0
     assert examine(gateway.data)[1] == []
+
+
+async def test_who_dies_during_a_handover_is_not_started_again(tmp_path: Path) -> None:
+    """It would serve for good beside the next gateway, by the old configuration."""
+    async with serving() as provider, running(tmp_path, upstreams(openai=provider.openai_url), *TWO) as gateway:
+        pids = workers(gateway.pid)
+        os.kill(pids[1], signal.SIGSTOP)
+        try:
+            os.kill(gateway.pid, signal.SIGHUP)
+
+            async def leaves() -> bool:
+                return "has not answered 'share'" in gateway.log
+
+            async def is_gone() -> bool:
+                return pids[0] not in children(gateway.pid)
+
+            await until(leaves)
+            os.kill(pids[0], signal.SIGKILL)
+            await until(is_gone)
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+        assert gateway.process is not None
+        assert gateway.process.stdout is not None
+        async with asyncio.timeout(60):
+            assert await gateway.process.stdout.readline() == f"penstock listening on {gateway.url}\n".encode()
+
+        async def have_ended() -> bool:
+            return not workers(gateway.pid)
+
+        await until(have_ended)
+        assert await gateway.terminate() == 0
+    assert "is started" not in gateway.log
+    assert "never awaited" not in gateway.log
 
 
 async def test_a_signal_to_all_processes_at_once_lets_calls_end(tmp_path: Path, http: aiohttp.ClientSession) -> None:
