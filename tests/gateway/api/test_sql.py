@@ -13,6 +13,7 @@ from conftest import StartGateway
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
 from fakes.shell import Shell
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.index.sql.views import VIEWS
@@ -46,6 +47,13 @@ async def test_a_person_asks(
     rows = await shell.run("sql", "select text from messages where role = 'user'", "--json", "--limit", "1")
     assert [json.loads(line) for line in rows.text.splitlines()] == [{"text": "hi, there"}]
     assert rows.err == "There are more than 1 rows: --limit 10 asks for more of them.\n"
+
+    async def has_the_last_one() -> bool:
+        """A snapshot may be a second old."""
+        counted = await shell.run("sql", COUNT, "--json")
+        return json.loads(counted.text)["calls"] == 4
+
+    await until(has_the_last_one)
     written = await shell.run("sql", COUNT, "--format", "parquet", "-o", "calls.parquet")
     assert written.err == "1 rows are in calls.parquet.\n"
     assert pq.read_table(tmp_path / "calls.parquet").to_pylist()[0]["calls"] == 4
