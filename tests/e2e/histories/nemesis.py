@@ -80,10 +80,11 @@ class Nemesis:
     async def _kill_new(self, fault: Operation) -> None:
         await self._strike((await self.served.reload())[1])
 
-    async def _strike(self, pid: int) -> None:
+    async def _strike(self, pid: int | None) -> None:
         await asyncio.sleep(self.chance.uniform(0, 2))
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     async def _full(self, fault: Operation) -> None:
         self.served.limit(self.served.size)

@@ -20,7 +20,7 @@ from fakes.process import PATIENCE, Gateway, children
 from fakes.waiting import until
 
 RETRY_S = 0.05
-TAKEN = "another process has taken over"
+TAKEN, BUSY = "another process has taken over", "another process is taking over already"
 ASK = aiohttp.ClientTimeout(total=2)
 
 
@@ -98,16 +98,18 @@ class Served:
         assert self.gateway.process is not None
         _ = await self.gateway.process.communicate()
 
-    async def reload(self) -> tuple[int, int]:
-        """SIGHUP: the process that serves and the one that is to take over, as soon as that is there."""
-        before = self.alive
+    async def reload(self) -> tuple[int, int | None]:
+        """SIGHUP: the process that serves, not those that serve for it, and the one that is to take over, as soon as
+        that is there; None where one that was started before is about to."""
+        before, busy = self.alive, self.gateway.log.count(BUSY)
+        old = [pid for pid in before if pid not in self.workers.values()][-1]
         os.kill(before[0], signal.SIGHUP)
 
         async def another() -> bool:
-            return len(set(self.alive) - set(before)) > 0
+            return len(set(self.alive) - set(before)) > 0 or self.gateway.log.count(BUSY) > busy
 
         await until(another)
-        return before[-1], next(pid for pid in self.alive if pid not in before)
+        return old, next((pid for pid in self.alive if pid not in before), None)
 
     async def hand_over(self) -> bool:
         """SIGHUP, with nobody in its way: whether the next process has taken over, as the old one says."""
