@@ -57,12 +57,18 @@ class Nemesis:
 
     async def _kill_worker(self, fault: Operation) -> None:
         found = self.served.workers
+        if not found:
+            fault.answer["failed"] = "they end because their parent was killed"
+            return
         fault.answer["worker"] = number = self.chance.choice(sorted(found))
         os.kill(found[number], signal.SIGKILL)
         await self.served.has_workers_again(found[number])
 
     async def _stop_worker(self, fault: Operation) -> None:
         found = self.served.workers
+        if not found:
+            fault.answer["failed"] = "they end because their parent was killed"
+            return
         fault.answer["worker"] = number = self.chance.choice(sorted(found))
         os.kill(found[number], signal.SIGSTOP)
         try:
