@@ -10,7 +10,6 @@ import os
 import random
 import signal
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
@@ -89,8 +88,7 @@ class Nemesis:
     async def _strike(self, pid: int | None) -> None:
         await asyncio.sleep(self.chance.uniform(0, 2))
         if pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            await self.served.strike(pid)
 
     async def _full(self, fault: Operation) -> None:
         self.served.limit(self.served.size)

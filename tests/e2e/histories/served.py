@@ -111,6 +111,17 @@ class Served:
         await until(another)
         return old, next((pid for pid in self.alive if pid not in before), None)
 
+    async def strike(self, pid: int) -> None:
+        """Kills one, and returns when those that have served for it have ended."""
+        left = [one for one in workers(pid).values()]
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+        async def are_gone() -> bool:
+            return not any(map(_is_alive, left))
+
+        await until(are_gone)
+
     async def hand_over(self) -> bool:
         """SIGHUP, with nobody in its way: whether the next process has taken over, as the old one says."""
         before = self.gateway.log.count(TAKEN)
