@@ -116,8 +116,9 @@ class Unread(Exception):
 
 
 def decoded_pieces(body: bytes, content_encoding: str, most: int) -> Iterator[bytes]:
-    """What a body says without its content encoding, in small pieces and so never as a whole; a little more than `most`
-    bytes of it. Raises `Unread` where there is more to say than is read: it has several encodings, or many members."""
+    """What a body says without its content encoding, in small pieces and so never as a whole. Whoever asks takes
+    about `most` bytes of it. Raises `Unread` where there is more to say than is read: it has several encodings, or many
+    members."""
     make = _inflater(content_encoding.strip().lower(), body, most)
     if make is None:
         raise Unread

@@ -151,6 +151,7 @@ def take_next(upstreams: list[T], now: float) -> T:
     """Takes the next one to ask out of those that are left: the first that is not passed over and has a place, else the
     first that is not passed over, else the first."""
     first = None
+    # The only one is asked however it is.
     for at, one in enumerate(upstreams if len(upstreams) > 1 else ()):
         if one.health.passed_over(now) or one.keeps_waiting(now):
             continue

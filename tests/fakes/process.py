@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import ssl
 import sys
 from collections.abc import AsyncGenerator, Mapping
@@ -60,6 +61,12 @@ def child(pid: int, word: bytes) -> int:
     """The process that another one has started with this word in its command; words end with a zero."""
     (found,) = [one for one in children(pid) if word in Path(f"/proc/{one}/cmdline").read_bytes()]
     return found
+
+
+def limit_files(pid: int, most: int | None) -> None:
+    """Makes every write of a process beyond so many bytes fail, as a full disk would. None: there is room again."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    _ = resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if most is None else most, hard))
 
 
 def children(pid: int) -> list[int]:

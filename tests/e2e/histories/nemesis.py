@@ -55,25 +55,29 @@ class Nemesis:
             self.served.send(signal.SIGCONT)
 
     async def _kill_worker(self, fault: Operation) -> None:
-        found = self.served.workers
-        if not found:
-            fault.answer["failed"] = "they end because their parent was killed"
-            return
-        fault.answer["worker"] = number = self.chance.choice(sorted(found))
-        os.kill(found[number], signal.SIGKILL)
-        await self.served.has_workers_again(found[number])
+        worker = self._some_worker(fault)
+        if worker is not None:
+            os.kill(worker, signal.SIGKILL)
+            await self.served.has_workers_again(worker)
 
     async def _stop_worker(self, fault: Operation) -> None:
-        found = self.served.workers
-        if not found:
-            fault.answer["failed"] = "they end because their parent was killed"
+        worker = self._some_worker(fault)
+        if worker is None:
             return
-        fault.answer["worker"] = number = self.chance.choice(sorted(found))
-        os.kill(found[number], signal.SIGSTOP)
+        os.kill(worker, signal.SIGSTOP)
         try:
             await asyncio.sleep(self.stop_s)
         finally:
-            os.kill(found[number], signal.SIGCONT)
+            os.kill(worker, signal.SIGCONT)
+
+    def _some_worker(self, fault: Operation) -> int | None:
+        """Its process; None where they end because their parent was killed."""
+        found = self.served.workers
+        if not found:
+            fault.answer["failed"] = "no worker is there"
+            return None
+        fault.answer["worker"] = number = self.chance.choice(sorted(found))
+        return found[number]
 
     async def _reload(self, fault: Operation) -> None:
         if not await self.served.hand_over():

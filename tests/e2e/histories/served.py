@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
 from contextlib import suppress
 from itertools import chain
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 from fakes.gateway_workers import workers
-from fakes.process import PATIENCE, Gateway, children
+from fakes.process import PATIENCE, Gateway, children, limit_files
 from fakes.waiting import until
 
 RETRY_S = 0.05
@@ -113,7 +112,7 @@ class Served:
 
     async def strike(self, pid: int) -> None:
         """Kills one, and returns when those that have served for it have ended."""
-        left = [one for one in workers(pid).values()]
+        left = list(workers(pid).values())
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -158,8 +157,7 @@ class Served:
     def limit(self, most: int | None) -> None:
         """No file of theirs may become larger: a disk that is full. None: there is room again."""
         for pid in self.alive:
-            _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-            _ = resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if most is None else most, hard))
+            limit_files(pid, most)
 
     @property
     def size(self) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
-from fakes.process import Gateway, running, upstreams
+from fakes.process import Gateway, limit_files, running, upstreams
 from fakes.provider import serving
 from fakes.waiting import until
 
@@ -23,12 +22,11 @@ FULL = 16_384
 @contextmanager
 def full_disk(gateway: Gateway) -> Generator[None]:
     """No file may be longer than that meanwhile."""
-    _, hard = resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE)
-    _ = resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE, (FULL, hard))
+    limit_files(gateway.pid, FULL)
     try:
         yield
     finally:
-        _ = resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        limit_files(gateway.pid, None)
 
 
 async def test_a_rollout_that_fell_back_while_the_disk_was_full_is_marked(

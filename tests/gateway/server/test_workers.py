@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import signal
 import socket
 import stat
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from fakes.budgets import budget, toml, uses
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.gateway_workers import served_by, workers
 from fakes.odd import Odd, request, send, wait
-from fakes.process import Gateway, children, running, upstream, upstreams
-from fakes.provider import serving
+from fakes.process import Gateway, children, limit_files, running, upstream, upstreams
+from fakes.provider import Provider, serving
 from fakes.raw import Wire, body_of, chunk, events_head, get, post
 from fakes.rig import CHAT, odd_on
 from fakes.shell import Shell
@@ -62,6 +62,12 @@ async def chat(wire: Wire, path: str, *messages: tuple[str, str]) -> str:
     answer = await wire.message()
     assert answer.startswith(b"HTTP/1.1 200"), answer
     return json.loads(body_of(answer))["choices"][0]["message"]["content"]
+
+
+async def candidate_is_sent(provider: Provider, traffic: Traffic, wire: Wire, rollout: str) -> bool:
+    """A call of a rollout with the text that a release is about; whether the candidate went upstream."""
+    await chat(wire, f"/rollout/{rollout}/attempt/a1{CHAT}", ("system", traffic.text), ("user", "hi"))
+    return b"careful" in provider.log[-1].body
 
 
 async def asked(wire: Wire, path: str) -> Any:
@@ -144,13 +150,7 @@ async def test_a_release_counts_in_every_worker_at_once(tmp_path: Path, http: ai
         await client.add_version("travel", prompt(CANDIDATE))
         traffic = Traffic(gateway.url, http, client)
         async with served_by(gateway, pids[0]) as first, served_by(gateway, pids[1]) as second:
-
-            async def sent(wire: Wire, rollout: str) -> bool:
-                """Whether the candidate was."""
-                path = f"/rollout/{rollout}/attempt/a1{CHAT}"
-                await chat(wire, path, ("system", traffic.text), ("user", "hi"))
-                return b"careful" in provider.log[-1].body
-
+            sent = partial(candidate_is_sent, provider, traffic)
             release = await traffic.start("travel", "v2", policy(0.5))
             names = [f"r{number}" for number in range(30)]
             given = {name: await sent((first, second)[at % 2], name) for at, name in enumerate(names)}
@@ -177,28 +177,17 @@ async def test_what_a_rollout_is_given_while_the_disk_is_full_counts_in_every_wo
         await traffic.start("travel", "v2", policy(0.99))
         names = [f"r{number}" for number in range(5)]
         async with served_by(gateway, pids[0]) as first, served_by(gateway, pids[1]) as second:
-
-            async def sent(wire: Wire, rollout: str) -> bool:
-                """Whether the candidate was."""
-                path = f"/rollout/{rollout}/attempt/a1{CHAT}"
-                await chat(wire, path, ("system", traffic.text), ("user", "hi"))
-                return b"careful" in provider.log[-1].body
-
+            sent = partial(candidate_is_sent, provider, traffic)
             for turn, (one, other) in enumerate(((second, first), (first, second))):
-                limit_files(pids.values(), 8192)
+                for pid in pids.values():
+                    limit_files(pid, 8192)
                 given = [await sent(one, f"{name}-{turn}") for name in names]
-                limit_files(pids.values(), resource.RLIM_INFINITY)
+                for pid in pids.values():
+                    limit_files(pid, None)
                 assert given == [False] * len(names), "the stable version, as the tape takes no pin"
                 # What workers say to each other keeps its order.
                 await figure(http, gateway, "penstock_inflight_calls")
                 assert [await sent(other, f"{name}-{turn}") for name in names] == given
-
-
-def limit_files(pids: Iterable[int], size: int) -> None:
-    """Makes every write of these processes beyond `size` fail, as a full disk would."""
-    for pid in pids:
-        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
 async def test_a_pause_counts_in_every_worker(tmp_path: Path) -> None:

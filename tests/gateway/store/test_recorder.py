@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -15,8 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 from fakes.odd import Script, request, send, wait
+from fakes.process import limit_files
 from fakes.raw import body_of, get, post, reply
-from fakes.rig import CHAT, Base, Rig, based, inside
+from fakes.rig import CHAT, Rig, based, inside
 from fakes.tape import PATIENCE
 from fakes.tape import Tape as TapeView
 
@@ -386,12 +386,6 @@ async def figure(rig: Rig, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
 
 
-def limit_files(base: Base, size: int) -> None:
-    """Makes every write beyond `size` fail, as a full disk would."""
-    _, hard = resource.prlimit(base.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(base.pid, resource.RLIMIT_FSIZE, (size, hard))
-
-
 async def test_a_full_disk(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     with based(tmp_path) as base:
         rig = Rig(base, TapeView(base.url, http), "online")
@@ -400,7 +394,7 @@ async def test_a_full_disk(http: aiohttp.ClientSession, tmp_path: Path) -> None:
             client.send(rig.call())
             await client.message()
             await rig.tape.spans("online", 1)
-            limit_files(base, 8192)
+            limit_files(base.pid, 8192)
             sent = 1
             # Online calls go on, and are counted.
             while not await figure(rig, "penstock_recording_gaps_total"):
@@ -415,7 +409,7 @@ async def test_a_full_disk(http: aiohttp.ClientSession, tmp_path: Path) -> None:
             message = json.loads(body_of(answer))["error"]["message"]
             assert "mode 'train' refuses" in message
             assert "free or remount the disk" in message
-            limit_files(base, resource.RLIM_INFINITY)
+            limit_files(base.pid, None)
             # Those that could not be written are there too, without their bytes.
             spans = await rig.tape.when("online", "a1", lambda heads: len(heads) == sent)
             gaps = [span.body is None for span in spans].count(True)
