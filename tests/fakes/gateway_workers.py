@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from fakes.process import Gateway, children
@@ -18,9 +18,10 @@ def workers(parent: int) -> dict[int, int]:
     """Process ids of those that it has started and that have not ended, by their numbers."""
     found: dict[int, int] = {}
     for pid in children(parent):
-        name = _NAME.search(Path(f"/proc/{pid}/cmdline").read_bytes())
-        if name is not None:
-            found[int(name[1])] = pid
+        with suppress(FileNotFoundError):  # it has ended meanwhile
+            name = _NAME.search(Path(f"/proc/{pid}/cmdline").read_bytes())
+            if name is not None:
+                found[int(name[1])] = pid
     return found
 
 
