@@ -158,7 +158,11 @@ class Joining:
     # -- a call ends -------------------------------------------------------------------------------------------------
 
     def remember_soon(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
-        """As `remember`, when the bytes of this turn of the loop have gone out, but before a client can react."""
+        """As `remember`, when the bytes of this turn of the loop have gone out, but before a client can react. Before
+        these where conversations are elsewhere: the client may go on there before this process runs again."""
+        if self._elsewhere is not None:
+            self._remember(call, hints, answer)
+            return
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._remember_all)
         self._ended.append((call, hints, answer))
@@ -166,10 +170,13 @@ class Joining:
     def _remember_all(self) -> None:
         ended, self._ended = self._ended, []
         for call, hints, answer in ended:
-            try:
-                self.remember(call, hints, answer)
-            except Exception:
-                _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
+            self._remember(call, hints, answer)
+
+    def _remember(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
+        try:
+            self.remember(call, hints, answer)
+        except Exception:
+            _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
 
     def remember(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
         """Remembers a call that a later request may continue. `answer`: None when the call failed."""

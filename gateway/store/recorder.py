@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 import threading
 import time
@@ -26,8 +25,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.store import Store
-from penstock.gateway.store.batch import nothing
 from penstock.gateway.store.directory import Damaged, TapeError
+from penstock.gateway.store.giving_way import GivingWay
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
@@ -36,12 +35,9 @@ from penstock.gateway.store.writer import Item
 _log = logging.getLogger("penstock.recorder")
 _BATCH = 256
 _BATCH_BYTES = 16 << 20
-_FEW, _FEW_BYTES = 64, 4 << 20
-"""Calls and bytes that may be queued while the thread gives way: some times what comes during a commit."""
 _KEPT_GAPS = 10_000
 _RETRY_SECONDS = 0.5
 _SWITCH_SECONDS = 0.0002
-_YIELD: Callable[[], object] = getattr(os, "sched_yield", nothing)
 _BUG = "it could not be written; the gateway's log says why"
 _GATHER_SECONDS = 0.005
 """How long calls are gathered for one commit: about what an fsync takes, so that the disk is never idle for long."""
@@ -104,6 +100,7 @@ class Recorder:
         """What the log has got and the loop was not told of yet."""
         self._wake = threading.Event()
         self._hurry = threading.Event()
+        self._way = GivingWay(metrics)
         self._sleeping = False
         self._closed = self._ended = False
         self._thread = threading.Thread(target=self._run, name="penstock-recorder", daemon=True)
@@ -251,6 +248,7 @@ class Recorder:
 
     def _write(self, batch: list[_Queued]) -> None:
         began = time.perf_counter()
+        self._way.begin()
         entries = self._entries(batch)
         written = [entry for entry in entries if entry is not None]
         try:
@@ -317,10 +315,7 @@ class Recorder:
         return cursor
 
     def _give_way(self) -> None:
-        """Lets the event loop go first where both have one core: the kernel would let it wait for milliseconds. Not
-        while much is queued, or a loop that is never idle would go on until the queue is full."""
-        if len(self._queue) < _FEW and self._metrics.recorder_queue_bytes < _FEW_BYTES:
-            _YIELD()
+        self._way(len(self._queue))
 
     def _new_records(self) -> list[bytes]:
         records, self._records = self._records, []

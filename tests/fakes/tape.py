@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import aiohttp
+from fakes.waiting import until
 
 from penstock.gateway.model.answers import SpanDetail, SpanPage
 from penstock.gateway.model.span import Span, SpanStatus
@@ -27,6 +28,16 @@ class Tape:
         async with self.http.get(self.url + path) as response:
             assert response.status == 200, f"GET {path}: {response.status} {await response.text()}"
             return await response.json()
+
+    async def written(self) -> None:
+        """Comes back as soon as all calls that were answered are on it."""
+
+        async def idle() -> bool:
+            async with self.http.get(f"{self.url}/metrics") as response:
+                figures = (await response.text()).splitlines()
+            return {"penstock_inflight_calls 0.0", "penstock_recorder_queue_calls 0.0"} <= set(figures)
+
+        await until(idle)
 
     async def spans(self, rollout: str, count: int, attempt: str = "a1") -> list[Span]:
         """The finished spans of an attempt, as soon as there are `count` of them; more or fewer fail the test."""

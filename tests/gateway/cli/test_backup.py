@@ -11,6 +11,7 @@ from conftest import StartGateway
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
 from fakes.shell import Shell
+from fakes.tape import Tape
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli import check
@@ -35,6 +36,7 @@ async def test_a_backup_of_a_gateway_at_work_is_served_again(
     shell = Shell(gateway.url, tmp_path)
     for number in range(3):
         await ask(gateway, http, f"before-{number}")
+    await Tape(gateway.url, http).written()
     shown = await shell.run("show", "before-1")
     token = (await shell.run("token", "late")).text.strip()
     async with asyncio.TaskGroup() as together:
@@ -58,6 +60,7 @@ async def test_a_backup_of_a_gateway_at_work_is_served_again(
     headers = {"Authorization": f"Bearer {token}"}
     async with http.post(f"{again.url}/v1/chat/completions", json=body, headers=headers) as response:
         assert response.status == 200
+    await Tape(again.url, http).written()
     listed = (await shell.run("rollouts")).text
     assert all(name in listed for name in ("before-0", "before-1", "before-2", "after", "late"))
 

@@ -26,6 +26,7 @@ from fakes.preloaded import penstock
 from fakes.process import ROOT, Gateway, upstreams
 from fakes.provider import Provider
 from fakes.shell import Done, Shell
+from fakes.tape import Tape
 from fakes.trials import START, Trial, steady
 from rich.console import Group
 from rich.text import Text
@@ -188,6 +189,7 @@ async def asked(traffic: Traffic, count: int) -> None:
     """Agents that send a prompt with another day each."""
     for number in range(count):
         await traffic.call(f"d{number}", STABLE.replace("{date}", f"day {number} of the month"))
+    await Tape(traffic.url, traffic.http).written()
 
 
 async def test_a_prompt_is_discovered_registered_and_told(
@@ -235,6 +237,7 @@ async def test_what_a_release_has_written_is_not_discovered(
     await client.decide(release.id, "promote", Said(who="ann"))
     for number in range(25):
         await traffic.call(f"n{number}", STABLE.replace("{date}", f"day {number} of next month"))
+    await Tape(gateway.url, http).written()
     found = objects(await shell.run("prompts", "discover", "--json"))
     assert [(one["registered"], one["template"]) for one in found] == [("travel", found[0]["template"])]
     assert "careful" not in found[0]["template"]

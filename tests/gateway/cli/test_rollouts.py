@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from fakes.process import Gateway
 from fakes.shell import Done, Shell
+from fakes.tape import Tape
 
 from penstock.gateway.__main__ import main
 from penstock.gateway.client.client import Client
@@ -233,6 +234,7 @@ async def called(http: aiohttp.ClientSession, gateway: Gateway, rid: str, aid: s
     async with http.post(f"{gateway.openai(rid, aid)}/chat/completions", json=body) as response:
         assert response.status == 200
         _ = await response.read()
+    await Tape(gateway.url, http).written()
 
 
 async def test_exports_take_filters(

@@ -132,6 +132,7 @@ async def test_a_conversation_goes_on_in_another_worker(tmp_path: Path, http: ai
                 more = await chat(first, CHAT, *going)
                 await chat(second, CHAT, *going, ("assistant", more), ("user", "and on"))
         tape = Tape(gateway.url, http)
+        await tape.written()
         found = (await tape.get("/api/rollouts"))["rollouts"]
         assert [one["origin"] for one in found] == ["implicit"] * 2
         for rollout in found:

@@ -25,7 +25,7 @@ from penstock.gateway.cli.check import examine, problems
 from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.rollout import Totals
-from penstock.gateway.store import recorder as recording
+from penstock.gateway.store import giving_way
 from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.recorder import Recorder
@@ -122,7 +122,7 @@ async def test_it_gives_way_between_calls_but_not_while_much_waits(
     def give() -> None:
         given.append((len(rack.recorder._queue), rack.metrics.recorder_queue_bytes))
 
-    monkeypatch.setattr(recording, "_YIELD", give)
+    monkeypatch.setattr(giving_way, "_YIELD", give)
     for number in range(10):
         rack.put(f"few{number}")
     await rack.recorder.flush()
@@ -132,6 +132,30 @@ async def test_it_gives_way_between_calls_but_not_while_much_waits(
     rack.put("heavy", weight=4 << 20)
     await rack.recorder.flush()
     assert all(calls < 64 and size < 4 << 20 for calls, size in given)
+    await rack.recorder.close()
+
+
+async def test_it_gives_way_to_other_processes_only_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel lets any of them go first: a call would come to the tape late by a slice of each, for every call."""
+    rack, now = Rack(), 0.0
+    given: list[float] = []
+
+    def give() -> None:
+        nonlocal now
+        now += 0.003  # a slice
+        given.append(now)
+
+    class Clock:
+        @staticmethod
+        def perf_counter() -> float:
+            return now
+
+    monkeypatch.setattr(giving_way, "_YIELD", give)
+    monkeypatch.setattr(giving_way, "time", Clock)
+    for number in range(60):
+        rack.put(f"r{number}")
+    await rack.recorder.flush()
+    assert 0 < len(given) <= 4 * (rack.metrics.commits + 2), "a few in a batch; the last ones may hold no call"
     await rack.recorder.close()
 
 
