@@ -33,7 +33,7 @@ _REMEMBERED: Final = 20_000
 _EQUAL: Final = 64
 _NEAR: Final = 16
 """Items at the end; the new ones most often begin among these."""
-_UNREAD_BYTES: Final = 32 << 20
+_UNREAD_BYTES: Final = 16 << 20
 """Bytes of answers that are kept unread."""
 
 
@@ -150,9 +150,10 @@ class Conversations:
         if candidates is None:
             self._open[key] = [ended]
             if len(self._open) > self._remembered:
-                self._open.popitem(last=False)
+                self._drop(self._open.popitem(last=False)[1])
             return []
         candidates.append(ended)
+        self._drop(candidates[:-_EQUAL])
         del candidates[:-_EQUAL]
         self._open.move_to_end(key)
         if len({it.rollout for it in candidates}) == 1:
@@ -171,6 +172,10 @@ class Conversations:
         while self._weight > self._unread_bytes:
             for forgotten in self._take([next(iter(self._unread))]):
                 forgotten.answer = None
+
+    def _drop(self, some: list[Ended]) -> None:
+        """Nobody can continue these any more: nor need their answers be kept."""
+        self._take([ended for ended in some if ended in self._unread])
 
     def _take(self, some: list[Ended]) -> list[Ended]:
         for ended in some:

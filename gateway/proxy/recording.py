@@ -26,7 +26,7 @@ from penstock.gateway.proxy.state import MOVES, State
 from penstock.gateway.upstreams.places import Places
 
 _log = logging.getLogger("penstock.proxy")
-_BOOKS = 512
+_BOOKS = 1024
 """Bytes that it takes to remember an answer beside it."""
 _PLACED = (State.CONNECTING, State.SENT, State.STREAMING)
 SLOTS = ("_admitted", "_announced", "_leave", "_overhead", "_parts", "_place", "_shared", "_waits_since", "durable",

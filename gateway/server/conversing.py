@@ -25,7 +25,7 @@ from penstock.gateway.http.client_connection import Hints
 from penstock.gateway.server.link import Handler, Link, LinkLost
 from penstock.gateway.server.team import PATIENCE_S, Member
 
-_UNREAD_BYTES: Final = 32 << 20
+_UNREAD_BYTES: Final = 16 << 20
 """Bytes of answers that a worker keeps for the first one; as many as that keeps unread of all."""
 _CONNECTIONS: Final = 20_000
 """Of each worker, of which the first one knows which conversations they have carried."""

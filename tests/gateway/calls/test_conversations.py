@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from base64 import b64decode, b64encode
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -171,6 +172,30 @@ def test_equal_openings_do_not_pile_up() -> None:
         dispatcher.told([b"hello"], b"%d" % number, f"r{number}")
     assert dispatcher.find([b"hello", b"999", b"x"]) == "r999"
     assert dispatcher.find([b"hello", b"0", b"x"]) is None
+
+
+@pytest.mark.parametrize("opening", ["another one", "the same"])
+def test_no_answer_is_kept_that_nobody_can_continue(opening: str) -> None:
+    """Neither of conversations that were forgotten, nor of a request that its client repeats."""
+    conversations, chat, hints = Conversations(remembered=64), Plain(), Hints()
+    bodies = list[weakref.ref[Body]]()
+    for number in range(1000):
+        messages = [b"%d" % number if opening == "another one" else b"hello"]
+        body = Body()
+        bodies.append(weakref.ref(body))
+        story = Fingerprints().read(chat, told(messages)).story
+        conversations.remember(
+            story.key, Found(), hints, "r1", Answer(body, False, 100, lambda _body, _stream: list[bytes]())
+        )
+        del body
+    assert [body() is not None for body in bodies].count(True) == 64
+
+
+class Body:
+    """Of an answer."""
+
+    def __call__(self) -> bytes:
+        return b"hi"
 
 
 def test_what_does_not_count_may_come_and_go() -> None:
