@@ -85,7 +85,7 @@ def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> It
 
 
 def _answered(call: Call) -> bool:
-    return call.turn is not None and bool(call.turn.choices)
+    return bool(call.heard.replies)
 
 
 def _choices(call: Call, report: Report) -> list[Choice]:
@@ -112,11 +112,11 @@ def _path(node: Node[Call] | None) -> list[Node[Call]]:
 def _conversation(
     episode: Episode, one: Try, judged: Judged, leaf: Node[Call], produced: Sequence[Node[Call]]
 ) -> Conversation:
-    call, said = leaf.call, message_of(leaf.call, leaf.choice)
-    assert call.turn is not None
-    assert said is not None
-    places = _places(leaf, produced)
-    messages = [wire for at, it in enumerate([*call.turn.messages, said]) for wire in written(it, int(at in places))]
+    call, turn = leaf.call, leaf.call.turn
+    assert turn is not None
+    said = next(one.message for one in turn.choices if one.index == leaf.choice)
+    places = _places(turn.messages, produced)
+    messages = [wire for at, it in enumerate([*turn.messages, said]) for wire in written(it, int(at in places))]
     return Conversation(
         rollout=call.span.rollout,
         attempt=call.span.attempt,
@@ -125,21 +125,15 @@ def _conversation(
         model=call.span.model or "",
         calls=tuple(node.call.span.sequence for node in produced),
         messages=messages,
-        tools=[offered(tool) for tool in call.turn.tools],
+        tools=[offered(tool) for tool in turn.tools],
         reward=judged.reward,
         rewards=judged.dimensions,
         tool_errors=sum(span.kind == "tool" and span.status == "error" for span in one.spans),
     )
 
 
-def message_of(call: Call, choice: int) -> Message | None:
-    """An answer as a message; None when there is none of this index."""
-    return next((it.message for it in (call.turn.choices if call.turn else ()) if it.index == choice), None)
-
-
-def _places(leaf: Node[Call], produced: Iterable[Node[Call]]) -> set[int]:
-    """The places of these calls' answers among the leaf's messages; its own answer comes after all of them."""
-    sent = leaf.call.turn.messages if leaf.call.turn else []
+def _places(sent: Sequence[Message], produced: Iterable[Node[Call]]) -> set[int]:
+    """The places of these calls' answers among what the leaf sent; its own answer comes after all of it."""
     # Messages without content have no fingerprint and are not compared.
     told = [*(at for at, message in enumerate(sent) if fingerprint(message)), len(sent)]
     return {told[len(node.call.heard.story)] for node in produced}

@@ -104,13 +104,15 @@ async def _write(
     from penstock.adapters.export import sink
     from penstock.adapters.making import rows
     from penstock.adapters.report import Report
-    from penstock.adapters.source import load
+    from penstock.adapters.source import by_group, listed, load
 
     report = Report()
     with whole_file(output) as file:
         out = sink(file, form, format)
         try:
-            async with aclosing(load(client, client.rollouts(filter))) as episodes:
+            found = listed(client, filter)
+            wanted = await by_group(found) if form == "preferences" else found
+            async with aclosing(load(client, wanted)) as episodes:
                 async for row in rows(episodes, form, options, margin, report):
                     out.write(row)
         finally:

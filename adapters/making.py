@@ -1,17 +1,20 @@
-"""Makes rows of training data of episodes, for `penstock samples`. Pure."""
+"""Makes rows of training data of episodes, for `penstock samples`. Pure.
+
+An episode is let go of before the next one is taken, and so are its rows.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.adapters.chat import UNJUDGED, Conversation, conversations
 from penstock.adapters.export import Form, Row, of_conversations, of_pairs, of_samples, of_triplets
 from penstock.adapters.options import Options
 from penstock.adapters.preferences import more, pairs
-from penstock.adapters.report import Report
+from penstock.adapters.report import Report, Unpaired
 from penstock.adapters.turns import Episode
 
 TOKENS: Final = ("samples", "triplets")
@@ -21,41 +24,89 @@ TOKENS: Final = ("samples", "triplets")
 async def rows(
     episodes: AsyncIterable[Episode], form: Form, options: Options, margin: float, report: Report
 ) -> AsyncGenerator[Row]:
-    """Rows of a form, as episodes come. Preferences come at the end, because a group may be anywhere: until then the
-    conversations are held in memory. Everything left out is added to the report. Raises ValueError for a wrong
-    margin.
+    """Rows of a form, as episodes come. For preferences those of one group must come one after the other, as
+    `source.by_group` has them: its conversations are held in memory, each rollout's longest. Everything left out is
+    added to the report. Raises ValueError for a wrong margin.
     """
     told = replace(options, allow=options.allow | UNJUDGED) if form == "chat" else options
-    held: list[Conversation] = []
+    groups = Groups(margin)
     async for episode in episodes:
-        if form in TOKENS:
-            # Conversations are made without numpy.
-            from penstock.adapters.samples import samples
-
-            made, found = samples(episode, options)
-            given = of_samples(made) if form == "samples" else of_triplets(made)
-        else:
-            said, found = conversations(episode, told)
-            given = of_conversations(said if form == "chat" else ())
-            held += said if form == "preferences" else []
-        report.add(found)
-        for row in given:
+        made = groups.add(episode, told, report) if form == "preferences" else _of(episode, form, told, report)
+        del episode
+        for row in made:
             yield row
-    for row in preferences(held, margin, report) if form == "preferences" else ():
+            del row
+        del made
+    for row in groups.end(report) if form == "preferences" else ():
         yield row
 
 
-def preferences(held: list[Conversation], margin: float, report: Report) -> list[Row]:
-    """Pairs of conversations, each rollout's longest, as `preferences.row` writes them; groups that give none are
-    counted in the report."""
-    longest: dict[str, Conversation] = {}
-    for one in held:
-        before = longest.get(one.rollout)
-        longest[one.rollout] = one if before is None or len(one.calls) > len(before.calls) else before
-    found, left = pairs(longest.values(), margin)
-    report.unpaired.update(left.values())
-    report.unpaired.update({"branch": len(held) - len(longest)})
-    report.unpaired = +report.unpaired
-    report.hints += more(left, Counter(one.group for one in longest.values()), margin)
-    report.pairs += len(found)
-    return list(of_pairs(found))
+def _of(episode: Episode, form: Form, options: Options, report: Report) -> Iterator[Row]:
+    """The rows of an episode."""
+    if form in TOKENS:
+        # Conversations are made without numpy.
+        from penstock.adapters.samples import samples
+
+        made, found = samples(episode, options)
+        report.add(found)
+        return of_samples(made) if form == "samples" else of_triplets(made)
+    said, found = conversations(episode, options)
+    report.add(found)
+    return of_conversations(said)
+
+
+@dataclass(slots=True)
+class Groups:
+    """Makes pairs of conversations, group by group."""
+
+    margin: float
+    """By how much rewards must differ at least."""
+    _held: dict[str, Conversation] = field(default_factory=dict[str, Conversation])
+    """The longest conversation of each rollout of the group that comes."""
+    _group: str | None = None
+    _branches: int = 0
+    _left: dict[str, Unpaired] = field(default_factory=dict[str, Unpaired])
+    """Groups that gave none."""
+    _sizes: dict[str, int] = field(default_factory=dict[str, int])
+    """How many rollouts they have."""
+
+    def add(self, episode: Episode, options: Options, report: Report) -> Iterator[Row]:
+        """Takes an episode; the rows of the group before, if another one begins."""
+        made = self._made(report) if episode.group != self._group else iter(())
+        self._group = episode.group
+        said, found = conversations(episode, options)
+        report.add(found)
+        self.take(said)
+        return made
+
+    def take(self, said: Iterable[Conversation]) -> None:
+        """Takes conversations of the group that comes."""
+        for one in said:
+            before = self._held.get(one.rollout)
+            self._held[one.rollout] = one if before is None or len(one.calls) > len(before.calls) else before
+            self._branches += before is not None
+
+    def _made(self, report: Report) -> Iterator[Row]:
+        found, left = pairs(self._held.values(), self.margin)
+        sizes = Counter(one.group for one in self._held.values())
+        self._left |= left
+        self._sizes |= {group: sizes[group] for group in left}
+        self._held = {}
+        report.pairs += len(found)
+        return of_pairs(found)
+
+    def end(self, report: Report) -> Iterator[Row]:
+        """The rows of the last group. Groups that gave none are counted in the report."""
+        made = self._made(report)
+        report.unpaired.update(self._left.values())
+        report.unpaired.update({"branch": self._branches})
+        report.unpaired = +report.unpaired
+        report.hints += more(self._left, self._sizes, self.margin)
+        return made
+
+
+def preferences(held: Iterable[Conversation], margin: float, report: Report) -> list[Row]:
+    """The same of conversations that are in memory, of any groups in any order."""
+    groups = Groups(margin)
+    groups.take(held)
+    return list(groups.end(report))

@@ -77,23 +77,26 @@ class Report:
     hints: list[str] = field(default_factory=list[str])
     """What would give more pairs."""
     dropped: list[Dropped] = field(default_factory=list[Dropped])
-    """What is in no sample."""
+    """What is in no sample, of this report alone."""
+    elsewhere: Counter[Reason] = field(default_factory=Counter[Reason])
+    """How often each reason left something out in reports that were added."""
 
     @property
     def reasons(self) -> Counter[Reason]:
         """How often each reason left something out."""
-        return Counter(one.reason for one in self.dropped)
+        return self.elsewhere + Counter[Reason](one.reason for one in self.dropped)
 
     def drop(self, span: Span, choice: int | None, reason: Reason, detail: str) -> None:
         """Leave out a choice, or a whole call."""
         self.dropped.append(Dropped(span.rollout, span.attempt, span.sequence, choice, reason, detail))
 
     def add(self, other: Report) -> None:
-        """Count what another report has as well."""
+        """Count what another report has as well. Of what it left out only the reasons are kept: a tape has no bound."""
         for count in fields(self):
-            mine = getattr(self, count.name)
-            mine += getattr(other, count.name)
-            setattr(self, count.name, mine)
+            if count.name != "dropped":
+                mine = getattr(self, count.name)
+                mine += other.reasons if count.name == "elsewhere" else getattr(other, count.name)
+                setattr(self, count.name, mine)
 
     def lines(self) -> list[str]:
         """For a person: one line of sums, and one for each kind of count."""

@@ -5,6 +5,8 @@
     ended, cursor = await changed(client, cursor, Query(mode="train"))     # what is new since the last time
     async for episode in load(client, ended): ...
 
+    async for episode in load(client, await by_group(listed(client, "mode:train"))): ...    # a group after the other
+
 Episodes come in the order of their rollouts. `AT_ONCE` of them are asked for in one request, whose answer is read as
 they are taken: one episode is held in memory, besides what stands on the wire.
 """
@@ -68,6 +70,26 @@ async def changed(client: Client, since: int, query: Query | None = None) -> tup
     return [rollout for rollout in found if (query or Query()).wants(rollout)], since
 
 
+async def listed(client: Client, filter: str = "") -> AsyncGenerator[RolloutSummary]:
+    """Rollouts, newest first, without their tasks and metadata, which may be large and come with episodes again."""
+    cursor = None
+    while True:
+        page = await client.rollout_page(filter, PAGE, cursor)
+        for rollout in page.rollouts:
+            yield rollout
+        cursor = page.next
+        if cursor is None:
+            return
+
+
+async def by_group(rollouts: AsyncIterable[RolloutSummary]) -> list[str]:
+    """The names of all of them, those of a group one after the other: groups, and rollouts in them, as they came."""
+    groups: dict[str, list[str]] = {}
+    async for rollout in rollouts:
+        groups.setdefault(rollout.group or rollout.id, []).append(rollout.id)
+    return [name for names in groups.values() for name in names]
+
+
 async def load(
     client: Client, rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary | str]
 ) -> AsyncGenerator[Episode]:
@@ -77,7 +99,11 @@ async def load(
     async for names in _batches(rollouts):
         async with aclosing(client.whole_rollouts(names, KINDS)) as found:
             async for whole in found:
-                yield episode_of(whole)
+                episode = episode_of(whole)
+                # Nobody holds it while the next one comes.
+                del whole
+                yield episode
+                del episode
 
 
 def episode_of(whole: WholeRollout) -> Episode:

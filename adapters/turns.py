@@ -3,8 +3,9 @@
     episode = read(summary, spans, bodies)      # bodies: span -> (request, response), decoded, or None
 
 Expensive parts are read late: token ids when samples ask for them, messages when conversations do. A call keeps its
-bytes as long as its episode lives and no longer. Odd bytes never raise: what cannot be read is None, and whoever needs
-it says so in a `Report`.
+bytes as long as its episode lives and no longer. Messages take many times as much as objects, and every call of a
+conversation has all of them once more: those of large episodes are read again when they are asked for again. Odd bytes
+never raise: what cannot be read is None, and whoever needs it says so in a `Report`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.adapters.spoken import spoken
 from penstock.gateway.diagnosis.rows import Heard, heard
@@ -28,6 +29,28 @@ if TYPE_CHECKING:
 
 Bodies = tuple[bytes, bytes]
 """Request and response of a call, content encodings removed."""
+KEPT: Final = 1 << 20
+"""Bytes of an episode's calls whose messages are kept."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the calls of an episode hold together."""
+
+    told: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    """Their messages as they are compared, each once."""
+    room: int = KEPT
+    """Bytes of calls whose messages may still be kept."""
+
+    def has_room(self, size: int) -> bool:
+        """Whether the messages of a call of so many bytes may be kept; it is then taken that they are."""
+        fits = size <= self.room
+        self.room -= size if fits else 0
+        return fits
+
+    def once(self, message: bytes) -> bytes:
+        """The same message, held once."""
+        return self.told.setdefault(message, message)
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,9 @@ class Call:
     """Its head: agent, model, versions, finish, status, error, times."""
     bodies: Bodies | None
     """Its decoded bytes; None when they are not on the tape."""
+    shared: Shared = field(default_factory=Shared, repr=False, compare=False)
+    """What it has in common with the other calls of its episode."""
+    _kept: list[Turn] = field(default_factory=list["Turn"], init=False, repr=False, compare=False)
 
     @cached_property
     def outputs(self) -> tuple[Output, ...] | None:
@@ -47,19 +73,25 @@ class Call:
 
         return None if self.bodies is None else read_outputs(self.bodies[1], self.span.stream)
 
-    @cached_property
+    @property
     def turn(self) -> Turn | None:
         """Messages, tools, choices and sampling; None when its bytes are not on the tape."""
         if self.bodies is None:
             return None
+        if self._kept:
+            return self._kept[0]
         request, response = self.bodies
         said = response if self.span.stream else spoken(response)
-        return by_name(self.span.dialect).read(request, said, self.span.stream)
+        turn = by_name(self.span.dialect).read(request, said, self.span.stream)
+        if self.shared.has_room(len(request) + len(said)):
+            self._kept.append(turn)
+        return turn
 
     @cached_property
     def heard(self) -> Heard:
         """Its messages, as they are compared."""
-        return heard(self.turn)
+        found = heard(self.turn)
+        return found._replace(story=tuple(map(self.shared.once, found.story)))
 
     @cached_property
     def forced(self) -> bool:
@@ -113,9 +145,9 @@ def read(rollout: RolloutSummary, spans: Iterable[Span], bodies: Callable[[Span]
     """An episode of a rollout and its spans; only model calls, runs of tools and rewards are looked at.
     `bodies` is asked once for each model call."""
     heads = sorted((s for s in spans if s.kind in ("llm", "tool", "reward")), key=lambda span: span.sequence)
-    tries: list[Try] = []
+    tries, shared = list[Try](), Shared()
     for attempt in rollout.attempts:
         own = tuple(span for span in heads if span.attempt == attempt.id)
-        calls = tuple(Call(span, bodies(span)) for span in own if span.kind == "llm")
+        calls = tuple(Call(span, bodies(span), shared) for span in own if span.kind == "llm")
         tries.append(Try(attempt, calls, own))
     return Episode(rollout, tuple(tries))

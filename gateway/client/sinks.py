@@ -88,8 +88,10 @@ class Parquet:
 
     def _flush(self) -> None:
         if self._rows:
-            self._writer.write_batch(self._arrow.RecordBatch.from_pylist(self._rows, schema=self._schema))
-        self._rows, self._bytes = [], 0
+            batch = self._arrow.RecordBatch.from_pylist(self._rows, schema=self._schema)
+            # Its rows are not held while it is compressed.
+            self._rows, self._bytes = [], 0
+            self._writer.write_batch(batch)
 
 
 def sink(file: IO[bytes], columns: Mapping[str, Kind], format: Format, encode: Encode) -> Sink:

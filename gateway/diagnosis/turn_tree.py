@@ -5,15 +5,18 @@ prompt. Prefixes are found by their digests, so a long attempt costs one pass ov
 pairs, and nothing of its tokens or messages is kept. What a prefix is, the caller says: exact tokens (`rows`), or
 messages where there are no tokens (`adapters.chat`).
 
-Each node has at most one child that continues it (`chosen`): the one with the most calls below it, the earliest of
-equals. Parents and chosen children make chains, every node is in exactly one, and all other children begin a chain of
-their own. Where equal answers were given twice (parallel calls), their continuations are spread over them.
+Each node has at most one child that continues it: the one with the most calls below it, the earliest of equals. Parents
+and such children make chains, every node is in exactly one, and all other children begin a chain of their own. Where
+equal answers were given twice (parallel calls), their continuations are spread over them.
+
+Nodes hold their parents and not their children: rings of nodes would keep the bytes of calls in memory until the
+garbage collector looks for rings, which many megabytes in a few objects do not make it do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar
 
@@ -40,20 +43,10 @@ class Node(Generic[C]):
     """Index of the choice."""
     parent: Node[C] | None = None
     """The choice it goes on from."""
-    children: list[Node[C]] = field(default_factory=list["Node[C]"], repr=False)
-    """The choices that go on from it."""
+    children: int = 0
+    """How many choices go on from it."""
     depth: int = 1
     """Nodes on the longest way down from it, itself included."""
-
-    @property
-    def chosen(self) -> Node[C] | None:
-        """The child that continues it."""
-        return max(self.children, key=lambda child: child.depth, default=None)
-
-    @property
-    def continues(self) -> bool:
-        """True when it is its parent's chosen child."""
-        return self.parent is not None and self.parent.chosen is self
 
 
 class Tree(Generic[C]):
@@ -68,7 +61,7 @@ class Tree(Generic[C]):
         made = [Node(call, one.choice, self._parent(one.before)) for one in choices]
         for node, one in zip(made, choices, strict=True):
             if node.parent is not None:
-                node.parent.children.append(node)
+                node.parent.children += 1
             if one.after is not None:
                 self._seen.setdefault(one.after, []).append(node)
         self.nodes += made
@@ -77,22 +70,26 @@ class Tree(Generic[C]):
     def _parent(self, prefixes: Sequence[bytes]) -> Node[C] | None:
         """The longest known prefix; of equals the newest of those with the fewest children."""
         found = next((self._seen[digest] for digest in reversed(prefixes) if digest in self._seen), ())
-        return min(reversed(found), key=lambda node: len(node.children), default=None)
+        return min(reversed(found), key=lambda node: node.children, default=None)
 
     def chains(self) -> Iterator[list[Node[C]]]:
         """The nodes as chains, each from its beginning, in the order of the beginnings. Nothing is added after it."""
         for node in reversed(self.nodes):
             if node.parent is not None:
                 node.parent.depth = max(node.parent.depth, node.depth + 1)
+        chosen: dict[Node[C], Node[C]] = {}
         for node in self.nodes:
-            if not node.continues:
-                yield list(_down(node))
+            if node.parent is not None and node.depth > (chosen[node.parent].depth if node.parent in chosen else 0):
+                chosen[node.parent] = node
+        for node in self.nodes:
+            if node.parent is None or chosen[node.parent] is not node:
+                yield list(_down(node, chosen))
 
 
-def _down(node: Node[C] | None) -> Iterator[Node[C]]:
+def _down(node: Node[C] | None, chosen: Mapping[Node[C], Node[C]]) -> Iterator[Node[C]]:
     while node is not None:
         yield node
-        node = node.chosen
+        node = chosen.get(node)
 
 
 def digests(pieces: Iterable[bytes | memoryview]) -> list[bytes]:
