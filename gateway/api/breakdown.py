@@ -4,7 +4,6 @@ of the newest spans.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -60,11 +59,11 @@ async def get_breakdown(request: web.Request) -> web.Response:
     index = None if query.on_bodies else control.index
     if index is not None:
         question = Sum(asked.by, asked.filter, now_ns, asked.limit)
-        if (found := await asyncio.to_thread(index.sum, question)) is not None:
+        if (found := await control.heavy.run(index.sum, question)) is not None:
             rows = [BreakdownRow.model_validate(row) for row in found.rows]
             return answer(_priced(control.prices, by=asked.by, rows=rows, more=found.values - len(rows), complete=True))
     most = SCAN_BODIES if query.needs_bodies or asked.by == "tool" else SCANNED
-    return answer(await asyncio.to_thread(scanned, control.tape, asked.by, query, most, asked.limit, control.prices))
+    return answer(await control.heavy.run(scanned, control.tape, asked.by, query, most, asked.limit, control.prices))
 
 
 def _priced(prices: Prices, **found: Any) -> Breakdown:

@@ -17,7 +17,7 @@ from penstock.gateway.api.context import CONTROL
 from penstock.gateway.api.guard import ApiError, query_of
 from penstock.gateway.api.openapi import OCTETS
 from penstock.gateway.api.pages import Tape, summary
-from penstock.gateway.api.reading import MOST_IDS, block_of, ids_of
+from penstock.gateway.api.reading import MOST_IDS, ids_of
 from penstock.gateway.calls.turns import plain_bodies
 from penstock.gateway.client.exchanges import CallPart, Part, Recorded, RolloutPart, SpanPart, pack
 from penstock.gateway.model.base import Kind, Noun
@@ -40,7 +40,8 @@ async def get_whole(request: web.Request) -> web.StreamResponse:
     bytes, big endian) and a MessagePack array: `rollout` and the rollout as JSON; then for each of its spans `span` and
     its head as JSON; then for each call whose bytes are kept `call` and an array of attempt, sequence, request body and
     response body. Fields that have their usual value are left out of the JSON."""
-    asked, tape = query_of(request, WholeQuery), request.app[CONTROL].tape
+    asked, control = query_of(request, WholeQuery), request.app[CONTROL]
+    tape = control.tape
     ids = ids_of(asked.ids)
     known = {rollout.id: rollout for _, rollout in await asyncio.to_thread(tape.named, ids)}
     missing = next((rid for rid in ids if rid not in known), None)
@@ -50,8 +51,7 @@ async def get_whole(request: web.Request) -> web.StreamResponse:
     parts = map(pack, _parts(tape, [known[rid] for rid in ids], kinds))
     response = web.StreamResponse(headers={"Content-Type": OCTETS})
     await response.prepare(request)
-    while block := await asyncio.to_thread(block_of, parts):
-        await response.write(block)
+    await control.heavy.stream(response, parts)
     return response
 
 

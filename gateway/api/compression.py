@@ -51,11 +51,12 @@ def _is_zero(parameter: str) -> bool:
 async def packed(body: bytes) -> bytes:
     """The body with gzip."""
     if len(body) <= LARGE:
-        return _pack(body)
-    return await asyncio.to_thread(_pack, body)
+        return pack(body)
+    return await asyncio.to_thread(pack, body)
 
 
-def _pack(body: bytes) -> bytes:
+def pack(body: bytes) -> bytes:
+    """The same in one go."""
     return zlib.compress(body, _LEVEL, _GZIP)
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from penstock.gateway.api.heavy import HeavyReads
 from penstock.gateway.api.pages import Tape
 from penstock.gateway.budgets.service import Budgets
 from penstock.gateway.calls.auth import Auth
@@ -83,6 +84,8 @@ class Control:
     """How often a follower that hears nothing is told that the gateway lives."""
     started_ns: int = field(default_factory=time.time_ns)
     """When the gateway started."""
+    heavy: HeavyReads = field(default_factory=HeavyReads)
+    """Where whatever reads the bytes of calls waits for its turn."""
     followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])
 
 

@@ -145,7 +145,12 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 def answer(model: BaseModel) -> web.Response:
     """A model as JSON."""
-    return web.Response(body=model.model_dump_json().encode(), headers=JSON)
+    return web.Response(body=json_of(model), headers=JSON)
+
+
+def json_of(model: BaseModel) -> bytes:
+    """A model as answers say it."""
+    return model.model_dump_json().encode()
 
 
 def query_of(request: web.Request, model: type[M]) -> M:

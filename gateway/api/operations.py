@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,6 +19,7 @@ from pydantic import BaseModel
 
 from penstock.gateway.api import compression, guard
 from penstock.gateway.api.context import Control
+from penstock.gateway.api.heavy import Unmade
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.request import Request
@@ -25,12 +27,13 @@ from penstock.gateway.model.audit import Asked, Said
 
 Ids = Mapping[str, str]
 """Ids of a path by their names there, checked."""
-Operation = Callable[[Control, Ids, Any], Awaitable[BaseModel]]
+Operation = Callable[[Control, Ids, Any], Awaitable[BaseModel | Unmade]]
 
 _UNTYPED = ("", "application/octet-stream")
 """Content types of those who say nothing about a body."""
 _HEADERS = "".join(f"{name}: {value}\r\n" for name, value in guard.JSON.items()).encode()
 
+_GOOD = b"HTTP/1.1 200 OK\r\n" + _HEADERS
 _PACKED = "".join(f"{name}: {value}\r\n" for name, value in compression.HEADERS.items()).encode()
 
 
@@ -65,7 +68,7 @@ class Operations:
     ) -> None:
         """Begins an operation; `trusted`: the data plane has checked who asks."""
         running = asyncio.ensure_future(self._answer(client, request, route, ids, trusted))
-        client.served = _Running(running)
+        client.served = _Running(running, client.paused)
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
@@ -88,38 +91,67 @@ class Operations:
                 # Nothing to say, and no web page says it: a page's request names its origin.
                 content_type, body = "application/json", b"{}"
             found = await operate(self._control, route, ids, content_type, body, key)
-            head, body = b"HTTP/1.1 200 OK\r\n" + _HEADERS, found.model_dump_json().encode()
+            if isinstance(found, Unmade):
+                await self._control.heavy.give(partial(_made, found, headers), partial(_send, client, request))
+                return
+            head, body = _GOOD, guard.json_of(found)
             if compression.is_due(headers, len(body)):
                 head, body = head + _PACKED, await compression.packed(body)
         except Exception as error:
             status, reason, more, body = guard.refusal(guard.classify(error, request.method, route.path))
             lines = "".join(f"{name}: {value}\r\n" for name, value in more.items())
             head = b"HTTP/1.1 %d %b\r\n%b%b" % (status, reason.encode(), _HEADERS, lines.encode())
-        close = b"" if request.keep_alive else b"Connection: close\r\n"
-        client.transport.write(b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
+        _write(client, request, head, body)
         client.finish(request.keep_alive)
 
 
 class _Running:
     """An operation, as its connection sees it."""
 
-    __slots__ = ("_task",)
+    __slots__ = ("_task", "taken")
 
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self._task = task
+    def __init__(self, task: asyncio.Task[None], paused: bool) -> None:
+        self._task, self.taken = task, asyncio.Event()
+        """`taken`: that the client has taken what was written."""
+        if not paused:
+            self.taken.set()
 
     def on_client_gone(self) -> None:
         """Nobody waits for the answer any more."""
         self._task.cancel()
 
     def hold(self) -> None:
-        """The answer is one write."""
+        """The answer is one write, and a long one."""
+        self.taken.clear()
 
     def go_on(self) -> None:
-        """See `hold`."""
+        """Nearly all of it was taken."""
+        self.taken.set()
 
 
-async def operate(control: Control, route: Route, ids: Ids, content_type: str, body: bytes, key: str = "") -> BaseModel:
+def _made(found: Unmade, headers: CIMultiDict[str]) -> tuple[bytes, bytes]:
+    """Head and body of an answer."""
+    body = guard.json_of(found.make())
+    return (_GOOD + _PACKED, compression.pack(body)) if compression.is_due(headers, len(body)) else (_GOOD, body)
+
+
+async def _send(client: ClientConnection, request: Request, made: tuple[bytes, bytes]) -> None:
+    """Comes back when the client has taken it."""
+    running = client.served
+    if isinstance(running, _Running):  # it has not left
+        _write(client, request, *made)
+        await running.taken.wait()
+        client.finish(request.keep_alive)
+
+
+def _write(client: ClientConnection, request: Request, head: bytes, body: bytes) -> None:
+    close = b"" if request.keep_alive else b"Connection: close\r\n"
+    client.transport.write(b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
+
+
+async def operate(
+    control: Control, route: Route, ids: Ids, content_type: str, body: bytes, key: str = ""
+) -> BaseModel | Unmade:
     """Checks what was asked and does it; raises `ApiError`, `Refused` or `TapeError`. `key`: name of the key that it
     came with."""
     asked = None if route.body is None else guard.body_of(content_type, body, route.body)

@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.gateway.api.contents import contents
+from penstock.gateway.api.heavy import Run
 from penstock.gateway.filters.query import Query
 from penstock.gateway.index.questions import Found
 from penstock.gateway.model.base import ID_PATTERN
@@ -101,13 +102,13 @@ FIRST, MOST = 128, 4096
 Walk = Callable[[Mark | None], Iterator[tuple[Mark, T | None]]]
 
 
-async def page(walk: Walk[T], mark: Mark | None, limit: int, most: int = SCAN) -> Rows[T]:
-    """Up to `limit` rows from `mark` on, looking at no more than `most` items."""
+async def page(walk: Walk[T], mark: Mark | None, limit: int, most: int = SCAN, run: Run = asyncio.to_thread) -> Rows[T]:
+    """Up to `limit` rows from `mark` on, looking at no more than `most` items. `run`: where slices run."""
     found: Rows[T] = Rows([], mark)
     until = time.monotonic() + PAGE_S
     while True:
         wanted, budget = limit - len(found.rows), most - found.scanned
-        piece = await asyncio.to_thread(take, walk, found.mark, wanted, min(SLICE, budget))
+        piece = await run(take, walk, found.mark, wanted, min(SLICE, budget))
         found.rows += piece.rows
         found.mark, found.scanned = piece.mark, found.scanned + piece.scanned
         if piece.mark is None or len(found.rows) >= limit or found.scanned >= most or time.monotonic() > until:

@@ -69,7 +69,7 @@ async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> TestedPag
             yield (position,), None if found is None else _tried(tape, policy, span, found)
 
     walked: Walk[TestedCall] = walk
-    found = await page(walked, decode_cursor("recent", asked.cursor), PAGE)
+    found = await page(walked, decode_cursor("recent", asked.cursor), PAGE, run=control.heavy.run)
     return TestedPage(calls=found.rows, next=encode_cursor("recent", found.mark), scanned=found.scanned)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final, Literal
@@ -17,7 +17,8 @@ from pydantic import Field
 from penstock.gateway.api import guard
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.finding import finder
-from penstock.gateway.api.guard import ApiError, answer, id_of, query_of, sequence_of
+from penstock.gateway.api.guard import ApiError, answer, id_of, json_of, query_of, sequence_of
+from penstock.gateway.api.heavy import Run, Unmade
 from penstock.gateway.api.openapi import OCTETS
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.pages import (
@@ -60,8 +61,6 @@ from penstock.gateway.model.transcript import Call, Transcript
 from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.store.directory import TapeError
 
-BLOCK: Final = 1 << 20
-"""Bytes of calls that are read before they are sent."""
 SHOWN_NS: Final = 15 * 60 * 10**9
 """How long a worker is still listed after its last sign of life."""
 FEW: Final = 64
@@ -99,17 +98,18 @@ async def get_rollouts(request: web.Request) -> web.Response:
     """Rollouts with their attempts and sums, newest first. In the filter the terms rollout, status, mode, origin,
     group, priority, tries, input, reward, worker, attempt_status, started and metadata speak of the rollout and its
     attempts; one span of it must satisfy all the others together."""
-    asked, tape = query_of(request, RolloutsQuery), request.app[CONTROL].tape
+    asked, control = query_of(request, RolloutsQuery), request.app[CONTROL]
+    tape = control.tape
     now_ns = time.time_ns()
     query = parse(asked.filter, "rollouts", now_ns)
     if asked.ids is not None:
         if asked.cursor is not None:
             raise ApiError(400, "cursor does not go with ids: they are one page", "cursor", asked.cursor)
         ids = ids_of(asked.ids)
-        found = Rows(await asyncio.to_thread(named_rollouts, tape, query, ids), None, len(ids))
+        found = Rows(await _run(control, query)(named_rollouts, tape, query, ids), None, len(ids))
     else:
-        find = finder(request.app[CONTROL], "rollouts", query, now_ns)
-        found = await _page(rollouts_walk(tape, query, find), "rollouts", asked, query)
+        find = finder(control, "rollouts", query, now_ns)
+        found = await _page(control, rollouts_walk(tape, query, find), "rollouts", asked, query)
     page = RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned)
     if not asked.brief:
         return answer(page)
@@ -132,14 +132,14 @@ async def get_rollout_spans(request: web.Request) -> web.Response:
     control, asked, query, _ = _asked(request)
     rollout = _rollout(request)
     aid = _attempt(request, rollout) if "aid" in request.match_info else None
-    return await _spans(spans_walk(control.tape, query, rollout.id, aid), "spans", asked, query)
+    return await _spans(control, spans_walk(control.tape, query, rollout.id, aid), "spans", asked, query)
 
 
 async def get_recent_spans(request: web.Request) -> web.Response:
     """Heads of the spans of all rollouts, newest change first."""
     control, asked, query, now_ns = _asked(request)
     find = finder(control, "spans", query, now_ns)
-    return await _spans(recent_walk(control.tape, query, find), "recent", asked, query)
+    return await _spans(control, recent_walk(control.tape, query, find), "recent", asked, query)
 
 
 def _asked(request: web.Request) -> tuple[Control, PageQuery, Query, int]:
@@ -147,13 +147,17 @@ def _asked(request: web.Request) -> tuple[Control, PageQuery, Query, int]:
     return request.app[CONTROL], asked, parse(asked.filter, "spans", now_ns), now_ns
 
 
-async def _page(walk: Walk[T], name: str, asked: PageQuery, query: Query) -> Rows[T]:
+def _run(control: Control, query: Query) -> Run:
+    return control.heavy.run if query.needs_bodies else asyncio.to_thread
+
+
+async def _page(control: Control, walk: Walk[T], name: str, asked: PageQuery, query: Query) -> Rows[T]:
     most = SCAN_BODIES if query.needs_bodies else SCAN
-    return await page(walk, decode_cursor(name, asked.cursor), asked.limit, most)
+    return await page(walk, decode_cursor(name, asked.cursor), asked.limit, most, _run(control, query))
 
 
-async def _spans(walk: Walk[Span], name: str, asked: PageQuery, query: Query) -> web.Response:
-    found = await _page(walk, name, asked, query)
+async def _spans(control: Control, walk: Walk[Span], name: str, asked: PageQuery, query: Query) -> web.Response:
+    found = await _page(control, walk, name, asked, query)
     return answer(SpanPage(spans=found.rows, next=encode_cursor(name, found.mark), scanned=found.scanned))
 
 
@@ -175,12 +179,13 @@ class DiagnosisQuery(Noun):
 async def get_diagnosis(request: web.Request) -> web.Response:
     """Whether a rollout can be trained on, call by call, and if not why, with the way out. Reads the bytes of its
     calls, of 2,000 at most."""
-    tape, asked, rollout = request.app[CONTROL].tape, query_of(request, DiagnosisQuery), _rollout(request)
+    control, asked, rollout = request.app[CONTROL], query_of(request, DiagnosisQuery), _rollout(request)
+    tape = control.tape
 
     def judge() -> Diagnosis:
         return diagnose(summary(tape, rollout), tape.spans(rollout.id), tape.exchange, asked.model)
 
-    return answer(await asyncio.to_thread(judge))
+    return answer(await control.heavy.run(judge))
 
 
 async def get_tools(request: web.Request) -> web.Response:
@@ -190,10 +195,10 @@ async def get_tools(request: web.Request) -> web.Response:
     control, rollout = request.app[CONTROL], _rollout(request)
     attempt, tape = _attempt(request, rollout), control.tape
     rule_of = partial(control.policy.inside, rollout.mode)
-    return answer(await asyncio.to_thread(lambda: read_tools(tape, summary(tape, rollout), attempt, rule_of)))
+    return answer(await control.heavy.run(lambda: read_tools(tape, summary(tape, rollout), attempt, rule_of)))
 
 
-async def get_transcript(control: Control, ids: Ids, asked: None) -> Transcript:
+async def get_transcript(control: Control, ids: Ids, asked: None) -> Transcript | Unmade:
     """The task and every call of an attempt, read as messages: what reward functions get, in one answer. Every call
     that has ended is in it: of an attempt that is under way there is none while the tape cannot be written. Reads the
     bytes of its calls."""
@@ -204,10 +209,10 @@ async def get_transcript(control: Control, ids: Ids, asked: None) -> Transcript:
         raise TapeError(unwritten)
     spans = tape.spans(rollout.id, attempt.id)
     first = list(islice(spans, FEW + 1))
-    if len(first) <= FEW and sum(span.request_bytes + span.response_bytes for span in first) <= SHORT:
+    if len(first) <= FEW and _is_short(*first):
         # Another thread would cost more than the reading.
         return transcript_of(tape, rollout, attempt, first)
-    return await asyncio.to_thread(lambda: transcript_of(tape, rollout, attempt, [*first, *spans]))
+    return Unmade(lambda: transcript_of(tape, rollout, attempt, [*first, *spans]))
 
 
 def transcript_of(tape: Tape, rollout: Rollout, attempt: Attempt, spans: Sequence[Span]) -> Transcript:
@@ -234,11 +239,18 @@ class SpanQuery(Noun):
     """The recorded bytes: `exact`, `plain` without their content encodings, or `none`."""
 
 
-async def get_span(request: web.Request) -> web.Response:
+async def get_span(request: web.Request) -> web.StreamResponse:
     """A whole span: its head, the exchange read as messages, tool calls and usage, and the recorded headers, bodies
     and arrival times. Bodies are text where they are UTF-8, else base64."""
-    wanted, span = query_of(request, SpanQuery).exchange, _span(request)
-    return answer(await asyncio.to_thread(detail_of, request.app[CONTROL].tape, span, wanted))
+    wanted, span, control = query_of(request, SpanQuery).exchange, _span(request), request.app[CONTROL]
+    if _is_short(span):
+        return answer(await asyncio.to_thread(detail_of, control.tape, span, wanted))
+    return await control.heavy.answer(request, lambda: json_of(detail_of(control.tape, span, wanted)), guard.JSON)
+
+
+def _is_short(*spans: Span) -> bool:
+    """Whether to read their bytes costs next to nothing."""
+    return sum(span.request_bytes + span.response_bytes for span in spans) <= SHORT
 
 
 class BodyQuery(Noun):
@@ -248,14 +260,14 @@ class BodyQuery(Noun):
     """A party that was spoken with in another wire format, instead of the exchange itself."""
 
 
-async def get_request_body(request: web.Request) -> web.Response:
+async def get_request_body(request: web.Request) -> web.StreamResponse:
     """The exact bytes of the request body, as they went upstream."""
-    return _bytes(request, "request", _said(request).request_body)
+    return await _bytes(request, "request", lambda said: said.request_body)
 
 
-async def get_response_body(request: web.Request) -> web.Response:
+async def get_response_body(request: web.Request) -> web.StreamResponse:
     """The exact bytes of the response body as they were received, content encoding kept."""
-    return _bytes(request, "response", _said(request).response_body)
+    return await _bytes(request, "response", lambda said: said.response_body)
 
 
 class ExchangesQuery(Noun):
@@ -272,11 +284,11 @@ async def get_exchanges(request: web.Request) -> web.StreamResponse:
     """The bytes of all calls of a rollout that are kept, content encodings removed, in their order. Of each call a
     length (4 bytes, big endian) and a MessagePack array of attempt, sequence, request body and response body."""
     asked = query_of(request, ExchangesQuery)
-    records = _records(request.app[CONTROL].tape, _rollout(request).id, _KINDS[asked.of])
+    control = request.app[CONTROL]
+    records = _records(control.tape, _rollout(request).id, _KINDS[asked.of])
     response = web.StreamResponse(headers={"Content-Type": OCTETS})
     await response.prepare(request)
-    while block := await asyncio.to_thread(block_of, records):
-        await response.write(block)
+    await control.heavy.stream(response, records)
     return response
 
 
@@ -285,16 +297,6 @@ def _records(tape: Tape, rollout: str, kinds: tuple[Kind, ...]) -> Iterator[byte
     for span, exchange in tape.exchanges(calls):
         if exchange is not None:
             yield pack(Recorded(span.attempt, span.sequence, *plain_bodies(exchange)))
-
-
-def block_of(records: Iterator[bytes]) -> bytes:
-    """The next megabyte or so; empty at the end."""
-    block, size = list[bytes](), 0
-    while size < BLOCK and (record := next(records, b"")):
-        block.append(record)
-        size += len(record)
-    # A large one stands alone, and is not copied.
-    return b"".join(block)
 
 
 async def get_queue(request: web.Request) -> web.Response:
@@ -348,17 +350,11 @@ def _span(request: web.Request) -> Span:
     return span
 
 
-def _exchange(request: web.Request) -> Exchange:
-    span = _span(request)
-    exchange = request.app[CONTROL].tape.exchange(span)
+def _said(tape: Tape, span: Span, wanted: str | None) -> Exchange | Side:
+    """The exchange, or the requested side of it."""
+    exchange = tape.exchange(span)
     if exchange is None:
         raise ApiError(404, f"no bytes of span {span.sequence} are stored: it is {span.status} and of kind {span.kind}")
-    return exchange
-
-
-def _said(request: web.Request) -> Exchange | Side:
-    """The exchange, or the requested side of it."""
-    wanted, exchange = query_of(request, BodyQuery).side, _exchange(request)
     if wanted is None:
         return exchange
     found = next((side for side in exchange.sides if side.who == wanted), None)
@@ -383,7 +379,14 @@ def detail_of(tape: Tape, span: Span, wanted: Bytes = "exact") -> SpanDetail:
     return detail
 
 
-def _bytes(request: web.Request, side: str, body: bytes) -> web.Response:
+async def _bytes(request: web.Request, side: str, body_of: Callable[[Exchange | Side], bytes]) -> web.StreamResponse:
+    wanted, span, control = query_of(request, BodyQuery).side, _span(request), request.app[CONTROL]
     name = "-".join((*(request.match_info[key] for key in ("rid", "aid", "sequence")), side))
-    headers = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
-    return web.Response(body=body, content_type=OCTETS, headers=headers)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.bin"', "Content-Type": OCTETS}
+
+    def body() -> bytes:
+        return body_of(_said(control.tape, span, wanted))
+
+    if _is_short(span):
+        return web.Response(body=body(), headers=headers)
+    return await control.heavy.answer(request, body, headers)

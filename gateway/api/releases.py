@@ -169,7 +169,8 @@ async def get_forecast(request: web.Request) -> web.Response:
     """What a release is likely to take until it is decided, if its candidate is equal: played with the rollouts of the
     stable version before its start."""
     release = _release(request)
-    return answer(await asyncio.to_thread(request.app[CONTROL].releases.forecast, release))
+    control = request.app[CONTROL]
+    return answer(await control.heavy.run(control.releases.forecast, release))
 
 
 async def get_audit(request: web.Request) -> web.Response:

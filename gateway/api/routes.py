@@ -47,6 +47,7 @@ from penstock.gateway.api import (
 )
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
+from penstock.gateway.api.heavy import Unmade
 from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, Route
 from penstock.gateway.api.operations import Ids, operate
 from penstock.gateway.filters.fields import described
@@ -330,13 +331,16 @@ def make_control(control: Control) -> web.Application:
     return app
 
 
-def _operated(route: Route) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _operated(route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """An operation as an aiohttp handler, for paths whose words are written with escapes, which `Operations.find` does
     not know.
     """
 
-    async def handle(request: web.Request) -> web.Response:
-        body = await request.read()
-        return answer(await operate(request.app[CONTROL], route, request.match_info, request.content_type, body))
+    async def handle(request: web.Request) -> web.StreamResponse:
+        control, body = request.app[CONTROL], await request.read()
+        found = await operate(control, route, request.match_info, request.content_type, body)
+        if isinstance(found, Unmade):
+            return await control.heavy.answer(request, lambda: guard.json_of(found.make()), guard.JSON)
+        return answer(found)
 
     return handle

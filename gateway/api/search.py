@@ -56,7 +56,7 @@ async def get_search(request: web.Request) -> web.Response:
     control, asked, now_ns = request.app[CONTROL], query_of(request, SearchQuery), time.time_ns()
     wanted = search(asked.text, asked.filter, asked.words, now_ns)
     walk = search_walk(control.tape, wanted, asked.context, finder(control, "spans", wanted.query, now_ns))
-    found = await page(walk, decode_cursor("recent", asked.cursor), asked.limit, SCAN_BODIES)
+    found = await page(walk, decode_cursor("recent", asked.cursor), asked.limit, SCAN_BODIES, control.heavy.run)
     next = encode_cursor("recent", found.mark)
     return answer(SearchPage(rows=found.rows, next=next, scanned=found.scanned))
 

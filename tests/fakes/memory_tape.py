@@ -232,6 +232,7 @@ async def serving(
             )
         ),
         shutdown_timeout=1.0,
+        handler_cancellation=True,
     )
     await runner.setup()
     try:

@@ -57,6 +57,11 @@ def memory_of(pid: int, what: str = "VmRSS") -> int:
     return 1024 * int(status.partition(f"{what}:")[2].split()[0])
 
 
+def forget_peak(pid: int) -> None:
+    """The most memory that a process has had (`VmHWM`) is what it has now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 def child(pid: int, word: bytes) -> int:
     """The process that another one has started with this word in its command; words end with a zero."""
     (found,) = [one for one in children(pid) if word in Path(f"/proc/{one}/cmdline").read_bytes()]
