@@ -127,8 +127,9 @@ class ForOthers:
         self._open.pop(asked.who, None)
         if short is None:
             return None
-        places = {claim: place for place, claim, _ in asked.held}
-        return Answer(held, short=[(places[one.claim], one.claim.of, *_numbers(one)) for one in short])
+        # Claims have no hash: what a limit is made of may be a list.
+        places = {id(claim): place for place, claim, _ in asked.held}
+        return Answer(held, short=[(places[id(one.claim)], one.claim.of, *_numbers(one)) for one in short])
 
     def settled(self, said: Any, used: Sequence[tuple[int, bool]]) -> None:
         """A call has ended, and the tape has its span."""
