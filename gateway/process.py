@@ -177,6 +177,7 @@ def main(asked: str, channel: int) -> None:
     """Runs a worker; its parent has the other end of the channel."""
     # What it starts itself hashes as it likes.
     del os.environ["PYTHONHASHSEED"]
+    os.set_inheritable(channel, False)
     taken = received(socket.socket(fileno=channel))
     _ = _run(msgspec.json.decode(asked, type=Asked), lambda config: _worker(config, taken))
 

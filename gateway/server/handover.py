@@ -105,8 +105,11 @@ class Taken:
                 said = await loop.sock_recv(self.channel, len(GO_ON))
         if said != GO_ON or self.place is ALONE:
             self.channel.close()
-        if said != GO_ON:
+        if said == GO_ON:
+            return
+        if self.place is ALONE:
             raise ConfigError(f"the gateway that serves (process {self.pid}) has not handed over: see its log")
+        raise ConfigError(f"worker {self.place.number} ends: its parent (process {self.pid}) ended before they served")
 
     def _close_rest(self) -> None:
         """Closes what was sent and is not listened on here."""
@@ -134,6 +137,9 @@ def take(data: Path) -> Taken | None:
 def received(channel: socket.socket) -> Taken:
     """What comes on a channel, from `send`; raises `OSError` or `ValueError`."""
     told, handles, _, _ = socket.recv_fds(channel, 1 << 16, _DESCRIPTORS)
+    for handle in handles:
+        # What this process starts must not hold the port or the tape's lock.
+        os.set_inheritable(handle, False)
     found = json.loads(told)
     place = ALONE if found["place"] is None else Place(*found["place"])
     if found["inside"]:

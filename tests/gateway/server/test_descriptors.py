@@ -1,0 +1,101 @@
+"""What was handed over is for the process that got it: what that one starts holds neither the port nor the tape."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+from uuid import uuid4
+
+import aiohttp
+import pytest
+from fakes.gateway_workers import served_by, workers
+from fakes.mcp_hosted import Hosted, config, processes
+from fakes.odd import request, send, wait
+from fakes.process import Gateway, children, running, upstream
+from fakes.raw import chunk, events_head, post
+from fakes.rig import CHAT, odd_on
+from fakes.waiting import until
+
+EVENT = chunk(b"data: 1\n\n")
+END = chunk(b"data: [DONE]\n\n") + chunk(b"")
+STREAM = [request(), send(events_head() + EVENT), wait("go"), send(END)]
+LISTENS = "0A"
+
+
+def command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+async def reload(gateway: Gateway) -> None:
+    """Returns when only the new process serves."""
+    assert gateway.process is not None
+    assert gateway.process.stdout is not None
+    os.kill(gateway.pid, signal.SIGHUP)
+    assert await gateway.process.stdout.readline() == f"penstock listening on {gateway.url}\n".encode()
+
+    async def is_parent() -> bool:
+        return b"penstock.gateway.server.parent" in command(gateway.pid)
+
+    await until(is_parent)
+
+
+def own(gateway: Gateway) -> set[str]:
+    """What only processes of the gateway may hold: the sockets of its port, and the lock of its tape."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    at = f":{gateway.port:04X}"
+    return {f"socket:[{row[9]}]" for row in rows if row[1].endswith(at) and row[3] == LISTENS} | {
+        str(gateway.data / "lock")
+    }
+
+
+def held(pid: int) -> set[str]:
+    """What a process holds."""
+    return {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+
+
+@pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one", "two"])
+async def test_what_a_gateway_starts_holds_nothing_of_it(
+    flags: tuple[str, ...], tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """A server of tools that outlives a killed gateway would keep the port, and the tape from the next one."""
+    mark = uuid4().hex
+    async with running(tmp_path, config(mark), *flags) as gateway:
+        for again in (False, True):
+            if again:
+                await reload(gateway)
+            _ = await Hosted(gateway, http, mark).opened(f"r{again}")
+            found = processes(mark)
+            assert found, "the test itself: no server runs"
+            assert len(own(gateway)) >= 2, "the test itself: the gateway holds nothing"
+            assert {name for pid in found for name in held(pid) & own(gateway)} == set()
+
+
+async def test_nobody_connects_to_workers_that_drain_after_a_reload(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        up = upstream("up", f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "openai")
+        async with odd_on(listener, STREAM) as odd, running(tmp_path, up, "--workers", "2") as gateway:
+            await reload(gateway)
+            (successor,) = children(gateway.pid)
+            async with served_by(gateway, workers(successor)[1]) as wire:
+                wire.send(post(f"/rollout/r/attempt/a1{CHAT}", b'{"model":"m","stream":true}'))
+                await wire.until(EVENT)
+                os.kill(gateway.pid, signal.SIGTERM)
+
+                async def turns_away() -> bool:
+                    try:
+                        async with http.get(f"{gateway.url}/readyz", timeout=aiohttp.ClientTimeout(1)):
+                            return False
+                    except aiohttp.ClientConnectorError:
+                        return True
+                    except (TimeoutError, aiohttp.ClientConnectionError):
+                        return False
+
+                await until(turns_away)
+                odd.go("go")
+                assert await wire.message() == END
+            assert gateway.process is not None
+            assert await gateway.process.wait() == 0
