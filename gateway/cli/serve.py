@@ -84,7 +84,7 @@ def backup(to: Path, /, *, data: Path | None = None) -> None:
 
     with _failures():
         path = _data(data)
-        with copied(path, to) as copy:
+        with copied(path, to, "name another directory") as copy:
             found = _examined(copy, to)
     if found:
         raise Failure(f"{to} is a whole copy of {path}, and neither is clean: {found:,} problems")
@@ -108,7 +108,7 @@ def restore(backup: Path, /, *, data: Path | None = None) -> None:
 
     with _failures():
         path = _data(data)
-        with copied(backup, path) as copy:
+        with copied(backup, path, "choose another --data") as copy:
             if found := _examined(copy, backup):
                 raise Failure(f"{backup} is not clean: {found:,} problems; nothing was restored")
     print(f"clean; {path} has it now")

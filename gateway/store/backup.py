@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.store.directory import TapeError, hold, sync
+from penstock.gateway.store.directory import TapeError, Words, hold, sync
 from penstock.gateway.store.environment import DATABASES, Environment, Txn
 
 _MAP_BYTES = 1 << 20
@@ -34,24 +34,26 @@ Record = tuple[bytes, bytes]
 
 
 @contextmanager
-def copied(source: Path, target: Path) -> Generator[Path]:
+def copied(source: Path, target: Path, way_out: str = "name another directory") -> Generator[Path]:
     """Copies the tape of one directory into another: yields a directory in which the copy can be looked at, and puts it
     in its place if nothing is raised there. Readers and the writer of the source go on; what is written meanwhile is
     not in the copy, and pages that the writer frees are not used again before the copy is done.
 
     Raises `TapeError` when there is no tape, when the target has one already, or when the disk does not take it.
+    `way_out`: what somebody can do who may not write to the target.
     """
     tape = Environment(source, readonly=True, map_bytes=_MAP_BYTES)
+    words = Words("write a copy to", way_out)
     try:
-        lock = hold(target)
+        lock = hold(target, words)
         try:
             if (target / "tape" / "data.mdb").exists():
-                raise TapeError(f"{target} holds a tape already, which stays as it is; name another directory")
+                raise TapeError(f"{target} holds a tape already, which stays as it is; {way_out}")
             for left in target.glob(f"{_PARTIAL}*"):  # by copies that were killed: nobody else holds the lock
                 shutil.rmtree(left, ignore_errors=True)
             partial = _made(target)
             try:
-                _write(tape, partial)
+                _write(tape, partial, target, words)
                 yield partial
                 _put_in_place(partial, target)
             finally:
@@ -69,15 +71,26 @@ def _made(target: Path) -> Path:
         raise TapeError(f"cannot write a copy to {target}: {error.strerror}") from error
 
 
-def _write(tape: Environment, to: Path) -> None:
-    copy = Environment(to, readonly=False, map_bytes=_MAP_BYTES)
+def _write(tape: Environment, to: Path, target: Path, words: Words) -> None:
+    with _named(to, target):
+        copy = Environment(to, readonly=False, map_bytes=_MAP_BYTES, words=words)
     try:
         with tape.read() as txn:
             for name in DATABASES:
                 for records in _batches(txn, tape.dbs[name]):
-                    copy.write(functools.partial(_append, copy.dbs[name], records))
+                    with _named(to, target):
+                        copy.write(functools.partial(_append, copy.dbs[name], records))
     finally:
         copy.close()
+
+
+@contextmanager
+def _named(partial: Path, target: Path) -> Generator[None]:
+    """Errors name what somebody has asked for, and not what is made for a while."""
+    try:
+        yield
+    except TapeError as error:
+        raise TapeError(str(error).replace(str(partial), str(target))) from error
 
 
 def _batches(txn: Txn, database: Any) -> Iterator[list[Record]]:

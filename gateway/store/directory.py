@@ -7,14 +7,17 @@ module makes the directory before LMDB does.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final, NamedTuple
 
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ, _WRITE = os.R_OK, os.W_OK
 
 
@@ -26,20 +29,48 @@ class Damaged(TapeError):
     """What was read makes no sense, or is not there. It stops what needs it; all else can be written."""
 
 
-def hold(path: Path) -> int:
+class Words(NamedTuple):
+    """How it is said that a directory cannot be used."""
+
+    for_what: str
+    way_out: str
+
+
+OPENING: Final = Words("open the tape in", "choose another --data")
+
+
+def hold(path: Path, words: Words = OPENING) -> int:
     """Makes the directories of a tape if need be, and locks it for one writer: the descriptor to close in the end."""
     try:
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         (path / "tape").mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
-        raise TapeError(refusal(path, error)) from error
+        raise TapeError(refusal(path, error, words=words)) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise TapeError(f"another gateway writes the tape in {path}; stop it or choose another --data") from None
+        raise TapeError(f"another gateway writes the tape in {path}; stop it or {words.way_out}") from None
     return handle
+
+
+def allocate(path: Path, size: int, mode: int) -> None:
+    """Has the disk keep room for a file that is written through a map of it: a process that writes where there is no
+    room any more is killed (SIGBUS). One that is there keeps its size and what is in it. Raises `OSError` when the disk
+    is full; whatever else is in the way is for whoever opens the file to find.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        try:
+            os.posix_fallocate(handle, 0, os.fstat(handle).st_size or size)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
 
 
 def sync(path: Path) -> None:
@@ -51,17 +82,19 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def refusal(path: Path, error: Exception, readonly: bool = False) -> str:
+def refusal(path: Path, error: Exception, readonly: bool = False, words: Words = OPENING) -> str:
     """Why the tape in `path` cannot be opened, if that can be seen, else the error; and the way out."""
-    said = f"cannot open the tape in {path}: "
+    said = f"cannot {words.for_what} {path}: "
     for place, wanted in _needed(path.absolute(), readonly):
         if not os.path.exists(place):
             continue
         if wanted & os.X_OK and not place.is_dir():
-            return f"{said}{place} is a file where a directory must be; choose another --data"
+            return f"{said}{place} is a file where a directory must be; {words.way_out}"
         if not os.access(place, wanted) and not _read_only_disk(place):
-            return f"{said}{_forbidden(place, wanted)}"
-    return f"{said}{error}"
+            return f"{said}{_forbidden(place, wanted, words.way_out)}"
+    full = isinstance(error, OSError) and error.errno in _FULL
+    why = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return f"{said}{why}; {'free it, or ' if full else ''}{words.way_out}"
 
 
 def _needed(path: Path, readonly: bool) -> Iterator[tuple[Path, int]]:
@@ -81,13 +114,13 @@ def _read_only_disk(place: Path) -> bool:
     return bool(os.statvfs(place).f_flag & os.ST_RDONLY)
 
 
-def _forbidden(place: Path, wanted: int) -> str:
+def _forbidden(place: Path, wanted: int, way_out: str) -> str:
     found, me = place.stat(), os.geteuid()
     verb = "read and write" if wanted & _WRITE else "read"
     owner = "" if found.st_uid == me else f" of {_name(found.st_uid)}"
     means = {0: "", me: f"chmod u+rw{'x' if place.is_dir() else ''} {place}, or "}
     means = means.get(found.st_uid, f"run as {_name(found.st_uid)}, or ")
-    return f"{_name(me)} may not {verb} {place} ({stat.filemode(found.st_mode)}{owner}); {means}choose another --data"
+    return f"{_name(me)} may not {verb} {place} ({stat.filemode(found.st_mode)}{owner}); {means}{way_out}"
 
 
 def _name(uid: int) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import lmdb
 
 from penstock.gateway.store.codec import UNREADABLE
-from penstock.gateway.store.directory import FILE_MODE, TapeError, hold, refusal
+from penstock.gateway.store.directory import FILE_MODE, OPENING, TapeError, Words, allocate, hold, refusal
 from penstock.gateway.store.keys import HIGHEST_NUMBER
 
 FORMAT = b"3"
@@ -33,6 +33,8 @@ DATABASES = (
 ORDER = b"order"
 """The one key of `order`."""
 READERS = 512
+_LOCK_BYTES = (READERS + 2) * 64
+"""Of the file in which LMDB lists its readers."""
 _OPENINGS, _OPENING_S = 100, 0.1
 """How often it is tried to open a tape anew that was open, and how long between."""
 _GROW_AT = 0.8
@@ -83,9 +85,11 @@ class Gate:
 class Environment:
     """One opened tape."""
 
-    def __init__(self, path: Path, *, readonly: bool, map_bytes: int, lock: int | None = None) -> None:
-        """`lock`: the descriptor of the writer's lock, where another process has handed it over."""
-        self.path = path
+    def __init__(
+        self, path: Path, *, readonly: bool, map_bytes: int, lock: int | None = None, words: Words = OPENING
+    ) -> None:
+        """`lock`: the descriptor of the writer's lock, where another process has handed it over. `words`: of errors."""
+        self.path, self._words = path, words
         self.file = path / "tape" / "data.mdb"
         self._gate = Gate()
         self._writing = threading.Lock()
@@ -93,10 +97,10 @@ class Environment:
         self._map_bytes = map_bytes
         self._shut = False
         """Whether it was closed to be opened anew, and is not open again."""
-        self.lock = None if readonly else hold(path) if lock is None else lock
+        self.lock = None if readonly else hold(path, words) if lock is None else lock
         """The descriptor of the writer's lock."""
         try:
-            self._env = _open(path / "tape", readonly, map_bytes)
+            self._env = _open(path / "tape", readonly, map_bytes, words)
             self.dbs = self._databases(readonly)
         except BaseException:
             self._unlock()
@@ -119,6 +123,8 @@ class Environment:
             databases = self._opened(readonly)
         except lmdb.Error as error:
             self._env.close()
+            if not readonly:
+                raise TapeError(f"cannot write the tape in {self.path}: {error}; free or remount the disk") from None
             raise TapeError(
                 f"{self.path} holds no tape ({error}); start `penstock serve --data {self.path}` once"
             ) from None
@@ -281,7 +287,7 @@ class Environment:
                     self._open_shut()
 
     def _open_shut(self) -> None:
-        self._env = _open(self.path / "tape", False, self._map_bytes)
+        self._env = _open(self.path / "tape", False, self._map_bytes, self._words)
         self.dbs.update(self._databases(False))
         self._shut = False
 
@@ -304,12 +310,16 @@ class Environment:
         return info["map_size"], (info["last_pgno"] + 1) * self._page_bytes
 
 
-def _open(path: Path, readonly: bool, map_bytes: int) -> lmdb.Environment:
+def _open(path: Path, readonly: bool, map_bytes: int, words: Words) -> lmdb.Environment:
     file = path / "data.mdb"
     try:
         size = file.stat().st_size if file.exists() else 0
         if readonly and not size:
-            raise TapeError(f"{path.parent} holds no tape; name the directory that `penstock serve --data` was given")
+            raise TapeError(
+                f"{path.parent} holds no tape; name the directory that `penstock serve --data` was given, or that "
+                "`penstock backup` has made"
+            )
+        allocate(path / "lock.mdb", _LOCK_BYTES, FILE_MODE)
         return lmdb.open(
             str(path),
             map_size=max(map_bytes, size),
@@ -322,7 +332,7 @@ def _open(path: Path, readonly: bool, map_bytes: int) -> lmdb.Environment:
             mode=FILE_MODE,
         )
     except (lmdb.Error, OSError) as error:
-        raise TapeError(refusal(path.parent, error, readonly)) from error
+        raise TapeError(refusal(path.parent, error, readonly, words)) from error
 
 
 def _oldest_reader(readers: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
+from fakes.disks import small_disk
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
 from fakes.shell import Shell
@@ -101,3 +102,39 @@ def test_a_damaged_backup_is_not_restored(
     monkeypatch.chdir(tmp_path)
     restore(Path("copy"), data=Path("new"))
     assert Path("new/tape/data.mdb").exists()
+
+
+@pytest.mark.parametrize("left", [0, 24 << 10, 40 << 10], ids=["none", "24k", "40k"])
+async def test_a_full_disk_is_said_by_whoever_needs_room_on_it(left: int, tmp_path: Path) -> None:
+    """Also where it ends in a file that is written through a map, so that the system would kill the process."""
+    with open_store(tmp_path / "tape"):
+        pass
+    shell = Shell("http://127.0.0.1:1", tmp_path)
+    assert (await shell.run("backup", "good", "--data", "tape")).code == 0
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        (disk / "ballast").write_bytes(bytes((1 << 20) - left))
+        tried = {
+            "backup": await shell.run("backup", disk / "copy", "--data", "tape"),
+            "restore": await shell.run("restore", "good", "--data", disk / "copy"),
+        }
+        if not left:
+            tried["serve"] = await shell.run("serve", "--data", disk / "copy", "--port", "0")
+        for name, done in tried.items():
+            assert done.code == 1, (name, done)
+            assert "No space left on device; " in done.err, (name, done)
+            assert f" {disk}/copy: " in done.err, "it names what was asked for"
+        assert not (disk / "copy" / "tape" / "data.mdb").exists()
+
+
+async def test_who_may_not_write_there_is_told_what_to_change(tmp_path: Path) -> None:
+    with open_store(tmp_path / "tape"):
+        pass
+    shell = Shell("http://127.0.0.1:1", tmp_path)
+    (tmp_path / "file").touch()
+    backup = await shell.run("backup", "file", "--data", "tape")
+    restore = await shell.run("restore", "tape", "--data", "file")
+    said = "penstock: cannot write a copy to file: {} is a file where a directory must be; {}"
+    assert backup.err.strip() == said.format(tmp_path / "file", "name another directory")
+    assert restore.err.strip() == said.format(tmp_path / "file", "choose another --data")
+    nothing = await shell.run("restore", "nowhere", "--data", "to")
+    assert nothing.err.strip().endswith("or that `penstock backup` has made")

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import lmdb
 import msgspec
@@ -595,7 +595,7 @@ def mapped_bytes(file: Path) -> int:
 def test_a_tape_that_could_not_be_opened_anew_is_opened_by_who_comes_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(path: Path, readonly: bool, map_bytes: int) -> NoReturn:
+    def refused(*_: Any) -> NoReturn:
         raise TapeError("too many open files")
 
     with Store(tmp_path) as store:

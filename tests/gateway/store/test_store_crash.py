@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-from collections.abc import Generator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-import pytest
 from fakes.crashing import ROOM, fill_and_go_on, fill_within_a_limit, request, response, write_forever
+from fakes.disks import small_disk
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
@@ -70,23 +66,10 @@ def assert_there(store: Store, life: int, committed: set[int]) -> None:
 
 
 def test_a_full_disk_refuses_and_harms_nothing(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as disk:
+    with small_disk(tmp_path / "disk", 2 * ROOM) as disk:
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(ROOM))
         fill_and_go_on(disk / "data", ballast.unlink)
-
-
-@contextmanager
-def small_disk(path: Path) -> Generator[Path]:
-    """A disk of twice `ROOM`; mounting one takes root."""
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={2 * ROOM}", "tmpfs", str(path)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("no disk can be mounted here; the limit on file sizes below stands in for it")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
 
 
 def test_a_limit_on_file_sizes_refuses_and_harms_nothing(tmp_path: Path, processes: ForkServerContext) -> None:
