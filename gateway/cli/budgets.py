@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.gateway.cli.terminal import show
-from penstock.gateway.client.console import LOCAL, Json, Url, with_client
+from penstock.gateway.client.console import LOCAL, Failure, Json, Url, with_client
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -27,6 +27,8 @@ def budgets(name: str | None = None, /, *, limit: int = 100, json: Json = False,
 
     async def ask(client: Client) -> None:
         found = await client.budgets(name, limit)
+        if name is not None and name not in found.configured:
+            raise Failure(budgets.none(found, name))
         show(found.budgets, json, lambda: budgets.budgets(found, time.time_ns()), budgets.none(found, name))
 
     with_client(gateway, ask)

@@ -23,6 +23,6 @@ def make(name: str, /, *, role: Literal["call", "read", "operate", "release"] = 
     from penstock.gateway.config import Key
 
     key = make_key()
-    kept = made(Key, name=name, role=role, sha256=key_hash(key))
+    kept = made(Key, "name", name=name, role=role, sha256=key_hash(key))
     print(key)
     print(f'\n[[key]]\nname = "{kept.name}"\nrole = "{kept.role}"\nsha256 = "{kept.sha256}"')

@@ -153,8 +153,8 @@ def pairs(words: Sequence[str], option: str) -> dict[str, str]:
     return {name: value for name, _, value in found}
 
 
-def made(model: type[M], **fields: Any) -> M:
-    """A model of what was given on the command line."""
+def made(model: type[M], *arguments: str, **fields: Any) -> M:
+    """A model of what was given on the command line. `arguments`: fields that are arguments and no options."""
     from pydantic import ValidationError
 
     from penstock.gateway.model.wording import sentence
@@ -163,14 +163,16 @@ def made(model: type[M], **fields: Any) -> M:
         return model(**fields)
     except ValidationError as e:
         first: Mapping[str, Any] = e.errors(include_url=False)[0]
-        raise Failure("".join(f"{option}: " for option in _option(first["loc"])) + sentence(first), 2) from None
+        named = "".join(f"{option}: " for option in _option(first["loc"], arguments))
+        raise Failure(named + sentence(first), 2) from None
 
 
-def _option(place: Sequence[int | str]) -> Iterator[str]:
+def _option(place: Sequence[int | str], arguments: Sequence[str]) -> Iterator[str]:
     """The option that a field of a model comes from, and what in its value is meant."""
     for name in place[:1]:
         key = "".join(f" {part}" for part in place[1:] if isinstance(part, str))
-        yield OPTIONS.get(str(name), f"--{str(name).replace('_', '-')}") + key
+        option = str(name).upper() if name in arguments else f"--{str(name).replace('_', '-')}"
+        yield OPTIONS.get(str(name), option) + key
 
 
 async def only_attempt(client: Client, rid: str, example: str = "#1") -> str:

@@ -34,7 +34,7 @@ def none(found: BudgetPage, name: str | None) -> str:
     if not configured:
         return "penstock.toml has no [[budget]]."
     if name is not None and name not in found.configured:
-        return f"There is no budget {name!r}: penstock.toml has {configured}."
+        return f"there is no budget {name!r}; penstock.toml has {configured}"
     return f"No call was counted yet of {name or configured}."
 
 

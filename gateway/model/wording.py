@@ -43,6 +43,17 @@ _BOUNDS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "string_too_short": lambda c: f"text of {counted(c['min_length'], 'character')} or more",
     "string_too_long": lambda c: f"text of {counted(c['max_length'], 'character')} or less",
 }
+_PATTERNS: Final = {
+    ID_PATTERN: "an id: up to 128 letters, digits and . _ -",
+    r"^[A-Za-z0-9._-]{1,64}$": "a name: 1 to 64 letters, digits and . _ -",
+    r"^[A-Za-z0-9._-]{1,253}$": "the name of a host: letters, digits and . _ -",
+    r"^[0-9a-f]{64}$": "64 hexadecimal digits in lower case",
+    r"^/[!-~]*$": "a path that begins with /",
+    r"^[Xx]-[A-Za-z0-9-]{1,60}$": "the name of a header that begins with X-",
+    r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$": "module:name",
+    r"^[^\x00-\x1f\x7f]{1,64}$": "text of 1 to 64 characters that can be seen",
+}
+"""What a value should have been, by the pattern of its field; a pattern that is not here is shown."""
 _SIZES: Final = {"too_short": ("min_length", "or more"), "too_long": ("max_length", "or less")}
 
 
@@ -67,7 +78,7 @@ def sentence(error: Mapping[str, Any]) -> str:
 
 
 def _pattern(pattern: str) -> str:
-    return "an id: up to 128 letters, digits and . _ -" if pattern == ID_PATTERN else f"as {pattern} says"
+    return _PATTERNS.get(pattern, f"as {pattern} says")
 
 
 def counted(number: int, noun: str) -> str:

@@ -68,8 +68,8 @@ class RetentionOperations:
         key, known = keys.rollout_key(rollout), self._tape.rollout(rollout)
         if known is None:
             stored = self._tape.get(FORGOTTEN, key)
-            gone = "" if stored is None else ": it was forgotten already"
-            return Refused("not_found", f"there is no rollout {rollout}{gone}")
+            gone = "; `penstock rollouts` lists them" if stored is None else ": it was forgotten already"
+            return Refused("not_found", f"there is no rollout {rollout!r}{gone}")
         before = self._tape.get(FORGOTTEN, key)
         if before is not None and unwiped(before):
             return Refused("conflict", f"another rollout named {rollout} is still being deleted; try again in a moment")
@@ -160,7 +160,7 @@ class RetentionOperations:
     def hold(self, rollout: str, said: Said, now: int) -> Holding:
         """Keeps a rollout until somebody lets go of it."""
         if self._tape.rollout(rollout) is None:
-            raise Refused("not_found", f"there is no rollout {rollout}")
+            raise Refused("not_found", f"there is no rollout {rollout!r}; `penstock rollouts` lists them")
         who, why = map(self._tape.secrets.text, (said.who or said.key or "somebody", said.why))
         made = Holding(rollout=rollout, at_ns=now, who=who, why=why)
         self._put(HELD, made)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST: Final = 5_000
 """Assignments up to which the growth of the evidence is computed."""
-NONE = "There are no releases yet: `penstock release start RESOURCE@VERSION` starts one."
+NONE = "There are no releases yet: `penstock release start NAME --candidate VERSION` starts one."
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 DIFFERENCES: Final = 20
 """Versions of which is shown what they changed, the newest."""
 NONE = (
-    "There are no resources yet: `penstock resource add NAME FILE` registers a prompt, `penstock discover` finds those "
-    "that agents send."
+    "There are no resources yet: `penstock resource add NAME --file FILE` registers a prompt, `penstock prompts "
+    "discover` finds those that agents send."
 )
 USED = (
     Column("version"), Column("stable for", narrows="words", least=16), Column("live releases", 1, narrows="words"),

@@ -20,7 +20,7 @@ from penstock.gateway.model.budget import BudgetPage
         ([], "day", "penstock.toml has no [[budget]]."),
         (["day", "team"], None, "No call was counted yet of day, team."),
         (["day", "team"], "team", "No call was counted yet of team."),
-        (["day", "team"], "night", "There is no budget 'night': penstock.toml has day, team."),
+        (["day", "team"], "night", "there is no budget 'night'; penstock.toml has day, team"),
     ],
 )
 def test_why_there_is_no_row(configured: list[str], name: str | None, said: str) -> None:
@@ -31,5 +31,7 @@ async def test_a_budget_of_which_nothing_was_counted_is_named(tmp_path: Path, ht
     async with world(tmp_path, budget(name="day", per="rollout")) as (gateway, _):
         shell = Shell(gateway.url, tmp_path)
         assert (await shell.run("budgets")).err == "No call was counted yet of day.\n"
+        unknown = await shell.run("budgets", "night")
+        assert (unknown.code, unknown.err) == (1, "penstock: there is no budget 'night'; penstock.toml has day\n")
         await call(http, gateway, "anna")
         assert "rollout anna" in (await shell.run("budgets")).text

@@ -268,6 +268,8 @@ def test_there_is_one_name_for_the_key() -> None:
         (("changes", "--gateway", "http://127.0.0.1:1"), 1, "nothing answers there; is `penstock serve` running?"),
         (("serve", "--config", "missing.toml"), 1, "missing.toml does not exist"),
         (("check", "--data", "nowhere"), 1, "nowhere"),
+        (("key", "a/b"), 2, "NAME: 'a/b' is not a name: 1 to 64 letters, digits and . _ -"),
+        (("budgets", "none"), 1, "penstock.toml has no [[budget]]"),
         (("backup",), 2, "TO is missing. See penstock backup --help."),
         (("backup", "to", "--data", "nowhere"), 1, "nowhere holds no tape; name the directory that `penstock serve"),
         (("restore", "nowhere", "--data", "to"), 1, "nowhere holds no tape; name the directory that `penstock serve"),

@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core.core_schema import ErrorType
 
+from penstock.gateway.config import Config
 from penstock.gateway.model.base import Id
 from penstock.gateway.model.wording import sentence
 
@@ -78,3 +79,22 @@ def test_every_kind_of_finding_can_be_said(kind: str) -> None:
     bounds = dict.fromkeys(("gt", "ge", "lt", "le", "min_length", "max_length", "actual_length"), 7)
     context = bounds | {"expected": "'a' or 'b'", "pattern": "^a$", "error": "expected value"}
     assert sentence({"type": kind, "ctx": context, "msg": "Input should be other", "input": 1})
+
+
+def patterns(schema: Any) -> set[str]:
+    """All that a JSON schema asks of texts."""
+    if isinstance(schema, list):
+        return set[str]().union(*map(patterns, schema))
+    if not isinstance(schema, dict):
+        return set()
+    here = {schema["pattern"]} if isinstance(schema.get("pattern"), str) else set[str]()
+    return here.union(*map(patterns, schema.values()))
+
+
+def test_what_penstock_toml_asks_of_a_text_is_said_in_words() -> None:
+    """Nobody who has mistyped a name must read a regular expression."""
+    found = patterns(Config.model_json_schema())
+    assert len(found) > 3
+    for pattern in found:
+        said = sentence({"type": "string_pattern_mismatch", "ctx": {"pattern": pattern}, "input": "?"})
+        assert "^" not in said, said

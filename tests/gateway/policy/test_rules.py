@@ -48,7 +48,7 @@ def test_a_rule_says_what_it_matches_and_what_follows(tmp_path: Path) -> None:
         ('verdict = "deny"\nredact = { results = [""] }', "verdict is 'deny': leave redact out"),
         ('verdict = "redact"\nredact = { pattern = "a" }', "policy.0.redact: it names no place: add arguments"),
         ('verdict = "kernel"', """verdict is 'kernel': add kernel = "module:name\""""),
-        ('verdict = "kernel"\nkernel = "module"', "policy.0.kernel: 'module' is not as"),
+        ('verdict = "kernel"\nkernel = "module"', "policy.0.kernel: 'module' is not module:name"),
         ('verdict = "ask"\nkernel = "a:b"', "verdict is 'ask': leave kernel out"),
         ('verdict = "deny"\ntol = "a"', "policy.0.tol: unknown key; did you mean 'tool'?"),
         ('verdict = "deny"\nargument = [{ at = "/a", globb = "*" }]', "globb: unknown key; did you mean 'glob'?"),

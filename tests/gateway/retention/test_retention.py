@@ -113,7 +113,7 @@ async def test_a_person_forgets_a_rollout(start_gateway: StartGateway, tmp_path:
 
         again = await shell.run("forget", "r2")
         assert again.code == 1
-        assert "there is no rollout r2: it was forgotten already" in again.err
+        assert "there is no rollout 'r2': it was forgotten already" in again.err
         assert "she asked for it" in (await shell.run("retention", "forgotten")).text
         audit = (await shell.run("audit", "--json")).text
         assert '"action":"forget_rollout","target":"r2","why":"she asked for it"' in audit
@@ -151,7 +151,7 @@ async def test_what_may_not_go_says_why(start_gateway: StartGateway, tmp_path: P
             await client.enqueue([RolloutSpec(id="r2", input=1)])
             with pytest.raises(ClientError, match="rollout r2 is queuing: `penstock cancel` it, or wait until it has"):
                 await client.forget("r2")
-            with pytest.raises(ClientError, match="there is no rollout r9"):
+            with pytest.raises(ClientError, match="there is no rollout 'r9'; `penstock rollouts`"):
                 await client.hold_rollout("r9")
         assert (await shell.run("forget", "r1")).code == 0
         shown = (await shell.run("retention")).text
