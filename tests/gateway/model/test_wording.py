@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, get_args
 
 import pytest
@@ -81,19 +82,16 @@ def test_every_kind_of_finding_can_be_said(kind: str) -> None:
     assert sentence({"type": kind, "ctx": context, "msg": "Input should be other", "input": 1})
 
 
-def patterns(schema: Any) -> set[str]:
+def patterns(schema: str) -> set[str]:
     """All that a JSON schema asks of texts."""
-    if isinstance(schema, list):
-        return set[str]().union(*map(patterns, schema))
-    if not isinstance(schema, dict):
-        return set()
-    here = {schema["pattern"]} if isinstance(schema.get("pattern"), str) else set[str]()
-    return here.union(*map(patterns, schema.values()))
+    found = set[str]()
+    json.loads(schema, object_hook=lambda it: found.add(it["pattern"]) if isinstance(it.get("pattern"), str) else None)
+    return found
 
 
 def test_what_penstock_toml_asks_of_a_text_is_said_in_words() -> None:
     """Nobody who has mistyped a name must read a regular expression."""
-    found = patterns(Config.model_json_schema())
+    found = patterns(json.dumps(Config.model_json_schema()))
     assert len(found) > 3
     for pattern in found:
         said = sentence({"type": "string_pattern_mismatch", "ctx": {"pattern": pattern}, "input": "?"})
