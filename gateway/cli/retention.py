@@ -114,7 +114,7 @@ def hold(
         if not rids:
             raise Failure("No rollout matches that is kept." if lift else "No rollout matches.", 1)
         changed = [await (client.lift_hold if lift else client.hold_rollout)(rid, reason) for rid in rids]
-        show(changed, json, lambda: f"{len(changed):,} {'not kept any more' if lift else 'kept until that is lifted'}")
+        show(changed, json, lambda: retention.held(changed, lift))
 
     if not rollouts and lift:
         raise Failure("say which: penstock hold --lift ROLLOUT, or a filter", 2)

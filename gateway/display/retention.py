@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.gateway.display.table import Column, Listing
 from penstock.gateway.display.text import moment, plain, size
 from penstock.gateway.model.forgotten import Forgotten, Holding
 from penstock.gateway.model.retention import RetentionStatus
+from penstock.gateway.model.wording import counted
 
 HOLDS = (
     Column("rollout"), Column("since"), Column("who"), Column("why", 1, narrows="fold", least=16),
 )  # fmt: skip
+_NAMED: Final = 3
+"""Rollouts that are named and not counted."""
 FORGOTTEN = (Column("rollout"), Column("when"), Column("why", 1, narrows="fold", least=16))
 
 
@@ -24,7 +28,7 @@ def status(view: RetentionStatus) -> str:
         lines.append("forget    nothing by itself: penstock.toml has neither [[retention]] nor tape.keep_bytes")
     lines.append(f"tape      {size(view.used_bytes)} in use of a file of {size(view.file_bytes)}")
     by_rule = f", {view.retired:,} of them by rules since the gateway started" if view.retired else ""
-    lines.append(f"forgotten {view.forgotten:,} rollouts{by_rule}")
+    lines.append(f"forgotten {counted(view.forgotten, 'rollout')}{by_rule}")
     lines.append(f"left      {_left(view)}")
     lines += [f"stuck     {why}" for why in (view.stuck, view.full) if why]
     return "\n".join(lines)
@@ -32,27 +36,38 @@ def status(view: RetentionStatus) -> str:
 
 def _left(view: RetentionStatus) -> str:
     if view.done:
-        return "nothing of them"
+        return "nothing of what was forgotten"
     left: list[str] = []
     if view.wiping:
-        left.append(f"calls of {view.wiping:,} rollouts")
+        left.append(f"calls of {counted(view.wiping, 'rollout')}")
     if view.overwriting:
         left.append("bytes in free parts of the file, until they are overwritten")
     if view.in_index is None:
         left.append("perhaps something in the index, which has not caught up")
     elif view.in_index:
-        left.append(f"{view.in_index:,} rollouts in files of the index")
+        left.append(f"{counted(view.in_index, 'rollout')} in files of the index")
     return "; ".join(left)
 
 
 def forgotten(gone: Sequence[Forgotten]) -> str:
     """What was taken off the tape."""
-    return f"forgotten: {', '.join(one.rollout for one in gone)}" if len(gone) <= 3 else f"forgotten: {len(gone):,}"
+    names = ", ".join(one.rollout for one in gone) if len(gone) <= _NAMED else counted(len(gone), "rollout")
+    return f"forgotten: {names}"
 
 
 def wiped(view: RetentionStatus) -> str:
     """What is left once it was waited for."""
-    return f"left of what was forgotten: {_left(view)}" if not view.stuck else f"not done yet: {view.stuck}"
+    return f"left: {_left(view)}" if not view.stuck else f"not done yet: {view.stuck}"
+
+
+def held(changed: Sequence[Holding], lifted: bool) -> str:
+    """Which are kept from now on, or not any more."""
+    names = ", ".join(one.rollout for one in changed) if len(changed) <= _NAMED else counted(len(changed), "rollout")
+    verb = "is" if len(changed) == 1 else "are"
+    way = (
+        f"`penstock hold --lift {changed[0].rollout}`" if len(changed) == 1 else "`penstock hold --lift` with its name"
+    )
+    return f"{names} {verb} not kept any more" if lifted else f"{names} {verb} kept until {way}"
 
 
 def holds(found: Sequence[Holding]) -> Listing:

@@ -107,7 +107,7 @@ async def test_a_person_forgets_a_rollout(start_gateway: StartGateway, tmp_path:
         shell = Shell(gateway.url, tmp_path)
         assert found(gateway.data, texts["r2"]) != []
         done = await shell.run("forget", "r2", "--who", "ann", "--why", "she asked for it")
-        assert (done.code, done.text) == (0, "forgotten: r2\nleft of what was forgotten: nothing of them\n"), done.err
+        assert (done.code, done.text) == (0, "forgotten: r2\nleft: nothing of what was forgotten\n"), done.err
         assert found(gateway.data, texts["r2"]) == []
         assert await names(gateway) == ["r0", "r1", "r3", "r4", "r5"]
 
@@ -126,7 +126,7 @@ async def test_a_person_forgets_a_rollout(start_gateway: StartGateway, tmp_path:
         assert asked.code == 2
         assert "5 rollouts that have ended match, such as r5: add --yes to forget them for good" in asked.err
         done = await shell.run("forget", "mode:train", "--yes")
-        assert done.text == "forgotten: 5\nleft of what was forgotten: nothing of them\n"
+        assert done.text == "forgotten: 5 rollouts\nleft: nothing of what was forgotten\n"
         await gateway.terminate()
     said = said_on_tape(gateway.data)
     assert not any(text in said for text in texts.values())
@@ -139,12 +139,12 @@ async def test_what_may_not_go_says_why(start_gateway: StartGateway, tmp_path: P
         await ended(gateway, "r1", "x")
         shell = Shell(gateway.url, tmp_path)
         kept = await shell.run("hold", "r1", "--who", "ann", "--why", "court order 7")
-        assert kept.text == "1 kept until that is lifted\n", kept.err
+        assert kept.text == "r1 is kept until `penstock hold --lift r1`\n", kept.err
         refused = await shell.run("forget", "r1")
         assert refused.code == 1
         assert "ann keeps rollout r1 (court order 7); end that first: penstock hold --lift r1" in refused.err
         assert "court order 7" in (await shell.run("hold")).text
-        assert (await shell.run("hold", "--lift", "r1")).text == "1 not kept any more\n"
+        assert (await shell.run("hold", "--lift", "r1")).text == "r1 is not kept any more\n"
         assert (await shell.run("hold")).err == "Nobody keeps a rollout.\n"
         assert (await shell.run("hold", "--lift", "r1")).code == 1
         async with Client(gateway.url) as client:
@@ -156,7 +156,7 @@ async def test_what_may_not_go_says_why(start_gateway: StartGateway, tmp_path: P
         assert (await shell.run("forget", "r1")).code == 0
         shown = (await shell.run("retention")).text
         assert shown.startswith("forget    nothing by itself: penstock.toml has neither [[retention]] nor tape.keep_")
-        assert "forgotten 1 rollouts\nleft      nothing of them\n" in shown
+        assert "forgotten 1 rollout\nleft      nothing of what was forgotten\n" in shown
 
 
 async def test_a_rollout_stays_while_a_call_of_it_is_served(start_gateway: StartGateway) -> None:
