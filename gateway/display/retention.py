@@ -64,10 +64,8 @@ def held(changed: Sequence[Holding], lifted: bool) -> str:
     """Which are kept from now on, or not any more."""
     names = ", ".join(one.rollout for one in changed) if len(changed) <= _NAMED else counted(len(changed), "rollout")
     verb = "is" if len(changed) == 1 else "are"
-    way = (
-        f"`penstock hold --lift {changed[0].rollout}`" if len(changed) == 1 else "`penstock hold --lift` with its name"
-    )
-    return f"{names} {verb} not kept any more" if lifted else f"{names} {verb} kept until {way}"
+    lift = f"`penstock hold --lift {changed[0].rollout if len(changed) == 1 else 'ROLLOUT'}`"
+    return f"{names} {verb} not kept any more" if lifted else f"{names} {verb} kept until {lift}"
 
 
 def holds(found: Sequence[Holding]) -> Listing:

@@ -35,6 +35,7 @@ from typing import Final
 
 from penstock.gateway.config import Config
 from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.model.wording import counted
 from penstock.gateway.server.handover import GO_ON, READY, Held, Offer, Place, Taken, send, short
 from penstock.gateway.server.listening import address_of, bound, bound_unix, rebound
 from penstock.gateway.server.team import INSIDE
@@ -346,6 +347,6 @@ def _refuse_scarce_places(config: Config, count: int) -> None:
     for upstream in config.upstreams():
         if upstream.max_concurrent is not None and upstream.max_concurrent < count:
             raise ConfigError(
-                f"upstream {upstream.name!r} takes {upstream.max_concurrent} calls at a time (max_concurrent), which "
-                f"{count} workers cannot share: start fewer workers"
+                f"upstream {upstream.name!r} takes {counted(upstream.max_concurrent, 'call')} at a time "
+                f"(max_concurrent), which {count} workers cannot share: start fewer workers"
             )

@@ -483,7 +483,7 @@ async def test_what_workers_cannot_share_is_refused(tmp_path: Path) -> None:
     )
     done = await shell.run("serve", "--workers", "2", "--data", str(tmp_path / "d"))
     assert done.code == 1
-    assert "upstream 'one' takes 1 calls at a time (max_concurrent), which 2 workers cannot share" in done.err
+    assert "upstream 'one' takes 1 call at a time (max_concurrent), which 2 workers cannot share" in done.err
     done = await shell.run("serve", "--workers", "0")
     assert done.code == 2
     assert "--workers" in done.err
