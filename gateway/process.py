@@ -132,6 +132,17 @@ class Process:
         await gateway.stop(self.hurry)
         for timer in self._timers.values():
             timer.cancel()
+        if self.children and self._command is not None:
+            await self._become_parent(self._command)
+
+    async def _become_parent(self, command: list[str]) -> None:
+        """Of the process that has taken over. Not after the loop has ended: a signal would have its usual effect then,
+        and nobody could stop that process any more."""
+        caught = parent.hold_signals()
+        # The loop passes on those that came before.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        parent.become(sorted(self.children), command, caught)
 
 
 class Asked(msgspec.Struct):
@@ -168,8 +179,6 @@ def run(asked: Asked, *, take_over: bool = False) -> None:
     from the gateway that writes this tape, where there is one.
     """
     process = _run(asked, lambda config: _alone_or_parent(asked, config, take_over))
-    if process.children:
-        parent.become(sorted(process.children), asked.command)
     sys.exit(process.code)
 
 

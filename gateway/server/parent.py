@@ -2,7 +2,8 @@
 started the gateway finds it under the same process id.
 
 It passes signals on, starts the next process at SIGHUP, and ends when its children have. `python -m
-penstock.gateway.server.parent CHILDREN COMMAND...`: process ids with commas between them, and what SIGHUP starts.
+penstock.gateway.server.parent CHILDREN CAUGHT COMMAND...`: process ids with commas between them, a descriptor from
+which signals are read that came earlier, and what SIGHUP starts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Final
 
 _PASSED: Final = (signal.SIGTERM, signal.SIGINT)
@@ -23,13 +25,23 @@ def start(command: list[str]) -> int:
     return os.posix_spawn(command[0], command, os.environ, setpgroup=0, setsigmask=(), setsigdef=_AWAITED)
 
 
-def become(children: Sequence[int], command: Sequence[str]) -> None:
-    """This process is the parent from now on; does not return."""
-    # A signal that comes before it is ready waits for it.
+def hold_signals() -> int:
+    """Those that come from now on wait for the parent that this process becomes. Returns the descriptor of a pipe: the
+    system may give them to other threads of this process, which write their numbers there."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    caught, written = os.pipe()
+    os.set_blocking(written, False)
+    signal.set_wakeup_fd(written)
+    os.set_inheritable(caught, True)
+    return caught
+
+
+def become(children: Sequence[int], command: Sequence[str], caught: int) -> None:
+    """This process is the parent from now on; does not return. `caught`: of `hold_signals`."""
     sys.stdout.flush()
     named = ",".join(map(str, children))
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "penstock.gateway.server.parent", named, *command])
+    words = [sys.executable, "-P", "-m", "penstock.gateway.server.parent", named, str(caught), *command]
+    os.execv(sys.executable, words)
 
 
 def ended(children: set[int]) -> int | None:
@@ -46,12 +58,14 @@ def ended(children: set[int]) -> int | None:
     return code
 
 
-def main(children: set[int], command: list[str]) -> int:
+def main(children: set[int], caught: int, command: list[str]) -> int:
     """Until the last child has ended; its exit code."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    with open(caught, "rb") as pipe:
+        earlier = pipe.read()
+    signals = chain(earlier, iter(lambda: signal.sigwait(_AWAITED), None))
     code = ended(children) or 0
     while children:
-        number = signal.sigwait(_AWAITED)
+        number = next(signals)
         if number == signal.SIGHUP:
             children.add(start(command))
         elif number == signal.SIGCHLD:
@@ -67,4 +81,4 @@ def main(children: set[int], command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(set(map(int, sys.argv[1].split(","))), sys.argv[2:]))
+    sys.exit(main(set(map(int, sys.argv[1].split(","))), int(sys.argv[2]), sys.argv[3:]))

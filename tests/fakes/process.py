@@ -15,7 +15,7 @@ import resource
 import ssl
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -178,7 +178,9 @@ class Gateway:
                 _ = await process.communicate()  # also closes the pipe
         except TimeoutError:
             process.kill()
-            _ = await process.communicate()
+            with suppress(TimeoutError):  # what it has started may have its pipe, and lives on
+                async with asyncio.timeout(PATIENCE):
+                    _ = await process.communicate()
             raise AssertionError(f"the gateway did not stop within {PATIENCE} s of {how}\n{self.log}") from None
         assert process.returncode is not None
         return process.returncode

@@ -15,7 +15,7 @@ import pytest
 from fakes.budgets import budget, toml, uses
 from fakes.odd import Odd, request, send, wait
 from fakes.preloaded import penstock
-from fakes.process import Gateway, children, running, upstream, upstreams
+from fakes.process import ROOT, Gateway, children, running, upstream, upstreams
 from fakes.provider import serving
 from fakes.raw import chunk, connect, events_head, get, post
 from fakes.rig import CHAT, odd_on
@@ -43,6 +43,10 @@ async def streaming() -> AsyncGenerator[tuple[Odd, str]]:
 def successors(pid: int) -> list[int]:
     """Processes that this one has started to take over, and that have not ended."""
     return [one for one in children(pid) if b"--take-over" in command(one)]
+
+
+def runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def command(pid: int) -> bytes:
@@ -128,6 +132,47 @@ async def test_a_reload_changes_the_settings_and_breaks_no_stream(tmp_path: Path
 
 async def _one_is_left(gateway: Gateway) -> bool:
     return len(successors(gateway.pid)) == 1
+
+
+WHILE_IT_CHANGES = """
+import os, signal, uvloop
+from pathlib import Path
+
+run, execv = uvloop.run, os.execv
+
+
+def stop():
+    # Only the process that is to be the parent of another one.
+    if any(task.read_text() for task in Path("/proc/self/task").glob("*/children")):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run_and_stop(*given, **named):
+    found = run(*given, **named)
+    stop()
+    return found
+
+
+def stop_and_execute(*given):
+    stop()
+    execv(*given)
+
+
+uvloop.run, os.execv = run_and_stop, stop_and_execute
+"""
+"""Has SIGTERM come to a process that has handed over, just when it becomes the parent of the next one."""
+
+
+async def test_a_signal_to_a_process_that_becomes_a_parent_is_passed_on(tmp_path: Path) -> None:
+    """It would end this one alone, and nobody could stop the next one any more."""
+    (tmp_path / "sitecustomize.py").write_text(WHILE_IT_CHANGES)
+    env = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    async with running(tmp_path / "home", "", env=env, under=("env",)) as gateway:
+        next_one = await reload(gateway)
+        assert gateway.process is not None
+        async with asyncio.timeout(60):
+            assert await gateway.process.wait() == 0
+        assert not runs(next_one)
 
 
 @pytest.mark.parametrize("as_parent", [False, True])
