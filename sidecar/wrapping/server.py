@@ -26,7 +26,7 @@ GRACE_S: Final = 2.0
 
 
 class Server:
-    """A server that runs. Raises OSError when not even its warden can be started."""
+    """A server that runs; for the main thread. Raises OSError when not even its warden can be started."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.signalled = False
@@ -48,6 +48,14 @@ class Server:
             os.close(child_in)
             os.close(child_out)
         self._control = ours
+        # A signal that comes just before the main thread waits, or to another thread, would not be heard of in time.
+        self._woken, written = os.pipe()
+        for end in (self._woken, written):
+            os.set_blocking(end, False)
+        _ = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        self._waiting = select.poll()
+        for readable in (self._control, self._woken):
+            self._waiting.register(readable, select.POLLIN)
         self._said: dict[str, Any] = {}
         self._rest = b""
 
@@ -101,6 +109,12 @@ class Server:
         return code if code >= 0 else 128 - code
 
     def _listen(self) -> bool:
+        """Waits for a signal, which is handled then, or for what its warden says; False when that says no more."""
+        ready = [handle for handle, _ in self._waiting.poll()]
+        if self._woken in ready:
+            _ = os.read(self._woken, 4096)
+        if self._control.fileno() not in ready:
+            return True
         try:
             data = self._control.recv(4096)
         except OSError:

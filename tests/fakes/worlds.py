@@ -252,7 +252,8 @@ async def world(name: str, home: Path) -> AsyncGenerator[World]:
 def configuration(provider: Provider, vllm: FakeEngine) -> str:
     """Of its gateway."""
     servers = [f'[[upstream]]\nname = "{name}"\nbase_url = "{vllm.openai_url}"\n' for name in ("vllm", "production-2")]
-    return upstreams(openai=provider.openai_url, anthropic=provider.url) + "".join(servers)
+    teams = '[[budget]]\nname = "teams"\nper = "key"\nunit = "usd"\nlimit = 200\nwindow = "month"\n'
+    return upstreams(openai=provider.openai_url, anthropic=provider.url) + "".join(servers) + teams
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -7,10 +7,11 @@ import hashlib
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fakes.process import PATIENCE
+from fakes.process import PATIENCE, ROOT
 from fakes.wrapping import Wrapping
 
 HUGE = 100 << 20
@@ -123,6 +124,38 @@ async def test_a_server_that_does_not_listen_is_killed(wrapping: Wrapping) -> No
     assert await wrapper.process.stdout.readline() == b"ready\n"
     wrapper.process.terminate()
     assert await wrapper.end() == 137
+
+
+WHILE_IT_WAITS = """
+import os, signal, sys, threading
+from penstock.sidecar.wrapping.server import FORWARDED, Server
+
+server, main = Server(["sleep", "600"]), threading.main_thread().ident
+for number in FORWARDED:
+    signal.signal(number, lambda number, _: server.forward(number))
+assert server.started()
+
+
+def interrupt():
+    while sys._current_frames()[main].f_code.co_name != "_listen":
+        pass
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+
+threading.Thread(target=interrupt).start()
+os._exit(server.wait())
+"""
+"""A signal that interrupts nothing: another thread gets it while the main thread waits."""
+
+
+async def test_a_signal_that_interrupts_nothing_is_passed_on() -> None:
+    """As one that comes just before the wrapper waits for its server."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WHILE_IT_WAITS, cwd=ROOT)
+    try:
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 128 + signal.SIGTERM
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
 
 
 async def test_nothing_outlives_a_wrapper_that_is_killed(wrapping: Wrapping) -> None:
