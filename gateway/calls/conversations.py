@@ -33,7 +33,7 @@ _REMEMBERED: Final = 20_000
 _EQUAL: Final = 64
 _NEAR: Final = 16
 """Items at the end; the new ones most often begin among these."""
-_UNREAD_BYTES: Final = 16 << 20
+UNREAD_BYTES: Final = 16 << 20
 """Bytes of answers that are kept unread."""
 
 
@@ -110,7 +110,7 @@ class Conversations:
     of a client without an address opens a new rollout.
     """
 
-    def __init__(self, remembered: int = _REMEMBERED, unread_bytes: int = _UNREAD_BYTES) -> None:
+    def __init__(self, remembered: int = _REMEMBERED, unread_bytes: int = UNREAD_BYTES) -> None:
         self._remembered = remembered
         self._unread_bytes = unread_bytes
         self._open: OrderedDict[int, list[Ended]] = OrderedDict()

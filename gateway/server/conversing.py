@@ -18,15 +18,13 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.gateway.calls.conversations import Answer, Found
+from penstock.gateway.calls.conversations import UNREAD_BYTES, Answer, Found
 from penstock.gateway.calls.fingerprints import Story
 from penstock.gateway.calls.joining import Joining, settle
 from penstock.gateway.http.client_connection import Hints
 from penstock.gateway.server.link import Handler, Link, LinkLost
 from penstock.gateway.server.team import PATIENCE_S, Member
 
-_UNREAD_BYTES: Final = 16 << 20
-"""Bytes of answers that a worker keeps for the first one; as many as that keeps unread of all."""
 _CONNECTIONS: Final = 20_000
 """Of each worker, of which the first one knows which conversations they have carried."""
 _NUMBERS: Final = "q"
@@ -177,7 +175,8 @@ class Asker:
         if key is not None:
             self._answers[number] = answer
             self._weight += answer.weight
-            while self._weight > _UNREAD_BYTES:
+            # Of all workers the first one keeps as many.
+            while self._weight > UNREAD_BYTES:
                 self._weight -= self._answers.popitem(last=False)[1].weight
         ended = Ended(found.number, key, hints.number, hints.peer, rollout, number, answer.weight, response)
         self._member.tell("remember", ended)

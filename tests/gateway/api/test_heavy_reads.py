@@ -88,15 +88,21 @@ def connected(served: Serving) -> int:
     return len(served.runner.server.connections)
 
 
+async def all_asked(tape: SlowTape, served: Serving, http: aiohttp.ClientSession) -> list[asyncio.Task[int]]:
+    """One heavy read of each kind, once as many as may run are at work and the others wait."""
+    reads = [asyncio.ensure_future(status_of(http, served.url + path)) for path in HEAVY]
+
+    async def all_came() -> bool:
+        return len(tape.asked) >= AT_ONCE and connected(served) == len(HEAVY)
+
+    await until(all_came)
+    return reads
+
+
 async def test_few_run_at_once_and_no_cheap_read_waits(http: aiohttp.ClientSession) -> None:
     tape = SlowTape()
     async with serving(tape) as served:
-        reads = [asyncio.ensure_future(status_of(http, served.url + path)) for path in HEAVY]
-
-        async def all_came() -> bool:
-            return len(tape.asked) >= AT_ONCE and connected(served) == len(HEAVY)
-
-        await until(all_came)
+        reads = await all_asked(tape, served, http)
         for path in CHEAP:
             assert await status_of(http, served.url + path) == 200, path
         assert len(tape.asked) == AT_ONCE
@@ -109,12 +115,7 @@ async def test_few_run_at_once_and_no_cheap_read_waits(http: aiohttp.ClientSessi
 async def test_nothing_is_read_for_a_client_that_has_left(http: aiohttp.ClientSession) -> None:
     tape = SlowTape()
     async with serving(tape) as served:
-        reads = [asyncio.ensure_future(status_of(http, served.url + path)) for path in HEAVY]
-
-        async def all_came() -> bool:
-            return len(tape.asked) >= AT_ONCE and connected(served) == len(HEAVY)
-
-        await until(all_came)
+        reads = await all_asked(tape, served, http)
         working = set(tape.asked)
         for number, read in enumerate(reads):
             if f"r{number}" not in working:
