@@ -53,8 +53,9 @@ from penstock.gateway.store.transaction import Transaction
 
 GRACE_S = 15.0
 NEVER_NS = 1 << 63
-AT_ONCE = 20
-"""Attempts that one transaction looks at, so that calls wait for it no longer than for a batch of others."""
+AT_ONCE, TURNS = 20, 50
+"""Attempts that one transaction looks at, so that calls wait for it no longer than for a batch of others. Where so many
+transactions would not be enough for all that are watched, it looks at more: they may fall due faster."""
 _RETRY_S, _SWEEP_S = 1.0, 5.0
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
@@ -364,7 +365,8 @@ class Dispatcher:
 
     async def _expire(self) -> None:
         now, due = self.now_ns(), list[tuple[str, str]]()
-        while self._due and self._due[0][0] <= now and len(due) < AT_ONCE:
+        most = max(AT_ONCE, len(self._due) // TURNS)
+        while self._due and self._due[0][0] <= now and len(due) < most:
             at, name = heappop(self._due)
             # Only the earliest of an attempt's times counts.
             if self._watched.get(name) == at:
@@ -388,8 +390,7 @@ class Dispatcher:
 
     def _sweep(self) -> None:
         """Finds attempts of which this module was not told: those that were given up and revived by a call, and those
-        that nobody has claimed.
-        """
+        that nobody has claimed."""
         self._sweeper = asyncio.get_running_loop().call_later(min(_SWEEP_S, self._quiet_s), self._sweep)
         now = self.now_ns()
         self._unclaimed.add(self.waiting.newly_unclaimed(), now + int(self._quiet_s * 1e9))

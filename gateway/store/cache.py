@@ -41,6 +41,8 @@ class CachedAttempt:
     origins: Origins
     """Number and beginning of its rollout."""
     base: Base | None = None
+    sought: bool = False
+    """Whether its base was read back, where it has one on the tape."""
     newest: int = 0
     """Sequence of the call whose body is the base, or of the call that it repeated."""
     dirty: bool = False

@@ -300,6 +300,11 @@ def attempt_values(record: bytes, rollout: Origins) -> tuple[list[Any], list[int
     return values, [cursor and cursor + rollout.number for cursor in near]
 
 
+def attempt_sequence(record: bytes) -> int:
+    """The sequence of a stored attempt."""
+    return padded(record, _ATTEMPT_DEFAULTS)[1 + _SEQUENCE]
+
+
 def _without_zeros(sums: list[int]) -> list[int]:
     end = len(sums)
     while end and not sums[end - 1]:

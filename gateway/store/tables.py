@@ -299,6 +299,9 @@ class Tables:
             live = self._new_attempt(batch, entry, known, began) if made else self._recall_attempt(batch, entry, known)
             live.values[_SUMS] = list(live.values[_SUMS])
             self._memory.add(live)
+        # Reading the base back costs a fraction of a millisecond: only for a body, and only where there is time for it.
+        if live.base is None and not live.sought and entry.body is not None and batch.alone:
+            self._recall_base(batch, live)
         return live
 
     def _find(self, batch: Batch, name: tuple[str, str]) -> CachedAttempt | None:
@@ -327,7 +330,7 @@ class Tables:
             stored = batch.view.numbered_rollout(name)
             if stored is not None:
                 number, rollout = stored
-                known = CachedRollout(rollout, [attempt.id for attempt in batch.view.attempts(name)], number)
+                known = CachedRollout(rollout, batch.view.attempt_names(number), number)
                 self._memory.add_rollout(known)
         return known
 
@@ -358,7 +361,7 @@ class Tables:
         known.attempts.append(entry.attempt)
         batch.append(b"a" + key)
         values = records.new_attempt(len(known.attempts), began)
-        return CachedAttempt((entry.rollout, entry.attempt), values, key, known.origins, turn=self._turn)
+        return CachedAttempt((entry.rollout, entry.attempt), values, key, known.origins, sought=True, turn=self._turn)
 
     def _recall_attempt(self, batch: Batch, entry: Entry, known: CachedRollout) -> CachedAttempt:
         name = entry.rollout, entry.attempt
@@ -369,19 +372,18 @@ class Tables:
         live.values, live.cursors = records.attempt_values(stored, known.origins)
         live.stored = stored
         live.block = last_block(live.values[_SPANS])
-        # Reading the base back costs a fraction of a millisecond: only where there is time for it.
-        if batch.alone:
-            self._recall_base(batch, live)
         return live
 
     def _recall_base(self, batch: Batch, live: CachedAttempt) -> None:
+        live.sought = True
         try:
             found = batch.view.newest_body(*live.name, live.values[_SPANS])
         except (Damaged, *codec.UNREADABLE):
             # A damaged old body must not stop the recording of new ones; `check` reports it.
             return
         if found is not None:
-            live.newest, live.base = found
+            live.newest, base = found
+            self._memory.keep(live, base)
 
 
 def _link_retry(live: CachedAttempt, entry: Entry) -> None:

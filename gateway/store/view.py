@@ -22,6 +22,7 @@ from penstock.gateway.store.records import (
     Origins,
     Style,
     attempt_of,
+    attempt_sequence,
     attempt_values,
     body_of,
     origins_of,
@@ -138,6 +139,11 @@ class View:
             attempt_of(rollout, keys.attempt_of_place(key), attempt_values(value, origins)[0]) for key, value in records
         ]
         return sorted(found, key=lambda attempt: attempt.sequence)
+
+    def attempt_names(self, number: int) -> list[str]:
+        """The names of the attempts of the rollout with this number, oldest first."""
+        found = scan(self.txn, self._dbs["attempts"], keys.number(number))
+        return [name for _, name in sorted((attempt_sequence(it), keys.attempt_of_place(key)) for key, it in found)]
 
     def queue_state(self) -> QueueState:
         """Whether work is handed out."""

@@ -683,9 +683,15 @@ async def test_who_was_heard_of_lately_is_looked_at_without_being_remembered(tmp
         assert memory.find(("by-hand", "0")) is None
 
 
-async def test_many_end_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("turns", "at_once"), [(100, 7), (2, 25)])
+async def test_many_end_some_at_a_time_and_more_where_very_many_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, at_once: int
+) -> None:
+    """Else more would fall due than are looked at, and what waits would grow without end."""
     monkeypatch.setattr(dispatcher, "AT_ONCE", 7)
-    async with living(tmp_path, quiet_s=0.2) as life:
+    monkeypatch.setattr(dispatcher, "TURNS", turns)
+    clock = Clock()
+    async with living(tmp_path, clock, quiet_s=30) as life:
         seen: list[int] = []
         submit = life.recorder.submit
 
@@ -694,12 +700,15 @@ async def test_many_end_some_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
             done.add_done_callback(lambda it: seen.append(len(it.result()) if isinstance(it.result(), list) else 0))
             return done
 
-        monkeypatch.setattr(life.recorder, "submit", counting)
         for number in range(50):
             life.recorder.put(Call(f"by-hand-{number}", "0", life.clock()))
         assert await life.recorder.flush()
+        life.dispatcher._sweep()
+        clock.ahead += 3600 * SECOND
+        monkeypatch.setattr(life.recorder, "submit", counting)
+        life.dispatcher._sweep()
         await life.when(lambda: not QueueReader(life.store).unclaimed())
-        assert max(seen) == 7
+        assert max(seen) == at_once
         assert life.metrics.attempts[("succeeded",)] == 50
 
 

@@ -29,6 +29,7 @@ from penstock.gateway.store.environment import FORMAT, ORDER, REMAP_BYTES
 from penstock.gateway.store.exchanges import header_lines
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.view import View
 
 SMALL = 1 << 20
 
@@ -341,6 +342,24 @@ def test_a_conversation_leans_on_what_was_written_before_a_restart(tmp_path: Pat
         with store.view() as view:
             assert len(view.get("bodies", keys.number(30)) or b"") < 150
         assert_kept(store, [*before, last])
+
+
+def test_a_conversation_is_read_back_only_for_a_call_that_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ended one as well read its last body: a quarter of the time, and memory that others' bodies need."""
+    *before, last = conversation(30)
+    with open_store(tmp_path) as store:
+        store.write(before)
+    with open_store(tmp_path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(View, "newest_body", None)
+            ending = Task(lambda tape: tape.attempt(Entry("r1", "a1")).values[:1])
+            store.write([ending])
+            assert ending.result == [1]
+        store.write([last])
+        with store.view() as view:
+            assert len(view.get("bodies", keys.number(30)) or b"") < 150
 
 
 def test_the_writer_forgets_when_it_must_and_loses_nothing(tmp_path: Path) -> None:
