@@ -31,6 +31,7 @@ from penstock.gateway.http.client_connection import Hints
 
 _REMEMBERED: Final = 20_000
 _EQUAL: Final = 64
+_CONTINUED: Final = 64
 _NEAR: Final = 16
 """Items at the end; the new ones most often begin among these."""
 UNREAD_BYTES: Final = 16 << 20
@@ -80,7 +81,7 @@ class Ended(msgspec.Struct, eq=False, gc=False):
     said: array[int] | None = None
     """The items of its answer; None until it is read."""
     continued: tuple[int, ...] = ()
-    """The conversations that have continued it."""
+    """The conversations that have continued it; of very many the newest."""
 
     def settle(self) -> None:
         """Reads the answer, unless that was done."""
@@ -135,7 +136,7 @@ class Conversations:
     def follow(self, found: Found, story: Story, hints: Hints, rollout: str) -> None:
         """Notes that the call was given this rollout."""
         if found.after is not None:
-            found.after.continued += (story.key,)
+            found.after.continued = (*found.after.continued[1 - _CONTINUED :], story.key)
             hints.mixed = hints.mixed or hints.last not in (None, rollout)
         hints.last = rollout
 

@@ -174,6 +174,17 @@ def test_equal_openings_do_not_pile_up() -> None:
     assert dispatcher.find([b"hello", b"0", b"x"]) is None
 
 
+def test_nor_do_conversations_that_continue_one() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.told(OPENING, b"hi", "one")
+    asked = [dispatcher.ask([*OPENING, b"hi", b"%d" % number]) for number in range(1000)]
+    assert {it.rollout for it in asked} == {"one"}
+    last = asked[-1]
+    assert last.found.after is not None
+    assert len(last.found.after.continued) <= 64
+    assert last.story.key in last.found.after.continued
+
+
 @pytest.mark.parametrize("opening", ["another one", "the same"])
 def test_no_answer_is_kept_that_nobody_can_continue(opening: str) -> None:
     """Neither of conversations that were forgotten, nor of a request that its client repeats."""
