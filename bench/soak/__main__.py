@@ -33,6 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=plan.kills, help="of the gateway (default: %(default)s)")
     parser.add_argument("--reloads", type=int, default=plan.reloads, help="of the gateway (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=plan.seed, help="of what agents do (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=plan.workers, help="of the gateway (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=HERE / "out", help="folder for samples and plot")
     return parser.parse_args()
 
@@ -43,7 +44,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     samples = options.out / "soak.jsonl"
     samples.unlink(missing_ok=True)
-    plan = Plan(options.calls, options.agents, options.kills, options.reloads, seed=options.seed)
+    counts = options.calls, options.agents, options.kills, options.reloads
+    plan = Plan(*counts, seed=options.seed, workers=options.workers)
     cores = Cores.choose()
     os.sched_setaffinity(0, {cores.load})
     outcome = uvloop.run(run(plan, cores, samples))

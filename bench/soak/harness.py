@@ -44,6 +44,8 @@ class Plan:
     reloads: int = 3
     samples: int = 200
     seed: int = 1
+    workers: int = 1
+    """Of the gateway. With several every second kill takes only one of them."""
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Soak:
         self.calls, self.kills = Calls(secrets.randbelow(2**32 - 1) + 1), list[Kill]()
         self.outcome = Outcome(plan)
         self._done = self._rollouts = 0
+        self._chance = random.Random(plan.seed)
         self._marks: list[tuple[int, asyncio.Future[None]]] = []
         self._up = asyncio.Event()
 
@@ -120,7 +123,9 @@ class Soak:
             await self._reached(at)
             self.outcome.faults.append((fault, self._done))
             self._sampler.life += 1
-            if fault == "kill":
+            if fault == "kill" and self._plan.workers > 1 and len(self.kills) % 2:
+                self.kills.append(await self._served.kill_worker(self._chance))
+            elif fault == "kill":
                 self._up.clear()
                 self.kills.append(await self._served.kill())
                 await self._served.start()
@@ -152,7 +157,7 @@ async def run(plan: Plan, cores: Cores, out: Path) -> Outcome:
     """A soak in a directory of its own; samples go to `out` as they come."""
     BUILD.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="soak-", dir=BUILD) as home, _provider(cores.load) as provider:
-        served = Served(Path(home), provider, cores.gateway)
+        served = Served(Path(home), provider, cores.gateway, plan.workers)
         soak = Soak(plan, served, out)
         try:
             await soak.run()

@@ -1,12 +1,15 @@
-"""The gateway of a soak: one process, or two while one hands over to the next, on one core, port and tape."""
+"""The gateway of a soak: one process, or two while one hands over to the next, or workers with their parent; on one
+core, port and tape."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
@@ -71,9 +74,9 @@ def steady_port() -> int:
 class Served:
     """Starts it, kills it, has it started anew."""
 
-    def __init__(self, home: Path, provider: int, core: int) -> None:
+    def __init__(self, home: Path, provider: int, core: int, workers: int = 1) -> None:
         self.port = steady_port()
-        self.data, self.core = home / "data", core
+        self.data, self.core, self._workers = home / "data", core, workers
         self._config, self._log = home / "penstock.toml", home / "log"
         self._config.write_text(CONFIG.format(port=self.port, provider=provider))
         self.process: asyncio.subprocess.Process | None = None
@@ -89,6 +92,7 @@ class Served:
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "penstock", "serve", "--config", self._config, "--data", self.data),
+                *(("--workers", str(self._workers)) if self._workers > 1 else ()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -127,6 +131,24 @@ class Served:
             while any(map(_runs, pids)):  # noqa: ASYNC110 - some may have lost their parent, whom alone the kernel tells
                 await asyncio.sleep(0.01)
         return Kill(begin, monotonic())
+
+    async def kill_worker(self, chance: random.Random) -> Kill:
+        """One of several; returns when another one is there."""
+        workers = await self._when(lambda workers: len(workers) == self._workers)
+        begin = monotonic()
+        os.kill(chance.choice(sorted(workers)), signal.SIGKILL)
+        await self._when(lambda now: bool(now - workers))
+        return Kill(begin, monotonic())
+
+    async def _when(self, right: Callable[[set[int]], bool]) -> set[int]:
+        """The workers, when it is so; after a reload those of the process before are there for a while."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not right(now := self._leaves()):  # noqa: ASYNC110 - only /proc tells
+                await asyncio.sleep(0.01)
+        return now
+
+    def _leaves(self) -> set[int]:
+        return {pid for pid in procfs.tree(self.pid) if not procfs.children(pid)}
 
     async def stop(self) -> None:
         """As it is asked to; what runs may end."""

@@ -18,13 +18,13 @@ from bench.soak.samples import Latency, Sample
 
 
 @pytest.mark.timeout(180)
-async def test_every_call_is_accounted_for(tmp_path: Path) -> None:
-    plan = Plan(calls=400, agents=16, kills=1, reloads=1, samples=8)
+@pytest.mark.parametrize("plan", [Plan(400, 16, 1, 1, samples=8), Plan(600, 16, 2, 1, samples=8, workers=2)])
+async def test_every_call_is_accounted_for(tmp_path: Path, plan: Plan) -> None:
     outcome = await run(plan, Cores.choose(), tmp_path / "soak.jsonl")
     said = report(outcome)
     print(said)
     assert outcome.account.wrong == 0
-    assert [fault for fault, _ in outcome.faults] == ["kill", "reload"]
+    assert [fault for fault, _ in outcome.faults] == ["kill", "reload", "kill"][: plan.kills + plan.reloads]
     assert outcome.account.ends.total() - outcome.account.unsent >= plan.calls
     on_tape = {end for (_, end), count in outcome.account.ends.items() if count}
     assert {"ok", "error", "cancelled"} <= on_tape, "the run was worth its name"
