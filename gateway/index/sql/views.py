@@ -81,7 +81,7 @@ VIEWS: Final[dict[str, View]] = {
             "created": _time("created_ns", "when it was made"),
             "last_seen": _time("last_seen_ns", "when something happened to it last"),
             "ended": _time("ended_ns", "when it ended"),
-            "reward": Column("double", "reward", "the sum of its rewards"),
+            "reward": Column("double", "reward", "value of its newest trusted reward"),
             "calls": Column("bigint", "calls", "model calls"),
             "errors": Column("bigint", "errors", "those that failed"),
             "cancelled": Column("bigint", "cancelled", "those that the agent left"),
