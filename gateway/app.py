@@ -69,6 +69,7 @@ from penstock.gateway.releases.replay.sender import Context
 from penstock.gateway.releases.shadow.stage import Shadow
 from penstock.gateway.retention.service import Retention
 from penstock.gateway.runs.service import RunService
+from penstock.gateway.server import cautions
 from penstock.gateway.server.bridge import ControlPlane, LeaderPlane
 from penstock.gateway.server.dispatch import Dispatch
 from penstock.gateway.server.duties import Duties
@@ -113,6 +114,8 @@ class Gateway:
         self._tls = server_tls(config.tls, self.metrics)
         own = tuple(key for key in (admin_key(), read_key(), audit_key()) if key is not None)
         self._taken, self._place = taken, ALONE if taken is None else taken.place
+        if not self._place.number:
+            cautions.warn(config, self._prices)
         share = self._place.share
         self.pools = {upstream.name: Pool(upstream, own, share) for upstream in config.upstreams()}
         own_keys, tally = own_secrets(config.secrets()), Tally(self.metrics.masked, self.metrics.masking_failures)

@@ -55,7 +55,7 @@ def title(view: View[Any, Any]) -> Text:
 
 
 def _titled(one: Pane, id: str | None) -> Text:
-    return plain(f"== {one.title}" + (f" of {id}" if id else ""), "bold")
+    return plain(f"== {one.title}" + (f": {id}" if id else ""), "bold")
 
 
 def _some(head: Text) -> list[Text]:

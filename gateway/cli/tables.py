@@ -61,7 +61,7 @@ COMMANDS: Final[dict[str, Command]] = {
     ),
     "upstreams": Command(
         "penstock.gateway.cli.upstreams:upstreams",
-        "List upstreams: whether calls to each wait, and how many run or have waited.",
+        "List upstreams: which serve, rest or fail their checks, and which calls wait.",
     ),
     "changes": Command("penstock.gateway.cli.reading:changes", "Follow what happens, until interrupted."),
     "export": Command(

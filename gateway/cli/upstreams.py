@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def upstreams(*, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List upstreams: whether calls to each wait, and how many run or have waited."""
+    """List upstreams: which serve, rest or fail their checks, and which calls wait."""
     from penstock.gateway.display import upstreams
 
     async def ask(client: Client) -> None:

@@ -1,7 +1,7 @@
 """Connections to model endpoints, pooled per upstream, without a cap.
 
 If an idle link closes before it answers, the server's keep-alive timer was faster: the call is sent again on a fresh
-link. Nothing is ever sent twice once a byte of an answer was seen.
+link. Once a byte of an answer was seen, nothing is sent again from here; `proxy.failover` decides on the next upstream.
 """
 
 from __future__ import annotations

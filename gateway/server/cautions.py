@@ -1,0 +1,70 @@
+"""What a configuration allows and hardly anybody wants: a warning of each, when a gateway starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from penstock.gateway.budgets.limits import Limit
+from penstock.gateway.config import Config
+from penstock.gateway.model.prices import Prices
+from penstock.gateway.upstream_settings import Route, Upstream
+
+_log = logging.getLogger("penstock.app")
+
+
+def warn(config: Config, prices: Prices) -> None:
+    """Logs them."""
+    for problem in (*_unpriced(config, prices), *_keys_of_others(config)):
+        _log.warning("%s", problem)
+
+
+def _unpriced(config: Config, prices: Prices) -> Iterator[str]:
+    """Models of routes that a budget in money refuses, because they have no price."""
+    now = time.time_ns()
+    money = [Limit(one) for one in config.budget if one.unit == "usd" and one.unpriced == "refuse"]
+    # Patterns tell nothing.
+    routes = [route for route in config.route if "*" not in route.model and "?" not in route.model]
+    for route in routes if money else ():
+        names = [route.model, *_aliases(route)]
+        if not any(prices.price(name, now) for name in names):
+            for limit in money:
+                if limit.is_about(route.model):
+                    yield (
+                        f"budget {limit.budget.name!r} refuses calls for model {route.model!r} of [[route]], which has "
+                        'no price: add one to the file that `prices` names, or set unpriced = "free"'
+                    )
+
+
+def _aliases(route: Route) -> list[str]:
+    if route.alias is None:
+        return []
+    return list(route.alias.values()) if isinstance(route.alias, dict) else [route.alias]
+
+
+def _keys_of_others(config: Config) -> Iterator[str]:
+    """Upstreams that get the key that an agent has brought for another one of their route, at somebody else's."""
+    known = {one.name: one for one in config.upstreams()}
+    told = set[str]()
+    for route in config.route:
+        keyless = [known[name] for name in route.upstream if name in known and known[name].key_env is None]
+        for other in keyless[1:]:
+            if _site(other) not in (None, _site(keyless[0])) and other.name not in told:
+                told.add(other.name)
+                yield (
+                    f"upstream {other.name!r} has no key_env: it gets the key that an agent brings for "
+                    f"{keyless[0].name!r}, which comes first for model {route.model!r}; give it a key of its own"
+                )
+
+
+def _site(upstream: Upstream) -> str | None:
+    """The last two names of a public host; None for one of a network of one's own."""
+    host = urlsplit(upstream.base_url).hostname or ""
+    try:
+        return None if ipaddress.ip_address(host).is_private else host
+    except ValueError:
+        names = host.split(".")
+        return None if len(names) == 1 or names[-1] in ("local", "internal", "test") else ".".join(names[-2:])
