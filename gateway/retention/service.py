@@ -5,7 +5,8 @@ through all rollouts, the oldest first, for those whose time is over by a rule. 
 takes the oldest that have ended. Each look, and each pass over the file, is followed by a pause of twenty times its
 length, so that they take a twentieth of a core at most; what somebody asks to be forgotten does not wait for that.
 
-Writes go through the recorder, between calls; a pause as long as the write follows each. What was begun when a gateway
+Writes go through the recorder, between calls; a pause as long as the write follows each. They are not counted as part
+of a look: otherwise the more had to go, the longer nothing would. What was begun when a gateway
 was killed is on the tape and is finished by the next.
 """
 
@@ -103,7 +104,7 @@ class Retention:
         self._retired = 0
         self._looked_ns: int | None = None
         self._failing = self._full = ""
-        self._next_look = self._next_pass = 0.0
+        self._next_look = self._next_pass = self._looking = 0.0
         self._asked, self._stopping = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -288,7 +289,7 @@ class Retention:
         """Looks for rollouts whose time is over."""
         if monotonic() < self._next_look or self._stopping.is_set():
             return
-        began = monotonic()
+        self._looking = 0.0
         self._full = ""
         try:
             if self._rules:
@@ -297,13 +298,15 @@ class Retention:
             if self._keep_bytes is not None and self._store.live_bytes() > self._keep_bytes:
                 await self._make_space(self._keep_bytes)
         finally:
-            self._next_look = monotonic() + max(EVERY_S, SHARE * (monotonic() - began))
+            self._next_look = monotonic() + max(EVERY_S, SHARE * self._looking)
 
     async def _retire(self, found: Iterator[Due | None], wanted: Callable[[], int]) -> None:
         """Takes rollouts off the tape, and wipes them. `wanted`: how many now; 0 ends it."""
         more = True
         while more and not self._stopping.is_set() and (most := wanted()):
+            began = monotonic()
             some, more = await asyncio.to_thread(_some, found, most)
+            self._looking += monotonic() - began
             for why in dict.fromkeys(one.why for one in some):
                 busy = await self._busy()
                 names = [one.rollout for one in some if one.why == why and one.rollout not in busy]

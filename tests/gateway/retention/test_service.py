@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.entries import call
@@ -18,6 +20,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.rollout import RolloutStatus
+from penstock.gateway.retention import service
 from penstock.gateway.retention.service import Retention
 from penstock.gateway.store import Store, keys
 from penstock.gateway.store.operation import Task
@@ -130,3 +133,31 @@ async def test_a_rule_goes_on_behind_a_rollout_of_a_clock_that_was_wrong(store: 
 
         await until(gone)
     assert [rollout.id for _, rollout in store.rollouts()] == ["odd"]
+
+
+async def test_the_more_have_to_go_the_later_is_not_the_next_look(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What deleting took counted as looking: after ten minutes of it nothing went for more than three hours."""
+    monkeypatch.setattr(service, "EVERY_S", 0.05)
+    ended(store, call("r1"))
+    async with retaining(store, [RetentionRule(filter="", after="1d")]) as (retention, recorder):
+        submit = recorder.submit
+
+        def slowly(do: Callable[[Transaction], Any]) -> asyncio.Future[Any]:
+            async def done() -> Any:
+                await asyncio.sleep(0.1)
+                return await submit(do)
+
+            return asyncio.ensure_future(done())
+
+        monkeypatch.setattr(recorder, "submit", slowly)
+        ended_at = time.monotonic()
+
+        async def gone(count: int) -> bool:
+            return retention.status(0).retired == count
+
+        await until(lambda: gone(1))
+        ended(store, call("r2"))
+        await until(lambda: gone(2))
+        assert time.monotonic() - ended_at < 10, "not twenty times what it took to delete the first one"
