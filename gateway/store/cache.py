@@ -6,8 +6,8 @@ All of it is on the tape too and is read back when it is needed again, so it may
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -186,13 +186,21 @@ class Memory:
             self.forget_shared({shared.base.number})
         return shared.base
 
-    def forget(self, rollout: str) -> None:
-        """Drops a rollout with all that is its own."""
-        for name in [name for name in self._live if name[0] == rollout]:
-            self.drop(name)
+    def forget(self, rollout: str, attempts: Iterable[str]) -> None:
+        """Drops a rollout with all that is its own; these are its attempts."""
+        for attempt in attempts:
+            self.drop((rollout, attempt))
         self.drop_rollout(rollout)
         for key in [key for key, (owner, _) in self._keyframes.items() if owner == rollout]:
             del self._keyframes[key]
+
+    def attempts_of(self, rollouts: Container[str]) -> Mapping[str, Sequence[str]]:
+        """The attempts of these that are remembered; looks at all that are."""
+        found = defaultdict[str, list[str]](list)
+        for rollout, attempt in self._live:
+            if rollout in rollouts:
+                found[rollout].append(attempt)
+        return found
 
     def forget_shared(self, numbers: Container[int]) -> None:
         """Drops these shared bodies."""

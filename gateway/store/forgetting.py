@@ -59,7 +59,7 @@ class Forgetting:
         self._delete_all("rewards", key)
         self._delete_all("live", key)
         self._delete_all("unclaimed", keys.number(origins.number))
-        self._tables.forget(rollout)
+        self._tables.forget(rollout, self._view.attempt_names(origins.number))
         self._batch.append(b"f" + key + keys.number(origins.number))
         return origins.number
 

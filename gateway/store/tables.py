@@ -11,7 +11,7 @@ what was forgotten. Of two things it says nothing, so `meta/untold` counts in ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.gateway.model.rollout import AttemptStatus, Rollout
@@ -29,7 +29,7 @@ _STYLES = 4096
 _SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
     records.ATTEMPT.index, ("spans", "last_seen_ns", "totals", "status", "worker")
 )
-_OF_ROLLOUTS = (b"r", b"a", b"o", b"s", b"f")
+_OF_ROLLOUTS = (b"r", b"a", b"o", b"s")
 DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SUCCEEDED)
 """Attempts that a sign of life may wake."""
 Heard: TypeAlias = Callable[[Batch, CachedAttempt, int], None]
@@ -89,17 +89,18 @@ class Tables:
         for record in changes:
             if record[:1] in _OF_ROLLOUTS:
                 self._drop(record)
+        if gone := {_rollout_of(record) for record in changes if record[:1] == b"f"}:
+            attempts = self._memory.attempts_of(gone)
+            for rollout in gone:
+                self._memory.forget(rollout, attempts.get(rollout, ()))
 
     def _drop(self, change: bytes) -> None:
         """What this change is of is not as it was."""
-        kind, parts = change[:1], change[1:].split(b"\0", 2)
-        rollout = parts[0].decode("ascii")
-        if kind == b"f":
-            self._memory.forget(rollout)
+        kind, rollout = change[:1], _rollout_of(change)
         if kind in (b"r", b"a"):
             self._memory.drop_rollout(rollout)
         if kind in (b"a", b"o", b"s"):
-            self._memory.drop((rollout, parts[1].decode("ascii")))
+            self._memory.drop((rollout, change.split(b"\0", 2)[1].decode("ascii")))
 
     def _go_on(self, view: View) -> None:
         """Reads where the numbers are, and styles that are new."""
@@ -278,9 +279,9 @@ class Tables:
         records.count(live.values[_SUMS], Entry(rollout, attempt, status=SpanStatus.INTERRUPTED, **said))
         self._finish(batch, live, sequence, records.head_of(self._style(batch, tuple(style)), own))
 
-    def forget(self, rollout: str) -> None:
-        """A rollout is not on the tape any more."""
-        self._memory.forget(rollout)
+    def forget(self, rollout: str, attempts: Iterable[str]) -> None:
+        """A rollout, with these attempts, is not on the tape any more."""
+        self._memory.forget(rollout, attempts)
 
     def forget_shared(self, numbers: Container[int]) -> None:
         """These shared bodies are not as they were."""
@@ -384,6 +385,10 @@ class Tables:
         if found is not None:
             live.newest, base = found
             self._memory.keep(live, base)
+
+
+def _rollout_of(change: bytes) -> str:
+    return change[1 : change.index(b"\0")].decode("ascii")
 
 
 def _link_retry(live: CachedAttempt, entry: Entry) -> None:

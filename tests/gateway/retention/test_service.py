@@ -23,6 +23,7 @@ from penstock.gateway.model.rollout import RolloutStatus
 from penstock.gateway.retention import service
 from penstock.gateway.retention.service import Retention
 from penstock.gateway.store import Store, keys
+from penstock.gateway.store.cache import Memory
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
@@ -161,3 +162,16 @@ async def test_the_more_have_to_go_the_later_is_not_the_next_look(
         ended(store, call("r2"))
         await until(lambda: gone(2))
         assert time.monotonic() - ended_at < 10, "not twenty times what it took to delete the first one"
+
+
+async def test_who_forgets_one_does_not_look_through_all_that_are_remembered(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among some thousand that took five milliseconds for each, in which no call could be written."""
+    for at in range(3):
+        ended(store, call(f"r{at}"))
+    monkeypatch.setattr(Memory, "attempts_of", None)
+    async with retaining(store) as (retention, _):
+        await retention.forget("r1", ANN)
+    memory = store._writer._tables._memory
+    assert [memory.find((f"r{at}", "a1")) is not None for at in range(3)] == [True, False, True]
