@@ -13,6 +13,7 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -71,6 +72,15 @@ def allocate(path: Path, size: int, mode: int) -> None:
     except OSError as error:
         if error.errno in _FULL:
             raise
+
+
+def keep_from_children(path: Path) -> None:
+    """What this process starts from now on does not get the descriptors by which it has the file open."""
+    found = path.stat()
+    for handle in map(int, os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ()):
+        with suppress(OSError):  # it was closed meanwhile
+            if os.path.samestat(os.fstat(handle), found):
+                os.set_inheritable(handle, False)
 
 
 def sync(path: Path) -> None:

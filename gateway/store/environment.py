@@ -19,7 +19,16 @@ from typing import Any, TypeAlias, TypeVar
 import lmdb
 
 from penstock.gateway.store.codec import UNREADABLE
-from penstock.gateway.store.directory import FILE_MODE, OPENING, TapeError, Words, allocate, hold, refusal
+from penstock.gateway.store.directory import (
+    FILE_MODE,
+    OPENING,
+    TapeError,
+    Words,
+    allocate,
+    hold,
+    keep_from_children,
+    refusal,
+)
 from penstock.gateway.store.keys import HIGHEST_NUMBER
 
 FORMAT = b"3"
@@ -320,7 +329,7 @@ def _open(path: Path, readonly: bool, map_bytes: int, words: Words) -> lmdb.Envi
                 "`penstock backup` has made"
             )
         allocate(path / "lock.mdb", _LOCK_BYTES, FILE_MODE)
-        return lmdb.open(
+        opened = lmdb.open(
             str(path),
             map_size=max(map_bytes, size),
             max_dbs=len(DATABASES),
@@ -331,6 +340,9 @@ def _open(path: Path, readonly: bool, map_bytes: int, words: Words) -> lmdb.Envi
             meminit=True,
             mode=FILE_MODE,
         )
+        # LMDB leaves it open for whatever a process starts, and gives it to nobody.
+        keep_from_children(file)
+        return opened
     except (lmdb.Error, OSError) as error:
         raise TapeError(refusal(path.parent, error, readonly, words)) from error
 
