@@ -333,9 +333,10 @@ def _inside(data: Path, name: str) -> socket.socket:
     gateway that hands over find the next one there."""
     (data / WRITERS).mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     made = socket.socket(socket.AF_UNIX)
+    for left in (data / WRITERS).glob(f"{name}.*"):
+        # Of one that was killed before it had taken over: whoever comes here has the tape's lock.
+        left.unlink(missing_ok=True)
     with short(data, f"{WRITERS}/{_own(name)}") as path:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
         made.bind(path)
         os.chmod(path, 0o600)
     made.listen(_BACKLOG)

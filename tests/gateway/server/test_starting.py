@@ -1,0 +1,106 @@
+"""Signals, kills and faults before a gateway listens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+from fakes.process import Gateway, running
+from fakes.waiting import until
+
+TWO: Final = ("--workers", "2")
+
+
+class Starting:
+    """A gateway whose processes wait for their configuration, which is a pipe, each in its turn."""
+
+    def __init__(self, home: Path, *flags: str) -> None:
+        self._pipe = home / "penstock.toml"
+        self._lay()
+        self.gateway = Gateway(self._pipe, home / "data", home / "stderr", flags)
+        self.started = asyncio.ensure_future(self.gateway.start())
+        self._writer = -1
+
+    async def reads(self) -> None:
+        """Returns when a process waits for its configuration."""
+
+        async def has_opened() -> bool:
+            with suppress(OSError):
+                self._writer = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+            return self._writer != -1
+
+        await until(has_opened)
+        self._lay()
+
+    def _lay(self) -> None:
+        """The next one that comes has a pipe of its own."""
+        fresh = self._pipe.with_suffix(".fresh")
+        os.mkfifo(fresh)
+        fresh.rename(self._pipe)
+
+    def go_on(self) -> None:
+        """That one has all of its configuration."""
+        os.close(self._writer)
+        self._writer = -1
+
+    async def next(self) -> None:
+        """One that comes has it at once."""
+        await self.reads()
+        self.go_on()
+
+    async def is_killed(self) -> None:
+        """Returns when neither the gateway nor anything that it has started is left."""
+        with pytest.raises(AssertionError, match="did not start"):
+            await self.started  # the last one that has its output has ended
+
+
+@asynccontextmanager
+async def starting(home: Path, *flags: str) -> AsyncGenerator[Starting]:
+    made = Starting(home, *flags)
+    try:
+        yield made
+    finally:
+        made.started.cancel()
+        with suppress(asyncio.CancelledError, AssertionError):
+            await made.started
+        if made.gateway.process is not None:
+            await made.gateway.kill()
+        print(made.gateway.log)
+
+
+@pytest.mark.parametrize("flags", [(), TWO], ids=["one", "two"])
+async def test_who_stops_a_gateway_that_starts_leaves_no_process(flags: tuple[str, ...], tmp_path: Path) -> None:
+    async with starting(tmp_path, *flags) as start:
+        if flags:
+            await start.next()
+        await start.reads()
+        os.kill(start.gateway.pid, signal.SIGTERM)
+        start.go_on()
+        await start.is_killed()
+        assert start.gateway.process is not None
+        assert start.gateway.process.returncode == -signal.SIGTERM
+
+
+async def test_what_a_killed_start_has_left_is_removed(tmp_path: Path) -> None:
+    killed, again = tmp_path / "killed", tmp_path / "again"
+    killed.mkdir()
+    async with starting(killed, *TWO) as start:
+        await start.next()
+        await start.reads()
+        os.kill(start.gateway.pid, signal.SIGKILL)
+        start.go_on()
+        await start.is_killed()
+    writers = killed / "data" / "writers"
+    left = [writers / f"{name}.{start.gateway.pid}" for name in ("links.sock", "relay.sock")]
+    assert all(path.is_socket() for path in left), "the test itself: it was killed too late"
+    again.mkdir()
+    os.rename(killed / "data", again / "data")
+    async with running(again, "", *TWO):
+        names = {path.name for path in (again / "data" / "writers").iterdir()}
+        assert {name for name in names if "." in name} == {"links.sock", "relay.sock", "handover.sock"}
