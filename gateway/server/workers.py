@@ -72,16 +72,23 @@ class Worker:
         self._told = set[bytes]()
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], held: Held, lock: int) -> bool:
-        """Returns once it is ready for `go_on`; False where it has died before."""
+        """Returns once it is ready for `go_on`; False where it has died before. Raises `ConfigError` where there is no
+        process."""
         ours, theirs = socket.socketpair()
         with theirs:
             send(ours, Held(held.host, held.port, self.sockets, held.path, held.unix), lock, self.place)
             os.set_inheritable(theirs.fileno(), True)
-            # Signals of the terminal come to it by its parent only. Its number is for people who look at processes.
-            self._process = await asyncio.create_subprocess_exec(
-                *command, str(theirs.fileno()), f"worker {self.place.number} of {self.place.of}",
-                pass_fds=(theirs.fileno(),), env=environment, start_new_session=True,
-            )  # fmt: skip
+            try:
+                # Signals of the terminal come to it by its parent only. Its number is for people who look at processes.
+                self._process = await asyncio.create_subprocess_exec(
+                    *command, str(theirs.fileno()), f"worker {self.place.number} of {self.place.of}",
+                    pass_fds=(theirs.fileno(),), env=environment, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                ours.close()
+                raise ConfigError(
+                    f"worker {self.place.number} cannot be started: {command[0]} cannot be executed ({error.strerror})"
+                ) from None
         ours.setblocking(False)
         self._channel, self._told = ours, set[bytes]()
         self._said = {words: asyncio.Event() for words in (READY, _SERVES, _LEFT)}
@@ -257,17 +264,29 @@ class Workers:
             said = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
             _log.error("worker %d %s: another one is started", worker.place.number, said)
             if not served:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_AGAIN_S):
-                        await self._over.wait()
-                if self._stopping:
-                    return
-                self._rebind(worker)
-            served = await self._begin(worker)
+                await self._wait(worker)
+            served = await self._begin_again(worker)
             if served and not self._stopping:
                 await worker.go_on()
             if self._stopping:
                 worker.stop()
+
+    async def _begin_again(self, worker: Worker) -> bool:
+        while not self._stopping:
+            try:
+                return await self._begin(worker)
+            except ConfigError as error:
+                _log.error("%s", error)
+                await self._wait(worker)
+        return False
+
+    async def _wait(self, worker: Worker) -> None:
+        """Until it is tried to start it once more, unless none is started any more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_AGAIN_S):
+                await self._over.wait()
+        if not self._stopping:
+            self._rebind(worker)
 
     def _rebind(self, worker: Worker) -> None:
         """One that cannot be started must not keep clients waiting: the others get them."""

@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
+import sysconfig
+from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
-from fakes.process import Gateway, running
+from fakes.gateway_workers import workers
+from fakes.process import ROOT, Gateway, running
 from fakes.waiting import until
 
 TWO: Final = ("--workers", "2")
+SUCCESSOR: Final = """
+import sys
+from penstock.gateway.__main__ import main
+sys.executable = "/no/such/python"
+main(sys.argv[1:])
+"""
 
 
 class Starting:
@@ -104,3 +114,37 @@ async def test_what_a_killed_start_has_left_is_removed(tmp_path: Path) -> None:
     async with running(again, "", *TWO):
         names = {path.name for path in (again / "data" / "writers").iterdir()}
         assert {name for name in names if "." in name} == {"links.sock", "relay.sock", "handover.sock"}
+
+
+async def test_an_interpreter_that_cannot_be_executed_is_named(tmp_path: Path) -> None:
+    process = await create_subprocess_exec(
+        *(sys.executable, "-c", SUCCESSOR, "serve", "--data", str(tmp_path / "data"), "--port", "0", *TWO),
+        stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=tmp_path,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert (process.returncode, out) == (1, b"")
+    assert "worker 0 cannot be started: /no/such/python cannot be executed (No such file or directory)" in err.decode()
+    assert not [path for path in (tmp_path / "data" / "writers").iterdir() if ".sock" in path.name]
+
+
+async def test_a_worker_is_started_again_once_the_interpreter_can_be_executed(tmp_path: Path) -> None:
+    """Whoever upgrades it takes it away for a moment."""
+    python = tmp_path / "python"
+    python.symlink_to(os.path.realpath(sys.executable))
+    found = {"PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])}
+    async with running(tmp_path, "", *TWO, env=found, python=python) as gateway:
+        pids = workers(gateway.pid)
+        away = python.rename(tmp_path / "away")
+        os.kill(pids[1], signal.SIGKILL)
+
+        async def has_failed() -> bool:
+            return f"worker 1 cannot be started: {python} cannot be executed" in gateway.log
+
+        await until(has_failed)
+        away.rename(python)
+
+        async def is_there_again() -> bool:
+            return workers(gateway.pid).get(1, pids[1]) != pids[1]
+
+        await until(is_there_again)
+        assert await gateway.terminate() == 0
