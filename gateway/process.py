@@ -33,7 +33,7 @@ from penstock.gateway.config import Config, ConfigError, load
 from penstock.gateway.http import log
 from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.log_settings import Log
-from penstock.gateway.server import parent
+from penstock.gateway.server import hangup, parent
 from penstock.gateway.server.ending import first
 from penstock.gateway.server.handover import Taken, received, take
 from penstock.gateway.server.workers import Leaving, Workers
@@ -57,7 +57,6 @@ class Process:
         """Of one that had taken over and has ended since."""
         self._taken = asyncio.Event()
         self._command = command
-        self._terminal = _terminal()
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._watched = watched
         self._seen = self._tried = _content(watched)
@@ -74,6 +73,9 @@ class Process:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         if self._watched is not None:
             self._again(self._watch, _WATCH_SECONDS)
+        if hangup.came():
+            _log.info("SIGHUP has come before this process served: it is taken now")
+            self._reload()
 
     def _again(self, look: Callable[[], None], seconds: float) -> None:
         self._timers[look] = asyncio.get_running_loop().call_later(seconds, look)
@@ -95,8 +97,7 @@ class Process:
 
     def _reload(self) -> None:
         assert self._command is not None
-        if self._terminal and not _terminal():
-            # It was closed, and nobody can stop this process from it any more.
+        if hangup.terminal_closed():
             self._stop(signal.SIGTERM)
         elif self.children and not self._taken.is_set():
             _log.warning("SIGHUP: another process is taking over already")
@@ -184,6 +185,7 @@ def run(asked: Asked, *, take_over: bool = False) -> None:
 
 def main(asked: str, channel: int) -> None:
     """Runs a worker; its parent has the other end of the channel."""
+    hangup.remember()
     # What it starts itself hashes as it likes.
     del os.environ["PYTHONHASHSEED"]
     os.set_inheritable(channel, False)
@@ -246,15 +248,6 @@ def _content(path: Path | None) -> bytes | None:
         return None if path is None else path.read_bytes()
     except OSError:
         return None
-
-
-def _terminal() -> bool:
-    """Whether there is a terminal whose end would be told by SIGHUP."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
 
 
 def _take_all_descriptors() -> None:

@@ -44,6 +44,9 @@ def serve(
     take_over
         Go on in the place of the gateway that writes this tape, if one does: no connection is refused meanwhile.
     """
+    from penstock.gateway.server import hangup
+
+    hangup.remember()
     from penstock.gateway.process import Asked, run
 
     file = config_file(config)

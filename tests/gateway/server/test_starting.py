@@ -19,6 +19,7 @@ from fakes.process import ROOT, Gateway, running
 from fakes.waiting import until
 
 TWO: Final = ("--workers", "2")
+PYTHON: Final = os.path.realpath(sys.executable)
 SUCCESSOR: Final = """
 import sys
 from penstock.gateway.__main__ import main
@@ -85,6 +86,38 @@ async def starting(home: Path, *flags: str) -> AsyncGenerator[Starting]:
 
 
 @pytest.mark.parametrize("flags", [(), TWO], ids=["one", "two"])
+async def test_a_reload_that_comes_before_it_listens_is_made_then(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """The settings may have been read before the change that the signal tells of."""
+    async with starting(tmp_path, *flags) as start:
+        count = 1 + len(flags)
+        for number in range(count):
+            await start.reads()
+            if number == count - 1:
+                os.kill(start.gateway.pid, signal.SIGHUP)
+            start.go_on()
+        await start.started
+        for _ in range(count):
+            await start.next()
+        assert start.gateway.process is not None
+        assert start.gateway.process.stdout is not None
+        async with asyncio.timeout(60):
+            line = await start.gateway.process.stdout.readline()
+        assert line == f"penstock listening on {start.gateway.url}\n".encode()
+        assert await start.gateway.terminate() == 0
+
+
+async def test_a_reload_that_all_processes_hear_of_ends_no_worker(tmp_path: Path) -> None:
+    async with starting(tmp_path, *TWO) as start:
+        await start.next()
+        for _ in range(2):
+            await start.reads()
+            os.kill(max(workers(start.gateway.pid).values()), signal.SIGHUP)
+            start.go_on()
+        await start.started
+        assert await start.gateway.terminate() == 0
+
+
+@pytest.mark.parametrize("flags", [(), TWO], ids=["one", "two"])
 async def test_who_stops_a_gateway_that_starts_leaves_no_process(flags: tuple[str, ...], tmp_path: Path) -> None:
     async with starting(tmp_path, *flags) as start:
         if flags:
@@ -130,7 +163,7 @@ async def test_an_interpreter_that_cannot_be_executed_is_named(tmp_path: Path) -
 async def test_a_worker_is_started_again_once_the_interpreter_can_be_executed(tmp_path: Path) -> None:
     """Whoever upgrades it takes it away for a moment."""
     python = tmp_path / "python"
-    python.symlink_to(os.path.realpath(sys.executable))
+    python.symlink_to(PYTHON)
     found = {"PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])}
     async with running(tmp_path, "", *TWO, env=found, python=python) as gateway:
         pids = workers(gateway.pid)
