@@ -233,7 +233,7 @@ class Record:
             self._close(entry, request.plain, response)
         else:
             entry.model = self.call.model
-        entry.truncated = entry.truncated or request.in_part
+        entry.truncated = self.truncated or request.in_part or response.in_part
         self._hide(entry)
         entry.body = self._bytes(request, response, sides)
         if self._secrets.noted:
@@ -306,7 +306,7 @@ class Record:
         if self.settle is not None and entry.status != "ok" and entry.usage is not None:
             entry.heard = estimated(None, b"", self.response(), call.dialect.texts_said(self.stream)).output_tokens
         entry.settle, entry.request_bytes = self.settle, len(self.body)
-        entry.response_bytes, entry.truncated = self.response_bytes, self.truncated or response.in_part
+        entry.response_bytes = self.response_bytes
 
     def _count(self, entry: Entry, request: bytes, response: bytes) -> None:
         """Counts what the provider did not."""
