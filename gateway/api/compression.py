@@ -16,6 +16,7 @@ LEAST: Final = 1024
 LARGE: Final = 16 * 1024
 """More bytes are compressed in a thread: these take a few tenths of a millisecond."""
 HEADERS: Final = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+_NONE: Final[Mapping[str, str]] = {}
 _LEVEL: Final = 6
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
@@ -37,27 +38,25 @@ def accepts_gzip(headers: Mapping[str, str]) -> bool:
     return False
 
 
-def is_due(headers: Mapping[str, str], size: int) -> bool:
-    """Whether an answer of this size to these headers comes with gzip."""
-    return size > LEAST and accepts_gzip(headers)
-
-
 def _is_zero(parameter: str) -> bool:
     """Whether `q=...` says: on no account."""
     name, _, value = parameter.replace(" ", "").partition("=")
     return name == "q" and not value.strip("0.")
 
 
-async def packed(body: bytes) -> bytes:
-    """The body with gzip."""
+def answered(asked: Mapping[str, str], body: bytes) -> tuple[bytes, Mapping[str, str]]:
+    """The body of an answer to these headers, with gzip where that is asked for and worth it; and the headers that say
+    so."""
+    if len(body) <= LEAST or not accepts_gzip(asked):
+        return body, _NONE
+    return zlib.compress(body, _LEVEL, _GZIP), HEADERS
+
+
+async def answered_soon(asked: Mapping[str, str], body: bytes) -> tuple[bytes, Mapping[str, str]]:
+    """The same, what is large in a thread."""
     if len(body) <= LARGE:
-        return pack(body)
-    return await asyncio.to_thread(pack, body)
-
-
-def pack(body: bytes) -> bytes:
-    """The same in one go."""
-    return zlib.compress(body, _LEVEL, _GZIP)
+        return answered(asked, body)
+    return await asyncio.to_thread(answered, asked, body)
 
 
 class PackedFeed:

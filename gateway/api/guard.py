@@ -109,9 +109,9 @@ async def _small(request: web.Request, response: web.StreamResponse) -> web.Stre
     if not isinstance(response, web.Response) or response.prepared:
         return response
     body: object = response.body
-    if isinstance(body, bytes) and compression.is_due(request.headers, len(body)):
-        response.body = await compression.packed(body)
-        response.headers.update(compression.HEADERS)
+    if isinstance(body, bytes):
+        response.body, headers = await compression.answered_soon(request.headers, body)
+        response.headers.update(headers)
     return response
 
 

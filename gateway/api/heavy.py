@@ -65,10 +65,8 @@ class HeavyReads:
         response = web.StreamResponse(headers=headers)
 
         def made() -> bytes:
-            body = make()
-            if compression.is_due(request.headers, len(body)):
-                response.headers.update(compression.HEADERS)
-                return compression.pack(body)
+            body, headers = compression.answered(request.headers, make())
+            response.headers.update(headers)
             return body
 
         async def send(body: bytes) -> None:

@@ -31,10 +31,14 @@ Operation = Callable[[Control, Ids, Any], Awaitable[BaseModel | Unmade]]
 
 _UNTYPED = ("", "application/octet-stream")
 """Content types of those who say nothing about a body."""
-_HEADERS = "".join(f"{name}: {value}\r\n" for name, value in guard.JSON.items()).encode()
 
+
+def _lines(headers: Mapping[str, str]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+
+
+_HEADERS = _lines(guard.JSON)
 _GOOD = b"HTTP/1.1 200 OK\r\n" + _HEADERS
-_PACKED = "".join(f"{name}: {value}\r\n" for name, value in compression.HEADERS.items()).encode()
 
 
 class Operations:
@@ -94,13 +98,11 @@ class Operations:
             if isinstance(found, Unmade):
                 await self._control.heavy.give(partial(_made, found, headers), partial(_send, client, request))
                 return
-            head, body = _GOOD, guard.json_of(found)
-            if compression.is_due(headers, len(body)):
-                head, body = head + _PACKED, await compression.packed(body)
+            body, more = await compression.answered_soon(headers, guard.json_of(found))
+            head = _GOOD + _lines(more)
         except Exception as error:
             status, reason, more, body = guard.refusal(guard.classify(error, request.method, route.path))
-            lines = "".join(f"{name}: {value}\r\n" for name, value in more.items())
-            head = b"HTTP/1.1 %d %b\r\n%b%b" % (status, reason.encode(), _HEADERS, lines.encode())
+            head = b"HTTP/1.1 %d %b\r\n%b%b" % (status, reason.encode(), _HEADERS, _lines(more))
         _write(client, request, head, body)
         client.finish(request.keep_alive)
 
@@ -131,8 +133,8 @@ class _Running:
 
 def _made(found: Unmade, headers: CIMultiDict[str]) -> tuple[bytes, bytes]:
     """Head and body of an answer."""
-    body = guard.json_of(found.make())
-    return (_GOOD + _PACKED, compression.pack(body)) if compression.is_due(headers, len(body)) else (_GOOD, body)
+    body, more = compression.answered(headers, guard.json_of(found.make()))
+    return _GOOD + _lines(more), body
 
 
 async def _send(client: ClientConnection, request: Request, made: tuple[bytes, bytes]) -> None:
