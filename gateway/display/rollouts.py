@@ -164,7 +164,7 @@ def stats(figures: Stats) -> Group:
     sums.add_row(Text("all", style="bold"), *_sums(figures.totals), "", "")
     tape = ", ".join(f"{clean(k)} {size(n) if k.endswith('bytes') else f'{n:,}'}" for k, n in figures.tape.items())
     lines = [f"Sums over {whole}: {ended or 'none'}.", f"Tape: {tape}."]
-    gaps = [Text(f"{figures.gaps:,} calls could not be recorded.", style="red")] if figures.gaps else []
+    gaps = [Text(f"{counted(figures.gaps, 'call')} could not be recorded.", style="red")] if figures.gaps else []
     tools_used = [used(figures.by_tool)] if figures.by_tool else []
     told = servers(figures.servers)
     return Group(Text(lines[0]), sums, *tools_used, *_rewards(figures.rewards), Text(lines[1]), *gaps, *told)

@@ -26,6 +26,7 @@ from penstock.gateway.model.rollout import Worker
 from penstock.gateway.model.run import Curve, RunHead
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.upstream import UpstreamView
+from penstock.gateway.model.wording import counted
 from penstock.gateway.policy.questions import Question
 from penstock.tui.traffic import Traffic
 from penstock.tui.view import Pane, View
@@ -144,13 +145,13 @@ def _health(data: Overview) -> Iterator[Text]:
     ready = Text("ready", style="green") if data.ready is None else Text(clean(data.ready), style="bold red")
     used, whole = tape.get("used_bytes", 0), tape.get("map_bytes", 0)
     full = f"tape {size(used)} of {size(whole)}" if whole else ""
-    yield joined(ready, f"{tape.get('rollouts', 0):,} rollouts", f"{tape.get('attempts', 0):,} attempts", full)
+    yield joined(ready, *(counted(tape.get(f"{noun}s", 0), noun) for noun in ("rollout", "attempt")), full)
     if data.stats.gaps:
-        yield Text(f"{data.stats.gaps:,} calls could not be recorded", style="bold red")
+        yield Text(f"{counted(data.stats.gaps, 'call')} could not be recorded", style="bold red")
     for one in data.upstreams:
         if one.paused:
             since = duration(int((one.paused_s or 0) * 1e9))
-            wait = "1 call waits" if one.waiting == 1 else f"{one.waiting:,} calls wait"
+            wait = f"{counted(one.waiting, 'call')} wait{'s' if one.waiting == 1 else ''}"
             yield Text(f"upstream {clean(one.name)} is paused for {since}; {wait}", style="yellow")
     yield from rollouts.servers(data.stats.servers)
 
@@ -169,9 +170,9 @@ def _traffic(data: Overview, traffic: Traffic | None) -> Iterator[Text]:
 def _models(stats: Stats) -> Iterator[Text]:
     busy = sorted(stats.by_model.items(), key=lambda item: -item[1].calls)
     for name, m in busy[:MOST]:
-        errors = Text(f"{m.errors:,} errors", style="red" if m.errors else "")
+        errors = Text(counted(m.errors, "error"), style="red" if m.errors else "")
         times = f"median {duration(m.median_ns)}, p95 {duration(m.p95_ns)}" if m.median_ns is not None else ""
-        yield joined(plain(name), f"{m.calls:,} calls", errors, times)
+        yield joined(plain(name), counted(m.calls, "call"), errors, times)
     if not busy:
         yield Text("no model was called yet: give an agent this gateway's address as its base URL")
 
@@ -183,13 +184,15 @@ def _cost(stats: Stats) -> Iterator[Text]:
         if rewards.mean is not None
         else "no reward yet"
     )
-    yield joined(f"{rollouts.sums(stats.totals)} tokens in the newest {stats.counted_spans:,} spans", mean)
+    yield joined(f"{rollouts.sums(stats.totals)} tokens in the newest {counted(stats.counted_spans, 'span')}", mean)
 
 
 def _queue(data: Overview, now_ns: int) -> Iterator[Text]:
     yield queue.queue(data.queue, now_ns)
     busy = sum(bool(worker.attempts) for worker in data.workers)
-    yield Text(f"{len(data.workers):,} workers, {busy:,} at work" if data.workers else "no worker was heard of lately")
+    yield Text(
+        f"{counted(len(data.workers), 'worker')}, {busy:,} at work" if data.workers else "no worker was heard of lately"
+    )
 
 
 def _asks(data: Overview) -> Iterator[Text]:

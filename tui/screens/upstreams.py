@@ -60,7 +60,7 @@ def _ask_pause(data: Found, id: str | None) -> str:
 
 def _ask_open(data: Found, id: str | None) -> str:
     one = data.upstreams[id or ""]
-    return f"Serve the {one.waiting:,} calls that wait for {one.name}, and all from now on?"
+    return f"Serve the {counted(one.waiting, 'call')} waiting for {one.name}, and all from now on?"
 
 
 async def _pause(client: Client, data: Found, id: str | None, said: Said) -> str:
