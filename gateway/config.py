@@ -30,18 +30,26 @@ from penstock.gateway.upstream_settings import Route, Upstream
 
 
 def admin_key() -> str | None:
-    """The admin key, None when there is none."""
-    return os.environ.get(ADMIN_KEY) or None
+    """The admin key, None when there is none. As its two siblings it raises `ConfigError` when the variable is empty:
+    whoever has set it believes that there is a key."""
+    return _own_key(ADMIN_KEY)
 
 
 def read_key() -> str | None:
     """The key that only reads, None when there is none."""
-    return os.environ.get(READ_KEY) or None
+    return _own_key(READ_KEY)
 
 
 def audit_key() -> str | None:
     """The key that signs audit chains, None when there is none."""
-    return os.environ.get(AUDIT_KEY) or None
+    return _own_key(AUDIT_KEY)
+
+
+def _own_key(variable: str) -> str | None:
+    key = os.environ.get(variable)
+    if key == "":
+        raise ConfigError(f"{variable} is set and empty, which is no key: give it a value, or unset it")
+    return key
 
 
 class Key(Section):

@@ -221,16 +221,18 @@ def verify(release: Name, /, *, anchor: File = None, json: Json = False, gateway
 
     from penstock.gateway.canary.signing import anchors
     from penstock.gateway.cli.verify import checked
-    from penstock.gateway.config import audit_key
+    from penstock.gateway.config import ConfigError, audit_key
     from penstock.gateway.display.text import plain
 
     try:
-        kept = None if anchor is None else anchors(text_of(anchor))
+        kept, key = None if anchor is None else anchors(text_of(anchor)), audit_key()
     except ValueError as error:
         raise Failure(f"{anchor}: {error}") from None
+    except ConfigError as error:
+        raise Failure(str(error)) from None
 
     async def ask(client: Client) -> None:
-        found = await checked(client, await _named(client, release), audit_key(), kept)
+        found = await checked(client, await _named(client, release), key, kept)
         show([found], json, lambda: Text("\n").join(plain(line) for line in found.problems or [found.sentence]))
         if found.problems:
             raise Failure(f"{found.release} is not verified: {len(found.problems):,} problems")

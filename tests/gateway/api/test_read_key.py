@@ -136,3 +136,20 @@ async def test_a_read_key_that_does_not_hold_is_refused(tmp_path: Path, keys: di
     assert why in done.err
     assert "Traceback" not in done.err
     assert keys["PENSTOCK_READ_KEY"] not in done.err.replace("'pst_'", "")
+
+
+@pytest.mark.parametrize("variable", ["PENSTOCK_ADMIN_KEY", "PENSTOCK_READ_KEY", "PENSTOCK_AUDIT_KEY"])
+async def test_a_key_that_is_empty_is_refused(tmp_path: Path, variable: str) -> None:
+    """Its value was to come from a variable that is not there: without a word everybody could do everything."""
+    shell, keys = Shell("http://127.0.0.1:9", tmp_path), KEYS | {variable: ""}
+    for more in ((), ("--workers", "2")):
+        done = await shell.run("serve", "--port", "0", "--data", str(tmp_path / "data"), *more, stdin=None, **keys)
+        assert (done.code, done.out) == (1, b"")
+        assert done.err == f"penstock: {variable} is set and empty, which is no key: give it a value, or unset it\n"
+
+
+async def test_nothing_is_verified_with_an_empty_key(keyed: Gateway) -> None:
+    keys = {"PENSTOCK_ADMIN_KEY": ADMIN, "PENSTOCK_AUDIT_KEY": ""}
+    done = await Shell(keyed.url, keyed.data).run("release", "verify", "r", stdin=None, **keys)
+    assert done.code == 1
+    assert "PENSTOCK_AUDIT_KEY is set and empty" in done.err
