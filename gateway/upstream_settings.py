@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -92,6 +92,8 @@ class Upstream(Section):
 
 class Route(Section):
     """`[[route]]`: which upstreams serve a model. The first match counts."""
+
+    known_by: ClassVar[str] = "model"
 
     model: str
     """Model name as agents ask for it, or a pattern (`qwen*`)."""

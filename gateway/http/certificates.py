@@ -33,7 +33,7 @@ def load_pair(
     if _CERTIFICATE not in file_of(certificate_setting, certificate):
         raise ConfigError(f"{of_certificate} holds no certificate in PEM, which begins with {_CERTIFICATE.decode()}")
     if _KEY not in file_of(key_setting, key or certificate):
-        missing = f"{of_certificate} holds no private key: name its file as {key_setting}"
+        missing = f"{of_certificate} holds no private key: name its file as {key_setting.rpartition(' ')[2]}"
         raise ConfigError(missing if key is None else f"{of_key} holds no private key in PEM")
     whose = of_certificate if key is None else of_key
 

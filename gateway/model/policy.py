@@ -16,8 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from penstock.gateway.model.baggage import BAGGAGE_NAME
 from penstock.gateway.model.base import LONGEST_S
-from penstock.gateway.model.toml import ConfigError, Section, unknown_key
-from penstock.gateway.model.wording import sentence
+from penstock.gateway.model.toml import ConfigError, Section, explained
 
 MISSING = "missing"
 """The guard on outcomes that did not come."""
@@ -283,12 +282,16 @@ class Policy(Section):
     @classmethod
     def load(cls, text: str, where: str = "policy") -> Policy:
         """The policy in a TOML text. Raises `ConfigError` naming `where` and every wrong key."""
+        tree = dict[str, Any]()
         try:
-            return cls.model_validate(tomllib.loads(text))
+            tree = tomllib.loads(text)
+            return cls.model_validate(tree)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{where} cannot be read as TOML: {error}") from None
         except ValidationError as error:
-            raise ConfigError(f"{where}: " + "; ".join(_explain(one) for one in error.errors())) from None
+            raise ConfigError(
+                f"{where}: " + "; ".join(explained(cls, tree, one, "") for one in error.errors())
+            ) from None
 
     @cached_property
     def guard_alphas(self) -> dict[str, float]:
@@ -386,11 +389,3 @@ def _same_odds(margin: float, mean: float) -> float:
 
 def _listed(values: list[Any]) -> str:
     return ", ".join(str(value) for value in values)
-
-
-def _explain(error: Any) -> str:
-    path = [str(part) for part in error["loc"]]
-    where = ".".join(path) or "policy"
-    if error["type"] != "extra_forbidden":
-        return f"{where}: {sentence(error)}" if path else sentence(error)
-    return unknown_key(Policy, error["loc"])

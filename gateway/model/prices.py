@@ -9,7 +9,7 @@ import hashlib
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,8 @@ _REMEMBERED: Final = 10_000
 
 class Price(Section):
     """What the tokens of some models cost from a day on; for a million."""
+
+    known_by: ClassVar[str] = "model"
 
     model: str = Field(min_length=1, max_length=256)
     """A name, or a pattern with `*` and `?`, whatever its case."""

@@ -9,7 +9,7 @@ import difflib
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -24,6 +24,8 @@ class ConfigError(Exception):
 
 class Section(BaseModel):
     """Base of every table."""
+
+    known_by: ClassVar[str] = "name"  # the key that tells one from others, where there are several
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
@@ -57,25 +59,45 @@ def validated(root: type[Tree], tree: dict[str, Any], where: str, options: Colle
             if one["loc"] and one["loc"][0] in options:
                 options_said.append(f"--{one['loc'][0]}: {sentence(one)}")
             else:
-                keys_said.append(_explain(root, one))
+                keys_said.append(explained(root, tree, one, "configuration"))
         raise ConfigError(
             "; ".join(options_said + ([f"{where}: {'; '.join(keys_said)}"] if keys_said else []))
         ) from None
 
 
-def _explain(root: type[BaseModel], error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or "configuration"
+def explained(root: type[BaseModel], tree: dict[str, Any], error: Any, whole: str) -> str:
+    """One of the errors of a tree of this model, with its place, and with the nearest right key where there is no such
+    key. `whole`: what the tree is called; empty: it needs no name."""
+    location = error["loc"]
+    place = _place(root, tree, location) or whole
     if error["type"] != "extra_forbidden":
-        return f"{where}: {sentence(error)}"
-    return unknown_key(root, error["loc"])
-
-
-def unknown_key(root: type[BaseModel], location: tuple[Any, ...]) -> str:
-    """What is wrong with a key that a tree of this model does not have, and the nearest right one."""
-    where, known = ".".join(map(str, location)), list(_section(root, location[:-1]).model_fields)
+        return f"{place}: {sentence(error)}" if place else sentence(error)
+    known = list(_section(root, location[:-1]).model_fields)
     near = difflib.get_close_matches(str(location[-1]), known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-    return f"{where}: unknown key; {hint}"
+    return f"{place}: unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}")
+
+
+def _place(root: type[BaseModel], tree: Any, location: tuple[Any, ...]) -> str:
+    """Where that is: `upstream 'openai': base_url`. What has no name of its own has its number, from 1."""
+    said, at = "", tree
+    for depth, part in enumerate(location):
+        if isinstance(part, int):
+            said += f" {_which(_section(root, location[:depth]), at, part)}"
+            # A pair that has one thing only has no second.
+            at = dict(enumerate(cast("list[Any]", at))).get(part) if isinstance(at, list) else None
+        else:
+            between = ": " if depth and isinstance(location[depth - 1], int) else "."
+            said += f"{between if said else ''}{part}"
+            at = cast("dict[str, Any]", at).get(part) if isinstance(at, dict) else None
+    return said
+
+
+def _which(model: type[BaseModel], several: Any, number: int) -> str:
+    known_by = model.known_by if issubclass(model, Section) else ""
+    tables = cast("list[Any]", several) if isinstance(several, list) else []
+    names = [cast("dict[str, Any]", one).get(known_by) if isinstance(one, dict) else None for one in tables]
+    name = names[number] if number < len(names) else None
+    return repr(name) if isinstance(name, str) and names.count(name) == 1 else str(number + 1)
 
 
 def _section(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel]:

@@ -89,7 +89,7 @@ class Retention:
 
         Raises `ConfigError` when a filter cannot be understood, or is about calls.
         """
-        self._rules = [(rule, _parsed(place, rule)) for place, rule in enumerate(rules)]
+        self._rules = [(rule, _parsed(place, rule)) for place, rule in enumerate(rules, 1)]
         self._keep_bytes = keep_bytes
         self._store, self._recorder, self._metrics, self._now_ns = store, recorder, metrics, now_ns
         self._busy, self._gone = busy, gone
@@ -390,10 +390,10 @@ def _parsed(place: int, rule: RetentionRule) -> Query:
     try:
         query = parse(rule.filter, "rollouts")
     except QueryError as error:
-        raise ConfigError(f"retention.{place}.filter: {rule.filter!r} cannot be understood: {error}") from None
+        raise ConfigError(f"retention {place}: filter: {rule.filter!r} cannot be understood: {error}") from None
     if query.needs_spans:
         raise ConfigError(
-            f"retention.{place}.filter: {rule.filter!r} is about calls, and rollouts are forgotten as a whole: name "
+            f"retention {place}: filter: {rule.filter!r} is about calls, and rollouts are forgotten as a whole: name "
             "what `penstock rollouts` shows of them, such as status, mode, group, reward or metadata.NAME"
         )
     return query

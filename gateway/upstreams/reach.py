@@ -125,17 +125,17 @@ def reach(config: Upstream) -> Reach:
     if shown != (None, None) and (shown[0] is None or not tls):
         why = "base_url is not https://" if shown[0] else "client_cert is missing, which names its certificate"
         key = "client_cert" if shown[0] else "client_key"
-        raise ConfigError(f"upstream.{config.name}.{key} does nothing: {why}")
+        raise ConfigError(f"upstream {config.name!r}: {key} does nothing: {why}")
     try:
         proxy = None if config.proxy is None else _proxy(config.proxy, config.proxy_auth(), config.ca_file)
         made = _context(config.ca_file) if tls else None
     except OSError as error:
         why = error.strerror or str(error)
-        raise ConfigError(f"upstream.{config.name}.ca_file {config.ca_file!r} cannot be read: {why}") from None
+        raise ConfigError(f"upstream {config.name!r}: ca_file {config.ca_file!r} cannot be read: {why}") from None
     if config.client_cert is not None:
         # Another upstream must not be shown it.
         made = _new_context(config.ca_file)
-        settings = (f"upstream.{config.name}.client_cert", f"upstream.{config.name}.client_key")
+        settings = f"upstream {config.name!r}: client_cert", f"upstream {config.name!r}: client_key"
         key = None if config.client_key is None else Path(config.client_key)
         load_pair(made, *settings, Path(config.client_cert), key)
     return Reach(made, proxy)

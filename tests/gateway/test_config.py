@@ -93,9 +93,34 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: 
     where = f"{SECTIONS[section]}\n" if section else ""
     with pytest.raises(ConfigError, match="unknown key") as caught:
         read(tmp_path, f"{where}{key}q = 1\n")
-    prefix = f"{section}." if section else ""
-    number = "0." if where.startswith("[[") else ""
-    assert f"{prefix}{number}{key}q: unknown key; did you mean {key!r}?" in str(caught.value)
+    prefix = f"{section} 1: " if where.startswith("[[") else f"{section}." if section else ""
+    assert f"{prefix}{key}q: unknown key; did you mean {key!r}?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[upstream]]\nname = "one"\nbase_url = 1\n', "upstream 'one': base_url: 1 is not text"),
+        (UPSTREAM + '[[upstream]]\nbase_url = "http://x"\n', "upstream 2: name: it is missing"),
+        (UPSTREAM + '[[upstream]]\nname = "local"\nbase_url = 1\n', "upstream 2: base_url: 1 is not text"),
+        (UPSTREAM + "[[upstream]]\nname = 3\n", "upstream 2: name: 3 is not text"),
+        ('[[upstream]]\nname = "one"\nbase_ulr = 1\n', "upstream 'one': base_ulr: unknown key; did you mean"),
+        ('[[route]]\nmodel = "gpt-*"\nupstream = ["a", 1]\n', "route 'gpt-*': upstream 2: 1 is not text"),
+        ('[[route]]\nmodel = "m"\nupstream = "a"\nweights = { a = 0 }\n', "route 'm': weights.a: 0 is not more than 0"),
+        ("[[budget]]\nmodel = 'm'\n", "budget 1: name: it is missing"),
+        ("[[budget]]\n[[budget]]\nname = 'team'\nlimit = 0\n", "budget 'team': limit: 0 is not more than 0"),
+        ('names = ["a", "b c"]\n', "names 2: 'b c' is not the name of a host"),
+        ("[mcp.servers.files]\ncommand = ['a', 1]\n", "mcp.servers.files.command 2: 1 is not text"),
+        (
+            '[[policy]]\nname = "r"\nverdict = "deny"\nargument = [{ at = "/a", blob = 1 }]\n',
+            "policy 'r': argument 1: blob: unknown key; did you mean 'glob'?",
+        ),
+    ],
+)
+def test_a_repeated_table_has_its_name_or_its_number(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    assert said in str(caught.value)
 
 
 def test_a_key_that_is_like_no_other_is_answered_with_all(tmp_path: Path) -> None:
@@ -246,7 +271,7 @@ def test_a_wrong_value_names_its_key(tmp_path: Path, section: str, line: str) ->
     where = f"{SECTIONS[section]}\n" if section else ""
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, f"{where}{line}\n")
-    assert re.search(rf"(?:^|[ ;.]){key}(?:\.|:)", str(caught.value))
+    assert re.search(rf"(?:^|[ ;.]){key}(?:[.:]| 1:)", str(caught.value))
 
 
 def test_every_key_has_a_wrong_value_above() -> None:
@@ -272,7 +297,7 @@ def test_only_engines_can_be_asked_for_token_ids(tmp_path: Path) -> None:
 def test_exact_tokens_are_those_of_a_model_that_is_trained(tmp_path: Path) -> None:
     (route,) = read(tmp_path, UPSTREAM + '[[route]]\nmodel = "policy"\nupstream = "local"\ntrain = "exact"\n').route
     assert (route.train, route.translates) == ("exact", True)
-    with pytest.raises(ConfigError, match=r"route\.0\.train"):
+    with pytest.raises(ConfigError, match="route 'policy': train"):
         read(tmp_path, UPSTREAM + '[[route]]\nmodel = "policy"\nupstream = "local"\ntrain = "rough"\n')
 
 

@@ -52,8 +52,8 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: 
     head = MODEL if section == "[model]" else f"{MODEL}{section}\n"
     with pytest.raises(ConfigError, match="unknown key") as caught:
         read(tmp_path, f"{head}{key}q = 1\n")
-    path = {"[[evaluate.suite]]": "evaluate.suite.0"}.get(section, section.strip("[]"))
-    assert f"{path}.{key}q: unknown key; did you mean {key!r}?" in str(caught.value)
+    path = {"[[evaluate.suite]]": "evaluate.suite 1: "}.get(section, section.strip("[]") + ".")
+    assert f"{path}{key}q: unknown key; did you mean {key!r}?" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: 
         (MODEL + "[rollouts]\ngroup_size = 1", "rollouts.group_size: in a group of 1 dr_grpo has nothing"),
         (MODEL + "[run]\nsteps = 0", "run.steps: 0 is not 1 or more"),
         (MODEL + "[engine]\ndtype = 16", "engine.dtype"),
-        (MODEL + "[[evaluate.suite]]\nsamples = 2", r"evaluate\.suite\.0\.tasks: it is missing"),
+        (MODEL + "[[evaluate.suite]]\nsamples = 2", r"evaluate\.suite 1: tasks: it is missing"),
         (MODEL + 2 * '[[evaluate.suite]]\ntasks = "t"\n', r"evaluate\.suite: two suites are called 'held-out'"),
-        (MODEL + '[[evaluate.suite]]\ntasks = "t"\nname = "a/b"', r"evaluate\.suite\.0\.name: 'a/b'"),
+        (MODEL + '[[evaluate.suite]]\ntasks = "t"\nname = "a/b"', r"evaluate\.suite 'a/b': name: 'a/b'"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str) -> None:

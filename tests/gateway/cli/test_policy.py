@@ -82,7 +82,7 @@ async def test_nothing_to_try_them_on(shell: Shell) -> None:
     ("text", "said"),
     [
         ("port = 1\n", "rules.toml has no [[policy]]: add a rule with a name and a verdict"),
-        ('[[policy]]\nname = "a"\nverdict = "stop"\n', "policy.0.verdict: 'stop' is not 'allow', 'deny'"),
+        ('[[policy]]\nname = "a"\nverdict = "stop"\n', "policy 'a': verdict: 'stop' is not 'allow', 'deny'"),
         ('[[polcy]]\nname = "a"\n', "polcy: unknown key; did you mean 'policy'?"),
     ],
 )

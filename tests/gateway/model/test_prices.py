@@ -96,7 +96,7 @@ def test_another_list_has_another_digest(tmp_path: Path, prices: Prices) -> None
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("input = 1.0", "input = -1.0", r"price\.0\.input"),
+        ("input = 1.0", "input = -1.0", "price 1: input"),
         ("input = 1.0", "inputs = 1.0", "inputs: unknown key"),
         ("since = 2025-06-01", "since = 2025-01-01", "there are two prices of 'm\\*' since 2025-01-01"),
         ("as_of = 2026-01-01", "", "as_of"),

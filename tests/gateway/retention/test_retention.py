@@ -281,9 +281,9 @@ async def load(gateway: Gateway, life: int) -> None:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ('after = "soon"', "retention.0.after: 'soon' is not a time"),
-        ('filter = "latency>2s"\nafter = "1d"', "retention.0.filter: 'latency>2s' is about calls"),
-        ('filter = "moed:val"\nafter = "1d"', "retention.0.filter: 'moed:val' cannot be understood"),
+        ('after = "soon"', "retention 1: after: 'soon' is not a time"),
+        ('filter = "latency>2s"\nafter = "1d"', "retention 1: filter: 'latency>2s' is about calls"),
+        ('filter = "moed:val"\nafter = "1d"', "retention 1: filter: 'moed:val' cannot be understood"),
     ],
 )
 async def test_a_rule_that_makes_no_sense_is_refused(tmp_path: Path, rule: str, said: str) -> None:

@@ -64,16 +64,19 @@ def test_files_that_cannot_be_used(
     assert not (tmp_path / "data").exists()
     # An upstream's are looked at in the same way.
     shown = {"client_cert": str(tmp_path / certificate)} | ({} if key is None else {"client_key": str(tmp_path / key)})
-    said = why.replace("tls\\.certificate", "upstream.up.client_cert").replace("tls\\.key", "upstream.up.client_key")
+    said = why.replace("as tls\\.key", "as client_key")
+    said = said.replace("tls\\.certificate", "upstream 'up': client_cert").replace(
+        "tls\\.key", "upstream 'up': client_key"
+    )
     with pytest.raises(ConfigError, match=said):
         _ = reach(Upstream.model_validate({"name": "up", "base_url": "https://localhost"} | shown))
 
 
 def test_a_certificate_that_nothing_shows_is_refused(authority: Authority) -> None:
     pem = str(authority.issue("mine"))
-    with pytest.raises(ConfigError, match=r"upstream\.up\.client_cert does nothing: base_url is not https://"):
+    with pytest.raises(ConfigError, match=r"upstream 'up': client_cert does nothing: base_url is not https://"):
         _ = reach(Upstream(name="up", base_url="http://h", client_cert=pem))
-    with pytest.raises(ConfigError, match=r"upstream\.up\.client_key does nothing: client_cert is missing"):
+    with pytest.raises(ConfigError, match=r"upstream 'up': client_key does nothing: client_cert is missing"):
         _ = reach(Upstream(name="up", base_url="https://h", client_key=pem))
 
 
