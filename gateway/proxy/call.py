@@ -223,6 +223,7 @@ class Call(Choosing):
         record.stream = connection.content_type.startswith(record.call.dialect.streaming_content_type)
         record.encoding = connection.encoding
         out = self.begin_answer(connection, head, raw)
+        self._event_from = 0 if self._is_awaited() else None
         self._move(State.STREAMING)
         self._pass_on(connection, out)
 
@@ -261,6 +262,8 @@ class Call(Choosing):
                 self._hear(connection)
             self.record.arrived(connection.pieces, now)
             connection.pieces, self._heard = [], 0
+            if self._event_from is not None:
+                self._look_for_last_event()
         if connection.done:
             self._complete(connection, out)
         elif out:

@@ -28,9 +28,10 @@ from penstock.gateway.upstreams.places import Places
 _log = logging.getLogger("penstock.proxy")
 _BOOKS = 1024
 """Bytes that it takes to remember an answer beside it."""
+_BLANK = (b"\n\n", b"\r\n\r\n")
 _PLACED = (State.CONNECTING, State.SENT, State.STREAMING)
-SLOTS = ("_admitted", "_announced", "_leave", "_overhead", "_parts", "_place", "_shared", "_waits_since", "durable",
-         "record", "state")  # fmt: skip
+SLOTS = ("_admitted", "_announced", "_event_from", "_leave", "_overhead", "_parts", "_place", "_remembered", "_shared",
+         "_waits_since", "durable", "record", "state")  # fmt: skip
 """What it keeps. Whoever inherits from it has these besides its own."""
 
 
@@ -57,6 +58,10 @@ class Recording(ABC):
         self._place: Places | None = None
         """Where it has a place, from when it takes it until it goes elsewhere or ends."""
         self._announced = False
+        self._event_from: int | None = None
+        """Where in the pieces of its answer the event begins that has not come whole, while the last one is awaited."""
+        self._remembered = False
+        """Whether that has come, so that its conversation may go on."""
         self.durable = shared.strict
         """Whether the end of its answer waits until its span is on disk."""
         self._waits_since = 0.0
@@ -192,11 +197,29 @@ class Recording(ABC):
             metrics.overhead_seconds.observe(self._overhead + now - self.touched)
         for part in self._parts:
             part.ending(record, status)
-        if self._admitted.address.origin == "implicit":
-            good = self.started and record.http_status is not None and record.http_status < 400
-            shared.admission.joining.remember_soon(
-                self._admitted, self.client.hints, self._answered() if good else None
-            )
+        if self._admitted.address.origin == "implicit" and not self._remembered:
+            self._remember(self.started and record.http_status is not None and record.http_status < 400)
+
+    def _remember(self, good: bool) -> None:
+        joining, hints = self._shared.admission.joining, self.client.hints
+        joining.remember_soon(self._admitted, hints, self._answered() if good else None)
+
+    def _is_awaited(self) -> bool:
+        """Whether its conversation may go on as soon as the last event of its stream is there. Of what is packed, or
+        changed on its way, the end counts: only the whole answer would tell."""
+        record = self.record
+        good = self._admitted.address.origin == "implicit" and (record.http_status or 0) < 400
+        plain = record.encoding is None and all(part.told() is None for part in self._parts)
+        return good and record.stream and plain
+
+    def _look_for_last_event(self) -> None:
+        """After each read of an awaited answer."""
+        pieces, begin = self.record.pieces, self._event_from
+        if begin is not None and begin < len(pieces) and pieces[-1].endswith(_BLANK):
+            events, self._event_from = b"".join(pieces[begin:]), len(pieces)
+            if self._admitted.dialect.over(events):
+                self._event_from, self._remembered = None, True
+                self._remember(True)
 
     def _answered(self) -> Answer:
         """Its answer for later, without what else the call holds."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.odd import Script, gone, request, send, wait
+from fakes.odd import Script, close, gone, request, send, wait
 from fakes.process import Gateway, upstream
 from fakes.raw import Headers, body_of, chunk, connect, events_head, get, head, post, reply
 from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
@@ -184,6 +184,95 @@ async def test_a_response_is_continued_by_its_id(rig: Rig) -> None:
                 await client.message()
     first, second = await rig.unaddressed(2)
     assert first.rollout == second.rollout
+
+
+def event(value: object) -> bytes:
+    return chunk(b"data: " + json.dumps(value).encode() + b"\n\n")
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+ENDINGS: dict[str, tuple[str, dict[str, Any], Callable[[str], list[bytes]], Callable[[str], dict[str, Any]]]] = {
+    "response": (
+        "/v1/responses",
+        {"input": "a"},
+        lambda id: [
+            event({"type": "response.created", "response": {"id": id, "output": []}}),
+            event({"type": "response.completed", "response": {"id": id, "output": [said("hi")]}}),
+        ],
+        lambda id: {"input": "b", "previous_response_id": id},
+    ),
+    "response not stored": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": "not stored @"}], "store": False},
+        lambda id: [
+            event({"type": "response.created", "response": {"id": id, "output": []}}),
+            event({"type": "response.completed", "response": {"id": id, "output": [said("hi")]}}),
+        ],
+        lambda _: {
+            "input": [{"role": "user", "content": "not stored @"}, said("hi"), {"role": "user", "content": "b"}],
+            "store": False,
+        },
+    ),
+    "chat": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "chat @"}]},
+        lambda _: [
+            event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": "hi"}}]}),
+            chunk(b"data: [DONE]\n\n"),
+        ],
+        lambda _: {"messages": [{"role": role, "content": text} for role, text in
+                                (("user", "chat @"), ("assistant", "hi"), ("user", "b"))]},
+    ),
+    "messages": (
+        MESSAGES,
+        {"max_tokens": 1, "messages": [{"role": "user", "content": "messages @"}]},
+        lambda id: [
+            event({"type": "message_start", "message": {"id": id, "role": "assistant", "content": []}}),
+            event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "hi"}}),
+            event({"type": "message_stop"}),
+        ],
+        lambda _: {"max_tokens": 1, "messages": [{"role": role, "content": text} for role, text in
+                                                 (("user", "messages @"), ("assistant", "hi"), ("user", "b"))]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["ends", "breaks off"])
+@pytest.mark.parametrize(
+    ("form", "stored"), [*((form, None) for form in ENDINGS), ("response", True), ("response", False)]
+)
+async def test_an_answer_is_continued_when_its_last_event_is_there(
+    rig: Rig, form: str, broken: bool, stored: bool | None
+) -> None:
+    """Clients go on without waiting for the end of the body, which may come late, or not at all."""
+    path, body, answer, more = ENDINGS[form]
+    store, id = {} if stored is None else {"store": stored}, f"{rig.rollout}-1"
+
+    def asked(body: dict[str, Any]) -> bytes:
+        unique = json.dumps({"model": "m", "stream": True, **store, **body}).replace("@", rig.rollout)
+        return post(f"{path}?{rig.rollout}", unique.encode())
+
+    *events, last = answer(id)
+    half = len(last) // 2
+    end = close() if broken else send(chunk(b""))
+    first = [request(), send(events_head() + b"".join(events)), send(last[:half]), wait("seen"), send(last[half:])]
+    async with (
+        rig.upstream([*first, wait("continued"), end], [request(), send(ANSWER)]) as upstream_,
+        rig.client() as client,
+        rig.client() as other,
+    ):
+        client.send(asked(body))
+        await client.until(last[:half])
+        upstream_.go("seen")
+        await client.until(last[half:])
+        other.send(asked(more(id)))
+        await other.message()
+        upstream_.go("continued")
+        begun, continued = await rig.unaddressed(2)
+    assert begun.rollout == continued.rollout
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fakes.gateway_workers import served_by, workers
 from fakes.odd import Odd, request, send, wait
 from fakes.process import Gateway, children, limit_files, running, upstream, upstreams
 from fakes.provider import Provider, serving
-from fakes.raw import Wire, body_of, chunk, events_head, get, post
+from fakes.raw import Wire, body_of, chunk, events_head, get, post, reply
 from fakes.rig import CHAT, odd_on
 from fakes.shell import Shell
 from fakes.tape import Tape
@@ -138,6 +138,35 @@ async def test_a_conversation_goes_on_in_another_worker(tmp_path: Path, http: ai
         for rollout in found:
             assert len(await tape.spans(rollout["id"], 3)) == 3
         assert await figure(http, gateway, "penstock_ambiguous_calls_total") == 0
+
+
+async def test_an_answer_that_has_not_ended_goes_on_in_another_worker(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """Its client has had the last event, and waits for nothing more."""
+    response: dict[str, Any] = {"id": "resp_1", "output": []}
+    last = chunk(b"data: " + json.dumps({"type": "response.completed", "response": response}).encode() + b"\n\n")
+    begun = [request(), send(events_head() + last), wait("go"), send(chunk(b""))]
+    body = {"model": "m", "input": "hello"}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        up = upstream("up", f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "openai")
+        async with (
+            odd_on(listener, begun, [request(), send(reply(200, b'{"id":"resp_2"}'))]) as odd,
+            running(tmp_path, up, *TWO) as gateway,
+        ):
+            pids = workers(gateway.pid)
+            async with served_by(gateway, pids[1]) as second, served_by(gateway, pids[0]) as first:
+                second.send(post("/v1/responses", json.dumps(body | {"stream": True}).encode(), host="127.0.0.1"))
+                await second.until(last)
+                more = json.dumps(body | {"previous_response_id": "resp_1"}).encode()
+                first.send(post("/v1/responses", more, host="127.0.0.1"))
+                assert (await first.message()).startswith(b"HTTP/1.1 200")
+                odd.go("go")
+                await second.until(chunk(b""))
+            tape = Tape(gateway.url, http)
+            await tape.written()
+            (found,) = (await tape.get("/api/rollouts"))["rollouts"]
+            assert len(await tape.spans(found["id"], 2)) == 2
 
 
 async def test_a_release_counts_in_every_worker_at_once(tmp_path: Path, http: aiohttp.ClientSession) -> None:
