@@ -54,8 +54,7 @@ from penstock.gateway.store.transaction import Transaction
 GRACE_S = 15.0
 NEVER_NS = 1 << 63
 AT_ONCE, TURNS = 20, 50
-"""Attempts that one transaction looks at, so that calls wait for it no longer than for a batch of others. Where so many
-transactions would not be enough for all that are watched, it looks at more: they may fall due faster."""
+"""Attempts that one transaction looks at, as long as a batch of calls takes; or a 50th of those that are watched."""
 _RETRY_S, _SWEEP_S = 1.0, 5.0
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
