@@ -21,7 +21,6 @@ from itertools import islice
 from time import monotonic
 from typing import Final, NamedTuple, TypeVar
 
-from penstock.gateway.filters.query import Query, QueryError, parse
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.forgotten import Forgotten, Holding
@@ -29,7 +28,6 @@ from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.retention import ForgottenPage, HoldingList, RetentionRule, RetentionStatus
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.summaries import last_seen_ns, summarised
-from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.retention.operations import (
     FORGOTTEN,
     HELD,
@@ -38,6 +36,7 @@ from penstock.gateway.retention.operations import (
     overwriting_due,
     unwiped,
 )
+from penstock.gateway.retention.rules import parsed
 from penstock.gateway.store import Store, keys
 from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.forgetting import Place
@@ -89,7 +88,7 @@ class Retention:
 
         Raises `ConfigError` when a filter cannot be understood, or is about calls.
         """
-        self._rules = [(rule, _parsed(place, rule)) for place, rule in enumerate(rules, 1)]
+        self._rules = [(rule, parsed(place, rule)) for place, rule in enumerate(rules, 1)]
         self._keep_bytes = keep_bytes
         self._store, self._recorder, self._metrics, self._now_ns = store, recorder, metrics, now_ns
         self._busy, self._gone = busy, gone
@@ -254,10 +253,19 @@ class Retention:
         self._failing = ""
 
     async def _step(self, do: Callable[[Transaction], T]) -> T:
-        """One write, and a pause that is as long."""
-        began = monotonic()
-        result = await self._recorder.submit(do)
-        await asyncio.sleep(monotonic() - began)
+        """One write, and a pause that is as long. The calls that were to be written before it are no part of it."""
+        took = 0.0
+
+        def timed(tape: Transaction) -> T:
+            nonlocal took
+            began = monotonic()
+            try:
+                return do(tape)
+            finally:
+                took = monotonic() - began
+
+        result = await self._recorder.submit(timed)
+        await asyncio.sleep(took)
         return result
 
     async def _overwrite(self) -> None:
@@ -384,16 +392,3 @@ def _wipe(going: Sequence[tuple[str, Place]], tape: Transaction) -> list[Place |
 
 def _retire(rollouts: Sequence[str], why: str, now: int, tape: Transaction) -> list[Forgotten]:
     return RetentionOperations(tape).retire(rollouts, why, now)
-
-
-def _parsed(place: int, rule: RetentionRule) -> Query:
-    try:
-        query = parse(rule.filter, "rollouts")
-    except QueryError as error:
-        raise ConfigError(f"retention {place}: filter: {rule.filter!r} cannot be understood: {error}") from None
-    if query.needs_spans:
-        raise ConfigError(
-            f"retention {place}: filter: {rule.filter!r} is about calls, and rollouts are forgotten as a whole: name "
-            "what `penstock rollouts` shows of them, such as status, mode, group, reward or metadata.NAME"
-        )
-    return query
