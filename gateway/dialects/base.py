@@ -95,6 +95,8 @@ class Dialect(ABC):
     """Fields, as JSON, that ask an engine for token ids and log-probabilities; empty where no engine gives them."""
     streaming_content_type: bytes = EVENT_STREAM
     """The media type of an answer that is a stream."""
+    last_mark: bytes | None = None
+    """What stands in the last event of such a stream (`over`), and seldom in others."""
     websocket: bool = False
     """Whether it is spoken on WebSockets too: there a message asks (`asks`), and those after it are events of the
     answer, up to one that ends it (`ends`)."""

@@ -114,6 +114,7 @@ class Framed(Post):
     """What chat and text completions share: the frame around their choices."""
 
     family = OPENAI
+    last_mark = b"[DONE]"
 
     def over(self, response: bytes) -> bool:
         """True after `[DONE]`."""

@@ -90,6 +90,7 @@ class Messages(Post):
 
     name = "messages"
     family = ANTHROPIC
+    last_mark = b"message_stop"
     routes: ClassVar[frozenset[str]] = routes("/messages")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "system", "tools", "model", "stream"})
     client_tools: ClassVar[tuple[str, ...]] = ("custom", "bash_", "text_editor_", "computer_", "memory_")

@@ -150,6 +150,7 @@ class Responses(Post):
 
     name = "responses"
     family = OPENAI
+    last_mark = b"response.completed"
     stateful = True
     websocket = True
     families: tuple[Family, ...] = (CHATGPT,)

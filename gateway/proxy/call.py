@@ -223,7 +223,7 @@ class Call(Choosing):
         record.stream = connection.content_type.startswith(record.call.dialect.streaming_content_type)
         record.encoding = connection.encoding
         out = self.begin_answer(connection, head, raw)
-        self._event_from = 0 if self._is_awaited() else None
+        self._last_mark = self._mark_of_last_event() if record.stream else None
         self._move(State.STREAMING)
         self._pass_on(connection, out)
 
@@ -262,8 +262,8 @@ class Call(Choosing):
                 self._hear(connection)
             self.record.arrived(connection.pieces, now)
             connection.pieces, self._heard = [], 0
-            if self._event_from is not None:
-                self._look_for_last_event()
+            if self._last_mark is not None and not connection.done:
+                self._look_for_last_event(self._last_mark)
         if connection.done:
             self._complete(connection, out)
         elif out:

@@ -30,8 +30,8 @@ _BOOKS = 1024
 """Bytes that it takes to remember an answer beside it."""
 _BLANK = (b"\n\n", b"\r\n\r\n")
 _PLACED = (State.CONNECTING, State.SENT, State.STREAMING)
-SLOTS = ("_admitted", "_announced", "_event_from", "_leave", "_overhead", "_parts", "_place", "_remembered", "_shared",
-         "_waits_since", "durable", "record", "state")  # fmt: skip
+SLOTS = ("_admitted", "_announced", "_event_from", "_last_mark", "_leave", "_overhead", "_parts", "_place",
+         "_remembered", "_shared", "_waits_since", "durable", "record", "state")  # fmt: skip
 """What it keeps. Whoever inherits from it has these besides its own."""
 
 
@@ -58,8 +58,10 @@ class Recording(ABC):
         self._place: Places | None = None
         """Where it has a place, from when it takes it until it goes elsewhere or ends."""
         self._announced = False
+        self._last_mark: bytes | None = None
+        """What the last event of its answer has, where its conversation may go on as soon as that is there."""
         self._event_from: int | None = None
-        """Where in the pieces of its answer the event begins that has not come whole, while the last one is awaited."""
+        """The piece of its answer in which that was seen, or an event begins that has not come whole."""
         self._remembered = False
         """Whether that has come, so that its conversation may go on."""
         self.durable = shared.strict
@@ -204,21 +206,24 @@ class Recording(ABC):
         joining, hints = self._shared.admission.joining, self.client.hints
         joining.remember_soon(self._admitted, hints, self._answered() if good else None)
 
-    def _is_awaited(self) -> bool:
-        """Whether its conversation may go on as soon as the last event of its stream is there. Of what is packed, or
-        changed on its way, the end counts: only the whole answer would tell."""
-        record = self.record
-        good = self._admitted.address.origin == "implicit" and (record.http_status or 0) < 400
-        plain = record.encoding is None and all(part.told() is None for part in self._parts)
-        return good and record.stream and plain
+    def _mark_of_last_event(self) -> bytes | None:
+        """Of a stream without an address. Where it is packed or changed on its way, the end counts: only the whole
+        answer would tell."""
+        if self._admitted.address.origin != "implicit" or (self.record.http_status or 0) >= 400:
+            return None
+        if self.record.encoding is not None or any(part.told() is not None for part in self._parts):
+            return None
+        return self._admitted.dialect.last_mark
 
-    def _look_for_last_event(self) -> None:
-        """After each read of an awaited answer."""
-        pieces, begin = self.record.pieces, self._event_from
-        if begin is not None and begin < len(pieces) and pieces[-1].endswith(_BLANK):
-            events, self._event_from = b"".join(pieces[begin:]), len(pieces)
+    def _look_for_last_event(self, mark: bytes) -> None:
+        """After a read that is not the end of the answer."""
+        pieces, whole = self.record.pieces, self.record.pieces[-1].endswith(_BLANK)
+        if self._event_from is None and (not whole or mark in pieces[-1]):
+            self._event_from = len(pieces) - 1
+        if self._event_from is not None and whole:
+            events, self._event_from = b"".join(pieces[self._event_from :]), None
             if self._admitted.dialect.over(events):
-                self._event_from, self._remembered = None, True
+                self._last_mark, self._remembered = None, True
                 self._remember(True)
 
     def _answered(self) -> Answer:
