@@ -14,6 +14,7 @@ from penstock.gateway.cli.check_forgotten import forgotten, forgotten_between, g
 from penstock.gateway.cli.check_runs import block, run, run_event, run_json, run_order
 from penstock.gateway.definitions.reader import DefinitionReader, unpacked
 from penstock.gateway.definitions.reading import fingerprint
+from penstock.gateway.dialects.mcp import LISTENING
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.definitions import ServerDefinitions
 from penstock.gateway.model.lifecycle import LIVE, WAITING, claimed
@@ -146,7 +147,8 @@ def _body(tape: Reader, span: Span) -> Iterator[str]:
     found = tape.exchange(span)
     if found is None or span.truncated:
         return
-    if span.status != SpanStatus.OPEN and len(found.response_body) != span.response_bytes:
+    apart = span.kind == "mcp" and (span.name or "").partition(" ")[0] in LISTENING and not found.response_body
+    if span.status != SpanStatus.OPEN and not apart and len(found.response_body) != span.response_bytes:
         yield f"its response has {len(found.response_body)} bytes, the head says {span.response_bytes}"
     if len(found.request_body) != span.request_bytes:
         yield f"its request has {len(found.request_body)} bytes, the head says {span.request_bytes}"

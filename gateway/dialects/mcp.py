@@ -35,6 +35,9 @@ from penstock.gateway.model.known_secrets import fingerprint
 
 PREFIX: Final = "/mcp/"
 CALL: Final = "tools/call"
+LISTENING: Final = ("listen", "subscriptions/listen")
+"""Names of exchanges whose answer is a stream that lives on: a GET, and the request of 2026-07-28. The tape has its
+length; what came in it are spans of their own."""
 _INVALID, _FAILED = -32600, -32603
 """JSON-RPC's codes for a request that is none, and for a failure inside."""
 _PACKED: Final = re.compile(rb"=\?base64\?([A-Za-z0-9+/=]*)\?=")

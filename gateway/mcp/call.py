@@ -24,7 +24,7 @@ from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.conversations import new_rollout
-from penstock.gateway.dialects.mcp import CALL, PREFIX, Sent, asked, cancelled, messages, mismatches
+from penstock.gateway.dialects.mcp import CALL, LISTENING, PREFIX, Sent, asked, cancelled, messages, mismatches
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.request import Request
@@ -50,9 +50,8 @@ from penstock.gateway.upstreams.pool import Pool
 SESSION: Final = b"mcp-session-id"
 _PROTOCOL: Final = b"mcp-protocol-version"
 _OPENING: Final = "initialize"
-_LISTENING: Final = "subscriptions/listen"
-"""The request whose answer is a stream that lives on (2026-07-28)."""
-_WITHOUT_METHOD: Final = {"GET": "listen", "DELETE": "end session", "POST": "answer"}
+_LISTEN, _LISTENING = LISTENING
+_WITHOUT_METHOD: Final = {"GET": _LISTEN, "DELETE": "end session", "POST": "answer"}
 """Names of exchanges in which the client neither asks nor notifies, by HTTP method."""
 
 

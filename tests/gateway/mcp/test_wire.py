@@ -13,6 +13,7 @@ from fakes.mcp_wire import Client, McpServer, answer, call, config, mcp_server, 
 from fakes.process import PATIENCE, Gateway
 from fakes.tape import Tape
 
+from penstock.gateway.cli.check import examine
 from penstock.gateway.model.span import Span, SpanStatus
 
 
@@ -160,7 +161,9 @@ async def test_a_client_that_leaves_is_noticed_by_the_server(client: Client, ser
     assert (made.name, made.status, made.error) == ("tools/call hang", "cancelled", "client_gone")
 
 
-async def test_what_a_listening_client_is_told_are_spans(client: Client, server: McpServer, tape: Tape) -> None:
+async def test_what_a_listening_client_is_told_are_spans(
+    client: Client, server: McpServer, tape: Tape, gateway: Gateway
+) -> None:
     await client.open()
     async with client.listen() as stream:
         await server.listening.wait()
@@ -171,6 +174,9 @@ async def test_what_a_listening_client_is_told_are_spans(client: Client, server:
         spans = {span.name: span for span in await tape.spans("r1", 4)}
         assert spans["notifications/tools/list_changed"].status == "ok"
         assert (spans["roots/list"].status, spans["roots/list"].method) == ("ok", "GET")
+    spans = {span.name: span for span in await tape.spans("r1", 5)}
+    assert spans["listen"].response_bytes, "which are counted, and kept as those spans only"
+    assert examine(gateway.data)[1] == []
 
 
 async def test_a_gateway_that_stops_or_dies_leaves_no_call_without_an_end(
