@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import getrandbits
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.capture.framing import Framing
 from penstock.gateway.calls.capture.request import identity
 from penstock.gateway.calls.conversations import new_rollout
-from penstock.gateway.dialects.mcp import CALL, LISTENING, PREFIX, Sent, asked, cancelled, messages, mismatches
+from penstock.gateway.dialects.mcp import CALL, LISTENING, PREFIX, Asked, Sent, asked, cancelled, messages, mismatches
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.request import Request
@@ -87,15 +87,17 @@ class McpCall(LimitedCall):
 
     def _start(self) -> None:
         shared, call = self._shared, self._admitted
-        if shared.recorder.failing is not None:
-            shared.check_gap(call)
         if self.request.method == "POST":
             self._messages = messages(call.body)
             self._waiting = dict.fromkeys(one.id for one in self._messages if one.kind == "request")
+        first = next((one for one in self._messages if one.method), None)
+        # The tape says what it was also of a call that is refused.
+        about = self._name(first)
+        if shared.recorder.failing is not None:
+            shared.check_gap(call)
         # A call that is refused before it goes anywhere is still one of this server.
         wanted = call.wanted if isinstance(call.wanted, WantedServer) else None
         self.record.pool = self._server = wanted or self._mcp.servers.find(call.path)
-        first = next((one for one in self._messages if one.method), None)
         self._listens = self.request.method == "GET" or (first is not None and first.method == _LISTENING)
         headers = {low: value for low, _, value in self.request.headers}
         if self._mcp.servers.local_only and not call.token and call.wanted is None:
@@ -104,7 +106,7 @@ class McpCall(LimitedCall):
         if first is not None and first.method == _OPENING:
             self._belong(new_rollout())
         self._join(headers.get(SESSION, b"") or self._server.own_path(call.path).encode("latin-1"))
-        self._describe(first, headers)
+        self._describe(first, about, headers)
         server, mcp = self._server, self._mcp
         asking = Asking(server, call.address, self.request, self._messages, self.record, self._interests)
         sent = identity(self.request.headers) if mcp.changes(server.name) else self.request.headers
@@ -155,28 +157,31 @@ class McpCall(LimitedCall):
             call.address = replace(call.address, rollout=rollout)
             self.client.hints.last = rollout
 
-    def _describe(self, first: Sent | None, headers: dict[bytes, bytes]) -> None:
-        """Names the span."""
+    def _name(self, first: Sent | None) -> Asked | None:
+        """Names the span; what its message says of itself."""
         record = self.record
         record.kind, record.span_id = "mcp", f"{getrandbits(64):016x}"
-        session = fingerprint(self._session_id) if self._session_id else None
-        protocol = headers.get(_PROTOCOL, b"").decode("latin-1")[:64] or None
         if first is None:
             about_server = self._admitted.path.startswith(WELL_KNOWN)
             unread = any(one.kind == "unreadable" for one in self._messages)
             other = "unreadable" if unread else _WITHOUT_METHOD.get(self.request.method)
             record.name = "metadata" if about_server else other
-            record.attributes = listed({**self._server.attributes}, session, protocol)
-            return
+            return None
         about = asked(first)
         record.name = " ".join(filter(None, (first.method, about.target)))
         record.kind = "tool" if first.method == CALL else "mcp"
-        odd = mismatches(first, about, headers)
-        more = {} if odd is None else {"penstock.mcp.mismatch": odd}
-        more |= {**about.attributes, **self._server.attributes}
-        record.attributes = listed(more, session, about.protocol or protocol)
         if about.traceparent is not None:
             record.trace = trace.parse(about.traceparent)
+        return about
+
+    def _describe(self, first: Sent | None, about: Asked | None, headers: dict[bytes, bytes]) -> None:
+        """The attributes of the span."""
+        session = fingerprint(self._session_id) if self._session_id else None
+        protocol, more = headers.get(_PROTOCOL, b"").decode("latin-1")[:64] or None, dict[str, Any]()
+        if first is not None and about is not None:
+            odd, protocol = mismatches(first, about, headers), about.protocol or protocol
+            more = ({} if odd is None else {"penstock.mcp.mismatch": odd}) | about.attributes
+        self.record.attributes = listed({**more, **self._server.attributes}, session, protocol)
 
     def _counts(self) -> bool:
         return bool(self._waiting) and not self._listens

@@ -10,11 +10,14 @@ import aiohttp
 import pytest
 from conftest import StartGateway
 from fakes.mcp_wire import Client, McpServer, answer, call, config, mcp_server, said
-from fakes.process import PATIENCE, Gateway
+from fakes.process import PATIENCE, Gateway, limit_files
 from fakes.tape import Tape
+from fakes.waiting import until
 
 from penstock.gateway.cli.check import examine
 from penstock.gateway.model.span import Span, SpanStatus
+
+PARENT = "00-11111111111111112222222222222222-c0ffee0123456789-01"
 
 
 def attributes(span: Span) -> dict[str, Any]:
@@ -243,6 +246,27 @@ async def test_an_unknown_server_and_a_dead_one(start_gateway: StartGateway, htt
     async with http.post(f"{gateway.url}/mcp/tools", json=call("echo")) as reply:
         assert reply.status == 502
         assert "upstream 'tools'" in (await reply.json())["error"]["message"]
+
+
+async def test_the_tape_knows_a_call_that_it_could_not_take(
+    gateway: Gateway, server: McpServer, http: aiohttp.ClientSession, tape: Tape
+) -> None:
+    """A call that is refused before it goes anywhere is one of tools, too: no call of a model is counted."""
+    url = f"{gateway.url}/rollout/r1/attempt/a1/mode/train/mcp/tools"
+    limit_files(gateway.pid, 16_384)
+    try:
+
+        async def is_refused() -> bool:
+            async with http.post(url, json=call("echo"), headers={"traceparent": PARENT}) as reply:
+                return reply.status == 503
+
+        await until(is_refused)
+    finally:
+        limit_files(gateway.pid, None)
+    spans = await tape.when("r1", "a1", lambda spans: any(span.error == "tape" for span in spans))
+    assert {(span.kind, span.name) for span in spans} == {("tool", "tools/call echo")}
+    assert [span.parent_id for span in spans if span.error == "tape"] == ["c0ffee0123456789"]
+    assert (await tape.get("/api/rollouts/r1"))["totals"]["calls"] == 0
 
 
 async def test_a_late_answer_names_its_setting(
