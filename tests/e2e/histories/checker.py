@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from e2e.histories import call_rules, feed_rules, release_rules, work_rules
+from e2e.histories import call_rules, feed_rules, operator_rules, release_rules, work_rules
 from e2e.histories.history import Operation
 from e2e.histories.tape import Tape
 
@@ -15,7 +15,8 @@ Rule = Callable[[Sequence[Operation], Tape], Iterator[str]]
 RULES: tuple[Rule, ...] = (
     work_rules.enqueued, work_rules.claimed, work_rules.leases, work_rules.superseded, work_rules.finished,
     work_rules.rewarded, feed_rules.followed, feed_rules.numbered, feed_rules.moves, release_rules.one_version,
-    release_rules.as_served, release_rules.decided,
+    release_rules.as_served, release_rules.decided, operator_rules.audited, operator_rules.answered,
+    operator_rules.requeued, operator_rules.once, operator_rules.standing, operator_rules.cancelled,
 )  # fmt: skip
 
 

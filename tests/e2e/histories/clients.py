@@ -19,6 +19,8 @@ import aiohttp
 from e2e.histories.history import History, Operation
 from e2e.histories.release_rules import RESOURCE, TEXT
 from e2e.histories.tape import subject
+from e2e.histories.tool_calls import ToolClient
+from e2e.histories.work_rules import MAX_ATTEMPTS
 from fakes.experiment import policy, prompt
 
 from penstock.gateway.client.client import Client, ClientError
@@ -30,6 +32,10 @@ from penstock.gateway.model.rollout import Judgement, RolloutConfig
 
 PATIENCE = aiohttp.ClientTimeout(total=30)
 AGAIN_S = 0.3
+BACKLOG = 20
+"""So many rollouts wait at most, or they would never be given to anybody."""
+TOOLS = 0.5
+"""How often a tool is used after a call."""
 MODELS = ("m", "m", "m", "m", "slow", "breaks")
 
 
@@ -43,6 +49,10 @@ class World:
     http: aiohttp.ClientSession
     client: Client
     lease_s: float
+    queued: list[str] = field(default_factory=list[str])
+    """Rollouts that are known to be queued, in order."""
+    taken: list[str] = field(default_factory=list[str])
+    """Those that workers were given, in order."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def chance(self, actor: str) -> random.Random:
@@ -98,10 +108,14 @@ async def caller(world: World, actor: str) -> None:
     chance = world.chance(actor)
     for number in count():
         name = f"{actor}-{number}"
+        where = {"rollout": name, "attempt": "a1"}
+        tools = ToolClient(world, actor, chance, f"/rollout/{name}/attempt/a1", where)
         for _ in range(chance.randint(1, 5)):
             if world.over.is_set():
                 return
-            await call(world, actor, chance, f"/rollout/{name}/attempt/a1", rollout=name, attempt="a1")
+            _ = await call(world, actor, chance, tools.address, **where)
+            if chance.random() < TOOLS:
+                _ = await tools.use()
             await world.pause(chance.uniform(0, 0.1))
         if chance.random() < 0.5:
             await reward(world, actor, name, "a1", chance.random())
@@ -124,7 +138,7 @@ async def producer(world: World, actor: str) -> None:
     chance, numbers = world.chance(actor), count()
     while not world.over.is_set():
         names = [f"q{next(numbers)}" for _ in range(chance.randint(1, 3))]
-        config = RolloutConfig(max_attempts=5, retry_on=["failed", "unresponsive"])
+        config = RolloutConfig(max_attempts=MAX_ATTEMPTS, retry_on=["failed", "unresponsive"])
         specs = [RolloutSpec(id=name, input={"task": name}, config=config) for name in names]
 
         async def once(names: list[str] = names, specs: list[RolloutSpec] = specs) -> Operation:
@@ -132,8 +146,11 @@ async def producer(world: World, actor: str) -> None:
                 done.answer["created"] = [one.id for one in await world.client.enqueue(specs) if one.created]
             return done
 
-        _ = await world.again(once)
+        if (await world.again(once)).result == "ok":
+            world.queued += names
         await world.pause(chance.uniform(0.1, 0.6))
+        while len(world.queued) - len(set(world.taken)) > BACKLOG and not world.over.is_set():
+            await world.pause(AGAIN_S)
 
 
 async def worker(world: World, actor: str) -> None:
@@ -148,16 +165,23 @@ async def worker(world: World, actor: str) -> None:
         if done.result != "ok":
             await world.pause(AGAIN_S)
         for one in claims:
+            world.taken.append(one.rollout.id)
             await _work(world, actor, chance, one)
 
 
 async def _work(world: World, actor: str, chance: random.Random, claim: Claim) -> None:
     rollout, attempt, mood = claim.rollout.id, claim.attempt.id, chance.random()
+    where = {"rollout": rollout, "attempt": attempt}
+    tools = ToolClient(world, actor, chance, claim.address, where, claim.token)
     for _ in range(chance.randint(1, 4)):
-        where = {"rollout": rollout, "attempt": attempt, "token": claim.token}
-        await call(world, actor, chance, claim.address, **where)
+        _ = await call(world, actor, chance, claim.address, token=claim.token, **where)
+        if chance.random() < TOOLS:
+            _ = await tools.use()
         if not await _heartbeat(world, actor, rollout, attempt):
-            return
+            # One that does not care, or has not heard of it, ends it all the same.
+            if mood < 0.6:
+                return
+            break
     if mood < 0.1:
         return
     if mood < 0.2:
@@ -179,7 +203,8 @@ async def _work(world: World, actor: str, chance: random.Random, claim: Claim) -
 async def _heartbeat(world: World, actor: str, rollout: str, attempt: str) -> bool:
     """False when it was told that the attempt is not its own any more."""
     held = [Held(rollout=rollout, attempt=attempt, running=True)]
-    with world.history.doing("heartbeat", actor, lease_s=world.lease_s) as done:
+    names = [(rollout, attempt)]
+    with world.history.doing("heartbeat", actor, lease_s=world.lease_s, names=names) as done:
         request = HeartbeatRequest(attempts=held, lease_s=world.lease_s)
         answers = (await world.client.heartbeat(actor, request)).attempts
         done.answer["held"] = [(one.rollout, one.attempt) for one in answers if one.held]

@@ -42,15 +42,17 @@ def followed(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
 
 
 def numbered(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
-    """Cursors count changes: what the tape does not tell any more are beginnings of calls, one for each at most."""
-    calls = sum(span.kind == "llm" for span in tape.spans)
+    """Cursors count changes: what the tape does not tell any more are beginnings of calls, one for each at most, and
+    one more where the answer came in another exchange than the question."""
+    calls = sum(span.kind in ("llm", "tool", "mcp") for span in tape.spans)
+    calls += sum(one.asked["tool"] == "later" for one in of(history, "tool"))
     missing = max(tape.feed, default=0) - len(tape.feed)
     if missing > calls:
         yield f"{missing} cursors of the feed are not there, and there are {calls} calls"
 
 
 def _reachable(moves: Mapping[S, Mapping[S, str]], final: Collection[S]) -> dict[str, set[str]]:
-    """Where each state may be later. What has ended stays: nobody here queues it again."""
+    """Where each state may be later."""
     found: dict[str, set[str]] = {
         before: {before} if before in final else {before, *after} for before, after in moves.items()
     }
@@ -60,7 +62,8 @@ def _reachable(moves: Mapping[S, Mapping[S, str]], final: Collection[S]) -> dict
     return found
 
 
-ROLLOUTS = _reachable(ROLLOUT_MOVES, FINAL)
+ROLLOUTS, ROLLOUTS_AGAIN = _reachable(ROLLOUT_MOVES, FINAL), _reachable(ROLLOUT_MOVES, ())
+"""What has ended stays, unless it is queued again."""
 ATTEMPTS = _reachable(ATTEMPT_MOVES, (AttemptStatus.SUCCEEDED, AttemptStatus.FAILED))
 
 
@@ -68,12 +71,14 @@ def moves(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
     """Rollouts and attempts of the queue go from state to state as the tables say, as every follower sees it and to the
     end. A change says how its subject stands when it is read, so some states are not seen."""
     queued = {rollout for one in of(history, "enqueue") for rollout in one.asked["rollouts"]}
+    again = {one.asked["rollout"] for one in of(history, "requeue") if one.result != "refused"}
     seen: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for one in of(history, "change"):
         if one.asked["what"].startswith(("rollout ", "attempt ")) and _rollout(one.asked["what"]) in queued:
             seen[one.actor, one.asked["what"]].append(one.asked["status"])
     for (actor, what), states in seen.items():
-        table = ROLLOUTS if what.startswith("rollout ") else ATTEMPTS
+        of_rollout = ROLLOUTS_AGAIN if _rollout(what) in again else ROLLOUTS
+        table = of_rollout if what.startswith("rollout ") else ATTEMPTS
         for before, after in pairwise([*states, *_now(what, tape)]):
             if after not in table[before]:
                 yield f"{what} went from {before} to {after}, as {actor} saw it"

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 from e2e.chaos.provider import serving
-from e2e.histories import checker, clients, history, tape
+from e2e.histories import checker, clients, history, tape, tool_server
 from e2e.histories.clock import Clock, compiler
-from e2e.histories.nemesis import CLOCK, FAULTS, OF_WORKERS, Nemesis
+from e2e.histories.nemesis import CLOCK, FAULTS, SPACE, Nemesis
+from e2e.histories.operating import operator
 from e2e.histories.release_rules import RESOURCE
 from e2e.histories.served import Served
+from e2e.histories.tool_calls import SERVER
+from fakes.disks import Disk, disk_or_none
 from fakes.ports import steady_ports
 from fakes.process import Gateway, upstreams, write_config
 from fakes.waiting import until
@@ -23,6 +27,8 @@ from fakes.waiting import until
 from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
 
+DISK = 64 << 20
+"""Bytes of the disk of a tape, where one can be mounted."""
 CONFIG = '[tape]\nrecord = "{record}"\n\n[limits]\ndrain_seconds = 3\n\n'
 
 
@@ -38,15 +44,11 @@ class Plan:
     callers: int = 3
     workers: int = 4
     followers: int = 2
+    operators: int = 2
     lease_s: float = 2.0
     strict: bool = True
     processes: int = 1
     """Workers of the gateway (`penstock serve --workers`)."""
-
-    @property
-    def possible(self) -> tuple[str, ...]:
-        """The faults that can be, with so many processes."""
-        return tuple(fault for fault in self.faults if self.processes > 1 or fault not in OF_WORKERS)
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class Report:
     operations: Counter[str] = field(default_factory=Counter[str])
     faults: Counter[str] = field(default_factory=Counter[str])
     figures: dict[str, int] = field(default_factory=dict[str, int])
-    left_out: str = ""
+    left_out: list[str] = field(default_factory=list[str])
     """What could not be done here."""
 
     def __str__(self) -> str:
@@ -66,9 +68,10 @@ class Report:
             f"seed {self.plan.seed}, {'strict' if self.plan.strict else 'batched'}, {self.plan.processes} processes"
         ]
         lines += [f"  operations: {_counts(self.operations)}", f"  faults: {_counts(self.faults)}"]
-        lines += [f"  on the tape: {_counts(Counter(self.figures))}", self.left_out]
+        lines += [f"  on the tape: {_counts(Counter(self.figures))}"]
+        lines += [f"  {one}" for one in self.left_out]
         lines += [f"  {len(self.problems)} problems", *(f"    {one}" for one in self.problems[:50])]
-        return "\n".join(filter(None, lines))
+        return "\n".join(lines)
 
 
 def _counts(counter: Counter[str]) -> str:
@@ -79,11 +82,27 @@ async def run(plan: Plan, home: Path) -> Report:
     """All of it; everything is left below `home`, the history in `history.jsonl`."""
     written = history.History(home / "history.jsonl")
     clock = Clock(home) if compiler() and CLOCK & set(plan.faults) else None
+    with disk_or_none(home / "disk", DISK) if SPACE & set(plan.faults) else nullcontext() as disk:
+        data = (home / "gateway" if disk is None else disk.path) / "data"
+        try:
+            found, nemesis = await _recorded(plan, home, data, written, clock, disk)
+        finally:
+            if disk is not None:
+                shutil.copytree(data, home / "gateway" / "data")
+        figures, wrong = examine(home / "gateway" / "data")
+    return _judged(plan, history.read(written.path), found, figures, wrong, nemesis)
+
+
+async def _recorded(
+    plan: Plan, home: Path, data: Path, written: history.History, clock: Clock | None, disk: Disk | None
+) -> tuple[tape.Tape, Nemesis]:
+    """What the tape says in the end, and what has struck."""
     config, under = CONFIG.format(record="strict" if plan.strict else "batched"), ("/usr/bin/env",) if clock else ()
     async with AsyncExitStack() as stack:
         provider = await stack.enter_async_context(serving())
-        written_config = write_config(home / "gateway", config + upstreams(openai=provider.url))
-        data, log = home / "gateway" / "data", home / "gateway" / "stderr"
+        tools = await stack.enter_async_context(tool_server.serving())
+        config += upstreams(openai=provider.url) + f'[mcp.servers.{SERVER}]\nurl = "{tools.url}"\n'
+        written_config, log = write_config(home / "gateway", config), home / "gateway" / "stderr"
         flags = ("--workers", str(plan.processes)) if plan.processes > 1 else ()
         gateway = Gateway(written_config, data, log, flags, env=clock.env if clock else {}, under=under)
         # The port is known before: a process that finds none that it could take it over from opens it anew.
@@ -93,16 +112,16 @@ async def run(plan: Plan, home: Path) -> Report:
         connector = aiohttp.TCPConnector(limit=0)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         chance = random.Random(plan.seed)
-        nemesis = Nemesis(written, served, provider, clock, chance, plan.lease_s + chance.uniform(0.5, 2))
+        stop_s = plan.lease_s + chance.uniform(0.5, 2)
+        nemesis = Nemesis(written, served, provider, tools, clock, disk, chance, stop_s)
         world = clients.World(plan.seed, gateway.url, written, http, client, plan.lease_s)
         try:
             await _meanwhile(plan, world, nemesis)
             await until(lambda: _is_quiet(client))
-            found = await tape.read(client, provider.seen, RESOURCE)
+            return await tape.read(client, provider.seen | tools.seen, RESOURCE), nemesis
         finally:
             written.close()
             await served.stop()
-    return _judged(plan, history.read(written.path), found, *examine(data), clock=clock is not None)
 
 
 async def _meanwhile(plan: Plan, world: clients.World, nemesis: Nemesis) -> None:
@@ -110,8 +129,9 @@ async def _meanwhile(plan: Plan, world: clients.World, nemesis: Nemesis) -> None
     actors = [clients.caller(world, f"caller-{number}") for number in range(plan.callers)]
     actors += [clients.worker(world, f"worker-{number}") for number in range(plan.workers)]
     actors += [clients.producer(world, "producer"), clients.releaser(world, "releaser")]
+    actors += [operator(world, f"operator-{number}") for number in range(plan.operators)]
     actors += [clients.follower(world, f"follower-{number}") for number in range(plan.followers)]
-    faults = tuple(fault for fault in plan.possible if nemesis.clock is not None or fault not in CLOCK)
+    faults = nemesis.possible(plan.faults, plan.processes)
     async with asyncio.TaskGroup() as group:
         for actor in actors:
             _ = group.create_task(actor)
@@ -125,11 +145,18 @@ async def _is_quiet(client: Client) -> bool:
 
 
 def _judged(
-    plan: Plan, done: list[history.Operation], found: tape.Tape, figures: dict[str, int], wrong: list[str], clock: bool
+    plan: Plan,
+    done: list[history.Operation],
+    found: tape.Tape,
+    figures: dict[str, int],
+    wrong: list[str],
+    nemesis: Nemesis,
 ) -> Report:
     report = Report(plan, checker.problems(done, found, plan.strict) + wrong, figures=figures)
     report.operations.update(f"{one.kind} {one.result}" for one in done if one.kind not in ("fault", "follow"))
     report.faults.update(one.asked["what"] for one in done if one.kind == "fault")
-    if not clock and CLOCK & set(plan.faults):
-        report.left_out = "  the clock was not set: there is no C compiler"
+    if nemesis.clock is None and CLOCK & set(plan.faults):
+        report.left_out.append("the clock was not set: there is no C compiler")
+    if nemesis.disk is None and SPACE & set(plan.faults):
+        report.left_out.append("no disk was full: none can be mounted here; the file of the tape may not grow instead")
     return report

@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
@@ -18,6 +18,8 @@ from e2e.chaos.provider import Provider
 from e2e.histories.clock import Clock
 from e2e.histories.history import History, Operation
 from e2e.histories.served import Served
+from e2e.histories.tool_server import ToolServer
+from fakes.disks import Disk
 
 JUMP_S = 60
 
@@ -29,10 +31,20 @@ class Nemesis:
     history: History
     served: Served
     provider: Provider
+    tools: ToolServer
     clock: Clock | None
+    disk: Disk | None
+    """The tape's."""
     chance: random.Random
     stop_s: float
     """How long everything stands still: longer than a lease."""
+
+    def possible(self, faults: Iterable[str], processes: int) -> tuple[str, ...]:
+        """Those of the faults that can be here, with so many processes of a gateway."""
+        left = CLOCK if self.clock is None else frozenset[str]()
+        left |= SPACE if self.disk is None else frozenset[str]()
+        left |= OF_WORKERS if processes == 1 else frozenset[str]()
+        return tuple(fault for fault in faults if fault not in left)
 
     async def run(self, faults: tuple[str, ...], seconds: float, pause_s: tuple[float, float]) -> None:
         """Each of these once, in any order, and so on until the time is over, but each at least once."""
@@ -106,6 +118,29 @@ class Nemesis:
         await asyncio.sleep(self.chance.uniform(0.5, 2))
         await self.served.kill()
 
+    async def _no_space(self, fault: Operation) -> None:
+        self._fill()
+        try:
+            await asyncio.sleep(self.chance.uniform(1, 3))
+        finally:
+            self._free()
+
+    async def _no_space_kill(self, fault: Operation) -> None:
+        self._fill()
+        try:
+            await asyncio.sleep(self.chance.uniform(0.5, 2))
+            await self.served.kill()
+        finally:
+            self._free()
+
+    def _fill(self) -> None:
+        assert self.disk is not None
+        self.disk.fill()
+
+    def _free(self) -> None:
+        assert self.disk is not None
+        self.disk.free()
+
     async def _jump_kill(self, fault: Operation) -> None:
         self._jump(fault)
         await self.served.kill()
@@ -122,10 +157,13 @@ class Nemesis:
 
     async def _break_off(self, fault: Operation) -> None:
         self.provider.break_off()
+        self.tools.break_off()
 
 
 CLOCK: Final = frozenset({"clock, kill", "clock, reload"})
 """Faults that need a clock of ours."""
+SPACE: Final = frozenset({"no space", "no space, kill"})
+"""Faults that need a disk of ours."""
 OF_WORKERS: Final = frozenset({"kill a worker", "stop a worker"})
 """Faults of a gateway that has several."""
 FAULTS: Final[dict[str, Callable[[Nemesis, Operation], Awaitable[None]]]] = {
@@ -138,6 +176,8 @@ FAULTS: Final[dict[str, Callable[[Nemesis, Operation], Awaitable[None]]]] = {
     "reload, kill the new one": Nemesis._kill_new,
     "full disk": Nemesis._full,
     "full disk, kill": Nemesis._full_kill,
+    "no space": Nemesis._no_space,
+    "no space, kill": Nemesis._no_space_kill,
     "clock, kill": Nemesis._jump_kill,
     "clock, reload": Nemesis._jump_reload,
     "provider": Nemesis._break_off,

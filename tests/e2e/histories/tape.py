@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from e2e.histories.tool_calls import text_in
+
 from penstock.gateway.client.client import Client
+from penstock.gateway.model.audit import AuditEntry
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.release import Pin
 from penstock.gateway.model.rollout import Attempt
@@ -29,8 +33,13 @@ class Tape:
     """Of rollouts that saw more than one version."""
     stages: dict[str, str] = field(default_factory=dict[str, str])
     """How far each release has come."""
-    seen: dict[str, str] = field(default_factory=dict[str, str])
-    """System texts of the calls that reached the provider, by the call's own name."""
+    audit: list[AuditEntry] = field(default_factory=list[AuditEntry])
+    """Who changed what, in order."""
+    seen: Mapping[str, str] = field(default_factory=dict[str, str])
+    """System texts of the calls that reached the provider, and tools of those that reached the server of tools, by the
+    call's own name."""
+    answers: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    """What tools have answered, by the call's own name."""
 
 
 def subject(change: Change) -> str:
@@ -53,13 +62,17 @@ def versions(spans: list[Span], resource: str) -> dict[str, set[str]]:
     return found
 
 
-async def read(client: Client, seen: dict[str, str], resource: str) -> Tape:
+async def read(client: Client, seen: Mapping[str, str], resource: str) -> Tape:
     """All of it."""
     tape = Tape(seen=seen)
     async for rollout in client.rollouts():
         tape.rollouts[rollout.id] = rollout.status
         tape.attempts |= {(rollout.id, attempt.id): attempt for attempt in rollout.attempts}
     tape.spans = [span async for span in client.recent_spans()]
+    for span in tape.spans:
+        if span.kind == "tool" and span.body is not None:
+            told = await client.response_body(span.rollout, span.attempt, span.sequence)
+            tape.answers[str(span.parent_id)] = text_in(told, str(span.parent_id))
     cursor = 0
     while (page := await client.change_page(cursor, PAGE)).changes:
         tape.feed |= {change.cursor: subject(change) for change in page.changes}
@@ -67,5 +80,6 @@ async def read(client: Client, seen: dict[str, str], resource: str) -> Tape:
     for rollout, found in versions(tape.spans, resource).items():
         if len(found) > 1:
             tape.pins[rollout] = await client.pins(rollout)
+    tape.audit = [entry async for entry in client.audit_log()][::-1]
     tape.stages = {release.id: release.stage for release in await client.releases()}
     return tape

@@ -4,89 +4,36 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from e2e.histories import checker
-from e2e.histories.history import History, Operation, Result, read
+from e2e.histories.history import History, Operation, read
+from e2e.histories.planted import (
+    CALL,
+    HERE,
+    OTHER,
+    USED,
+    attempt,
+    call,
+    claim,
+    did,
+    fault,
+    finish,
+    held,
+    only,
+    reward,
+    span,
+    told,
+    tool,
+    used,
+)
 from e2e.histories.tape import Tape
+from e2e.histories.tool_server import text_of
 
 from penstock.gateway.client.client import ClientError
 from penstock.gateway.model.release import Pin
-from penstock.gateway.model.rollout import Attempt, AttemptStatus, Judgement, Reward
-from penstock.gateway.model.span import Span, SpanStatus
-
-CALL, OTHER = "00000000000000c1", "00000000000000c2"
-HERE = {"rollout": "q1", "attempt": "a1"}
-
-
-def did(kind: str, begin: float, end: float, result: Result = "ok", actor: str = "w1", **asked: Any) -> Operation:
-    """An operation; `answer` is what it was answered."""
-    answer = asked.pop("answer", {})
-    return Operation(kind, actor, begin, end, result, asked, answer)
-
-
-def call(begin: float, end: float, result: Result = "ok", name: str = CALL) -> Operation:
-    return did("call", begin, end, result, call=name, **HERE)
-
-
-def claim(begin: float, end: float, attempt: str = "a1", worker: str = "w1") -> Operation:
-    return did("claim", begin, end, worker=worker, lease_s=10.0, answer={"claims": [["q1", attempt]]})
-
-
-def finish(
-    begin: float, end: float, result: Result = "ok", attempt: str = "a1", status: str = "succeeded"
-) -> Operation:
-    return did("finish", begin, end, result, rollout="q1", attempt=attempt, status=status, key="k")
-
-
-def told(cursor: int, what: str, status: str | None = None, actor: str = "f1") -> Operation:
-    return did("change", 20.0 + cursor, 20.0 + cursor, actor=actor, cursor=cursor, what=what, status=status)
-
-
-def fault(what: str, begin: float, end: float) -> Operation:
-    return did("fault", begin, end, actor="nemesis", what=what)
-
-
-def span(sequence: int = 1, name: str = CALL, **more: Any) -> Span:
-    found: dict[str, Any] = {"body": 1, "response_id": f"chatcmpl-{name}"} | more
-    return Span(rollout="q1", attempt="a1", sequence=sequence, parent_id=name, **found)
-
-
-def reward(sequence: int = 2, key: str = "k") -> Span:
-    said = Reward.model_validate(Judgement(value=1.0, key=key).model_dump())
-    return Span(rollout="q1", attempt="a1", sequence=sequence, kind="reward", attributes=said.attributes())
-
-
-def attempt(number: int = 1, status: AttemptStatus = AttemptStatus.SUCCEEDED, worker: str = "w1") -> Attempt:
-    return Attempt(rollout="q1", id=f"a{number}", sequence=number, status=status, worker=worker)
-
-
-@pytest.fixture
-def history() -> list[Operation]:
-    """A rollout that was queued, claimed, run, finished, and followed; nothing is wrong."""
-    return [
-        did("enqueue", 0.0, 1.0, rollouts=["q1"], answer={"created": ["q1"]}),
-        claim(2.0, 3.0), call(4.0, 5.0), did("heartbeat", 5.0, 6.0, lease_s=10.0, answer={"held": [["q1", "a1"]]}),
-        finish(7.0, 8.0),
-        did("follow", 20.0, 20.0, actor="f1", since=0),
-        told(1, "rollout q1", "queuing"), told(2, "attempt q1/a1", "preparing"), told(3, "span q1/a1#1", "open"),
-        told(4, "span q1/a1#1", "ok"), told(5, "attempt q1/a1", "succeeded"), told(6, "rollout q1", "succeeded"),
-    ]  # fmt: skip
-
-
-@pytest.fixture
-def tape() -> Tape:
-    """Its tape. The beginning of the call, at 3, is not told any more."""
-    feed = {1: "rollout q1", 2: "attempt q1/a1", 4: "span q1/a1#1", 5: "attempt q1/a1", 6: "rollout q1"}
-    spans = [span(), reward()]
-    return Tape({"q1": "succeeded"}, {("q1", "a1"): attempt()}, spans, feed, stages={"r-1": "promoted"})
-
-
-def only(history: list[Operation], tape: Tape, strict: bool = True) -> str:
-    """The one problem that is found."""
-    (found,) = checker.problems(history, tape, strict)
-    return found
+from penstock.gateway.model.rollout import AttemptStatus
+from penstock.gateway.model.span import SpanStatus
 
 
 def test_a_history_without_a_fault_has_no_problem(history: list[Operation], tape: Tape) -> None:
@@ -139,6 +86,45 @@ def test_the_answer_of_another_call(history: list[Operation], tape: Tape) -> Non
     assert "of another call" in only(history, tape)
 
 
+def test_a_tool_call_that_is_lost(history: list[Operation], tape: Tape) -> None:
+    history.append(tool(6.0, 6.5))
+    assert "lost: tool" in only(history, tape)
+    history[-1].result = "unknown"
+    assert checker.problems(history, tape, strict=True) == []
+    tape.seen = {USED: "echo"}
+    assert "lost: tool" in only(history, tape)
+
+
+def test_a_tool_call_that_is_there_twice_without_an_end_or_elsewhere(history: list[Operation], tape: Tape) -> None:
+    history.append(tool(6.0, 6.5))
+    tape.answers[USED] = text_of(USED)
+    tape.spans += [used(3), used(4)]
+    assert "on the tape 2 times" in only(history, tape)
+    tape.spans[-2:] = [used(3, status=SpanStatus.OPEN)]
+    assert any("has no end" in one for one in checker.problems(history, tape, strict=True))
+    tape.spans[-1:] = [used(3, attempt="a2")]
+    assert "has another address" in only(history, tape)
+    tape.spans[-1:] = [used(3, USED[:-1] + "2"), used(4)]
+    assert "was never asked for" in only(history, tape)
+
+
+@pytest.mark.parametrize("kind", ["echo", "fails", "later"])
+def test_the_end_and_the_answer_of_a_tool(kind: str, history: list[Operation], tape: Tape) -> None:
+    history.append(tool(6.0, 6.5, kind))
+    end = ("error", "tool_error") if kind == "fails" else ("ok", None)
+    tape.answers[USED], tape.spans = text_of(USED), [*tape.spans, used(3, status=end[0], error=end[1])]
+    assert checker.problems(history, tape, strict=True) == []
+    tape.answers[USED] = "else"
+    assert "has the answer 'else' of another call" in only(history, tape)
+    tape.answers[USED] = history[-1].answer["text"] = "else"
+    assert any("it was answered 'else'" in one for one in checker.problems(history, tape, strict=True))
+    history[-1].answer["text"] = text_of(USED)
+    tape.spans[-1] = used(3, status="error", error="ended_early")
+    assert "was answered: tool" in only(history, tape)
+    history.append(fault("reload", 6.2, 9.0))
+    assert bool(checker.problems(history, tape, strict=True)) == (kind != "later"), "another process saw the answer"
+
+
 def test_a_rollout_that_was_queued_and_is_lost(history: list[Operation], tape: Tape) -> None:
     history.append(did("enqueue", 9.0, 9.5, rollouts=["q2"], answer={"created": ["q2"]}))
     assert only(history, tape) == "rollout q2 was queued and is not there"
@@ -165,12 +151,15 @@ def test_a_rollout_that_is_given_again_while_its_lease_is_alive(history: list[Op
     assert "was given while a1 had its lease until 15.000" in only(history, tape)
     history[4] = claim(7.0, 15.1, "a2", "w2")
     assert checker.problems(history, tape, strict=True) == []
+    history[4] = claim(7.0, 14.9, "a2", "w2")
+    history.append(did("heartbeat", 14.0, 14.5, "unknown", lease_s=10.0, names=[["q1", "a7"]]))
+    assert checker.problems(history, tape, strict=True) == [], "its worker names others only"
 
 
 def test_an_attempt_that_goes_on_after_another_was_given(history: list[Operation], tape: Tape) -> None:
     history[4:5] = [
         claim(15.1, 15.2, "a2", "w2"),
-        did("heartbeat", 15.5, 15.6, lease_s=10.0, answer={"held": [["q1", "a1"]]}),
+        held(15.5, 15.6),
         finish(16.0, 17.0, attempt="a2"),
     ]
     tape.attempts = {("q1", "a1"): attempt(1, AttemptStatus.UNRESPONSIVE), ("q1", "a2"): attempt(2, worker="w2")}
@@ -181,8 +170,8 @@ def test_an_attempt_that_goes_on_after_another_was_given(history: list[Operation
 
 
 def test_an_end_that_is_another_one(history: list[Operation], tape: Tape) -> None:
-    tape.attempts["q1", "a1"].status = AttemptStatus.FAILED
-    history[-2].asked["status"] = "failed"
+    tape.attempts["q1", "a1"].status, tape.rollouts["q1"] = AttemptStatus.FAILED, "failed"
+    history[-2].asked["status"] = history[-1].asked["status"] = "failed"
     assert "ended as succeeded; the tape says" in only(history, tape)
 
 

@@ -10,7 +10,7 @@ import pytest
 from e2e.histories.harness import Plan, run
 
 FAULTS = ("kill", "reload", "stop")
-DONE = {"call ok", "claim ok", "finish ok", "reward ok", "enqueue ok", "decide ok", "change ok"}
+DONE = {"call ok", "tool ok", "claim ok", "finish ok", "reward ok", "enqueue ok", "decide ok", "change ok", "cancel ok"}
 
 
 @pytest.mark.timeout(180)

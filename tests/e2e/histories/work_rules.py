@@ -9,10 +9,14 @@ from itertools import pairwise
 from e2e.histories.history import Operation, of
 from e2e.histories.tape import Name, Tape
 
-from penstock.gateway.model.rollout import AttemptStatus, Reward
+from penstock.gateway.model.rollout import Reward
+
+MAX_ATTEMPTS = 5
+"""Of a rollout that nobody queues again."""
 
 
-def _name(one: Operation) -> Name:
+def name_of(one: Operation) -> Name:
+    """Of an operation: its attempt."""
     return one.asked["rollout"], one.asked["attempt"]
 
 
@@ -34,7 +38,7 @@ def enqueued(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
             yield f"rollout {rollout} was there before it was queued"
 
 
-def _claims(history: Sequence[Operation]) -> Iterator[tuple[Operation, Name, str]]:
+def claims(history: Sequence[Operation]) -> Iterator[tuple[Operation, Name, str]]:
     """Every attempt that a worker was given, with the worker, in the order in which they were answered."""
     for one in sorted(of(history, "claim"), key=lambda claim: claim.end):
         if one.result == "ok":
@@ -45,7 +49,7 @@ def _claims(history: Sequence[Operation]) -> Iterator[tuple[Operation, Name, str
 def claimed(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
     """No attempt is given to two workers, or twice; each that was given is on the tape, and its worker's."""
     given: dict[Name, Operation] = {}
-    for one, name, worker in _claims(history):
+    for one, name, worker in claims(history):
         if name in given:
             yield f"{name} was given twice: {given[name]} and {one}"
         given[name] = one
@@ -61,15 +65,12 @@ def leases(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
     made, at the latest, when it was answered.
     """
     until: defaultdict[Name, list[tuple[float, float]]] = defaultdict(list)
-    released: dict[Name, float] = {}
-    for one, name, _ in _claims(history):
+    released = _let_go(history)
+    for one, name, _ in claims(history):
         until[name].append((one.end, one.begin + one.asked["lease_s"]))
     for one in of(history, "heartbeat"):
         for name in one.answer.get("held", []):
             until[name[0], name[1]].append((one.end, one.begin + one.asked["lease_s"]))
-    for one in of(history, "finish"):
-        # One that was refused, or not answered, tells the gateway all the same that its worker has let go.
-        released[_name(one)] = min(one.begin, released.get(_name(one), one.begin))
     for _, before, after in _successors(history):
         claim, (name, second) = after
         # A renewal that was answered after the claim may have come after it, and is the next rule's.
@@ -78,23 +79,43 @@ def leases(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
             yield f"{name}/{second} was given while {before} had its lease until {last:.3f}: {claim}"
 
 
+def _let_go(history: Sequence[Operation]) -> dict[Name, float]:
+    """When each attempt's worker has let go of it: it told its end, or named only others that it holds. That it was
+    refused, or not answered, is no matter."""
+    released = dict[Name, float]()
+    beats: defaultdict[str, list[Operation]] = defaultdict(list)
+    for one in of(history, "heartbeat"):
+        beats[one.actor].append(one)
+    for claim, name, worker in claims(history):
+        for one in beats[worker]:
+            if one.begin >= claim.end and list(name) not in one.asked["names"]:
+                released[name] = one.begin
+                break
+    for one in of(history, "finish"):
+        released[name_of(one)] = min(one.begin, released.get(name_of(one), one.begin))
+    return released
+
+
 def _successors(history: Sequence[Operation]) -> Iterator[tuple[Operation, str, tuple[Operation, Name]]]:
     """(claim, attempt) and the one that was given next of the same rollout."""
     by_rollout: defaultdict[str, list[tuple[Operation, Name]]] = defaultdict(list)
-    for one, name, _ in _claims(history):
+    for one, name, _ in claims(history):
         by_rollout[name[0]].append((one, name))
-    for given in by_rollout.values():
+    for found in by_rollout.values():
         # The names count attempts, whichever answer came first.
-        for first, second in pairwise(sorted(given, key=lambda pair: int(pair[1][1][1:]))):
+        for first, second in pairwise(sorted(found, key=lambda pair: int(pair[1][1][1:]))):
             yield first[0], first[1][1], second
 
 
 def superseded(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
     """Once a rollout is in other hands, whoever had it before neither keeps it nor ends it well."""
     held = [(one, (name[0], name[1])) for one in of(history, "heartbeat") for name in one.answer.get("held", [])]
-    good = [
-        (one, _name(one)) for one in of(history, "finish") if (one.result, one.asked["status"]) == ("ok", "succeeded")
-    ]
+    said: dict[Name, Operation] = {}
+    for one in of(history, "finish"):
+        if one.result != "refused" and one.asked["status"] == "succeeded":
+            said.setdefault(name_of(one), one)
+    # The end that it has may be told again for ever.
+    good = [(one, name) for name, one in said.items() if one.result == "ok"]
     late: defaultdict[Name, list[Operation]] = defaultdict(list)
     for one, name in held + good:
         late[name].append(one)
@@ -107,13 +128,9 @@ def superseded(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
 def finished(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
     """The end that was answered is the end."""
     for one in of(history, "finish"):
-        found = tape.attempts.get(_name(one))
+        found = tape.attempts.get(name_of(one))
         if one.result == "ok" and (found is None or found.status != one.asked["status"]):
             yield f"ended as {one.asked['status']}; the tape says {found}: {one}"
-    for name, attempt in tape.attempts.items():
-        rollout = tape.rollouts[name[0]]
-        if attempt.worker and attempt.status == AttemptStatus.SUCCEEDED and rollout != "succeeded":
-            yield f"{name} has succeeded, and its rollout is {rollout}"
 
 
 def rewarded(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
@@ -124,7 +141,7 @@ def rewarded(history: Sequence[Operation], tape: Tape) -> Iterator[str]:
             there[span.rollout, span.attempt, str(Reward.of(span).key)] += 1
     tried: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
     for one in of(history, "finish", "reward"):
-        tried[*_name(one), one.asked["key"]].add(one.result)
+        tried[*name_of(one), one.asked["key"]].add(one.result)
     for key, results in tried.items():
         count = there.pop(key, 0)
         if count > 1 or ("ok" in results and not count) or (results == {"refused"} and count):
