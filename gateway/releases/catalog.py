@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -48,6 +49,7 @@ class Tape(Protocol):
 
     def resources(self) -> dict[str, tuple[Stable, list[Resource]]]: ...
     def releases(self) -> list[Release]: ...
+    def pins(self, rollout: str) -> list[Pin]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +279,9 @@ class Pins:
         if not isinstance(error, TapeError):
             _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
         asker = _asker(call, found)
+        with suppress(TapeError):
+            # It can still be read. Another process, or an earlier one, may have put there what this one never knew.
+            self._learn(call.address.rollout, self._tape.pins(call.address.rollout))
         pins = list(map(self._fallen_back, self._pins.get(call.address.rollout, [])))
         for resource in found.resources:
             mine = [pin for pin in pins if pin.resource == resource]
@@ -297,10 +302,12 @@ class Pins:
 
     def others_gave(self, rollout: str, pins: Iterable[Mapping[str, Any]]) -> None:
         """What another worker has given a rollout while the tape took no pin, which that one puts there."""
+        self._learn(rollout, map(Pin.model_validate, pins))
+
+    def _learn(self, rollout: str, pins: Iterable[Pin]) -> None:
         known = self._pins.get(rollout, [])
         mine = {(pin.agent, pin.resource) for pin in known}
-        told = map(Pin.model_validate, pins)
-        _keep(self._pins, rollout, [*known, *(pin for pin in told if (pin.agent, pin.resource) not in mine)])
+        _keep(self._pins, rollout, [*known, *(pin for pin in pins if (pin.agent, pin.resource) not in mine)])
 
     def _write_later(self) -> None:
         _ = asyncio.get_running_loop().call_later(_RETRY_S, self._write)

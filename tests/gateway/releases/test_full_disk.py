@@ -10,6 +10,7 @@ import aiohttp
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.process import Gateway, limit_files, running, upstreams
 from fakes.provider import serving
+from fakes.tape import Tape
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
@@ -27,6 +28,32 @@ def full_disk(gateway: Gateway) -> Generator[None]:
         yield
     finally:
         limit_files(gateway.pid, None)
+
+
+async def test_a_rollout_keeps_its_arm_in_a_process_that_did_not_give_it(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """As another worker of a gateway, or one that was started since: the tape can be read."""
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url)) as gateway,
+        Client(gateway.url) as client,
+    ):
+        _ = await client.add_version("travel", prompt(STABLE, sent=True))
+        _ = await client.add_version("travel", prompt(CANDIDATE))
+        traffic = Traffic(gateway.url, http, client)
+        release = await traffic.start("travel", "v2", policy(0.5))
+        name = "r"
+        while await traffic.rollout(name, lambda _: None, calls=1) != "candidate":
+            name += "r"
+        await gateway.restart()
+        with full_disk(gateway):
+            # What it has to write of another one stands before it.
+            _ = await traffic.call("late")
+            _ = await traffic.call(name)
+        spans = await Tape(gateway.url, http).spans(name, 2)
+        assert [(span.versions, span.arm) for span in spans] == [({"travel": "v2"}, f"{release.id}:candidate")] * 2
+        assert traffic.failures == []
 
 
 async def test_a_rollout_that_fell_back_while_the_disk_was_full_is_marked(
