@@ -120,6 +120,10 @@ class FakeEngine:
         loaded = self.adapters.items()
         return [base, *({"id": n, "object": "model", "root": path, "parent": self.base} for n, path in loaded)]
 
+    def answer(self, body: Json) -> Answer:
+        """What is answered by a model that is there."""
+        return Answer(f"I am {body['model']}.")
+
     def _load(self, name: str, path: str) -> web.Response:
         if name in self.adapters:
             return fault(400, f"The lora adapter '{name}' has already been loaded.")
@@ -141,7 +145,7 @@ class FakeEngine:
         if name in self.damaged and body.get("logprobs"):
             return fault(400, "Out of range float values are not JSON compliant")
         plain, events = FORMATS[request.path]
-        answer = Answer(f"I am {name}.")
+        answer = self.answer(body)
         if not body.get("stream"):
             return web.json_response(plain(body, answer))
         made = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})

@@ -15,8 +15,9 @@ Rule = Callable[[Sequence[Operation], Tape], Iterator[str]]
 RULES: tuple[Rule, ...] = (
     work_rules.enqueued, work_rules.claimed, work_rules.leases, work_rules.superseded, work_rules.finished,
     work_rules.rewarded, feed_rules.followed, feed_rules.numbered, feed_rules.moves, release_rules.one_version,
-    release_rules.as_served, release_rules.decided, operator_rules.audited, operator_rules.answered,
-    operator_rules.requeued, operator_rules.once, operator_rules.standing, operator_rules.cancelled,
+    release_rules.as_served, release_rules.adapters, release_rules.decided, operator_rules.audited,
+    operator_rules.answered, operator_rules.requeued, operator_rules.once, operator_rules.standing,
+    operator_rules.cancelled,
 )  # fmt: skip
 
 

@@ -9,70 +9,33 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import aiohttp
-from e2e.histories.history import History, Operation
-from e2e.histories.release_rules import RESOURCE, TEXT
+from e2e.histories import weights
+from e2e.histories.history import Operation
+from e2e.histories.release_rules import TEXT
 from e2e.histories.tape import subject
 from e2e.histories.tool_calls import ToolClient
 from e2e.histories.work_rules import MAX_ATTEMPTS
+from e2e.histories.world import AGAIN_S, PATIENCE, World
 from fakes.experiment import policy, prompt
 
-from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.client import ClientError
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, HeartbeatRequest, Held, RolloutSpec
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.rollout import Judgement, RolloutConfig
 
-PATIENCE = aiohttp.ClientTimeout(total=30)
-AGAIN_S = 0.3
 BACKLOG = 20
 """So many rollouts wait at most, or they would never be given to anybody."""
 TOOLS = 0.5
 """How often a tool is used after a call."""
-MODELS = ("m", "m", "m", "m", "slow", "breaks")
-
-
-@dataclass(slots=True)
-class World:
-    """What all clients have in common."""
-
-    seed: int
-    url: str
-    history: History
-    http: aiohttp.ClientSession
-    client: Client
-    lease_s: float
-    queued: list[str] = field(default_factory=list[str])
-    """Rollouts that are known to be queued, in order."""
-    taken: list[str] = field(default_factory=list[str])
-    """Those that workers were given, in order."""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def chance(self, actor: str) -> random.Random:
-        """Of one client."""
-        return random.Random(f"{self.seed} {actor}")
-
-    async def pause(self, seconds: float) -> None:
-        """For so long, or until it is over."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                _ = await self.over.wait()
-
-    async def again(self, once: Callable[[], Awaitable[Operation]], tries: int = 60) -> Operation:
-        """Until it is answered, or refused for good."""
-        for _ in range(tries - 1):
-            done = await once()
-            if done.result == "ok" or (done.result == "refused" and done.answer["status"] < 500):
-                return done
-            await asyncio.sleep(AGAIN_S)
-        return await once()
+MODELS = ("m", "m", "m", weights.RESOURCE, weights.RESOURCE, "slow", "breaks")
 
 
 async def call(world: World, actor: str, chance: random.Random, address: str, **asked: Any) -> Operation:
@@ -212,15 +175,15 @@ async def _heartbeat(world: World, actor: str, rollout: str, attempt: str) -> bo
     return True
 
 
-async def releaser(world: World, actor: str) -> None:
+async def releaser(world: World, actor: str, resource: str) -> None:
     """Registers versions, one after the other, tries each on half of the rollouts, and promotes it or takes it back."""
     chance = world.chance(actor)
-    _ = await world.again(lambda: _version(world, actor, 1))
+    _ = await world.again(lambda: _version(world, actor, resource, 1))
     for number in count(2):
         if world.over.is_set():
             return
-        _ = await world.again(lambda number=number: _version(world, actor, number))
-        started = await world.again(lambda number=number: _release(world, actor, f"v{number}"))
+        _ = await world.again(lambda number=number: _version(world, actor, resource, number))
+        started = await world.again(lambda number=number: _release(world, actor, resource, f"v{number}"))
         await world.pause(chance.uniform(0.5, 3))
         action = chance.choice(("promote", "rollback"))
         if "release" in started.answer:
@@ -228,18 +191,21 @@ async def releaser(world: World, actor: str) -> None:
             _ = await world.again(lambda name=name, action=action: _decide(world, actor, name, action))
 
 
-async def _version(world: World, actor: str, number: int) -> Operation:
-    with world.history.doing("version", actor, version=f"v{number}") as done:
-        _ = await world.client.add_version(RESOURCE, prompt(TEXT % number, number == 1, f"v{number}"))
+async def _version(world: World, actor: str, resource: str, number: int) -> Operation:
+    version = f"v{number}"
+    with world.history.doing("version", actor, resource=resource, version=version) as done:
+        is_weights, text = resource == weights.RESOURCE, TEXT % number
+        new = weights.adapter(number, version) if is_weights else prompt(text, number == 1, version)
+        _ = await world.client.add_version(resource, new)
     return done
 
 
-async def _release(world: World, actor: str, version: str) -> Operation:
+async def _release(world: World, actor: str, resource: str, version: str) -> Operation:
     """One that was started, or was to be decided, without an answer is found again."""
-    with world.history.doing("release", actor, version=version) as done:
-        live = await world.client.releases(RESOURCE, live=True)
+    with world.history.doing("release", actor, resource=resource, version=version) as done:
+        live = await world.client.releases(resource, live=True)
         new = NewRelease(candidate=version, policy=policy(0.5, rollouts=1000))
-        release = live[0] if live else await world.client.start_release(RESOURCE, new)
+        release = live[0] if live else await world.client.start_release(resource, new)
         done.answer["release"] = release.id
     return done
 

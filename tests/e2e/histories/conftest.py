@@ -26,4 +26,11 @@ def tape() -> Tape:
     """Its tape. The beginning of the call, at 3, is not told any more."""
     feed = {1: "rollout q1", 2: "attempt q1/a1", 4: "span q1/a1#1", 5: "attempt q1/a1", 6: "rollout q1"}
     spans = [span(), reward()]
-    return Tape({"q1": "succeeded"}, {("q1", "a1"): attempt()}, spans, feed, stages={"r-1": "promoted"})
+    return Tape(
+        {"q1": "succeeded"},
+        {("q1", "a1"): attempt()},
+        spans,
+        feed,
+        stages={"r-1": "promoted"},
+        released={"r-1": "travel"},
+    )

@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import fakes.engine
 from e2e.chaos.provider import serving
-from e2e.histories import checker, clients, history, tape, tool_server
+from e2e.histories import checker, clients, history, tape, tool_server, weights
 from e2e.histories.clock import Clock, compiler
 from e2e.histories.nemesis import CLOCK, FAULTS, SPACE, Nemesis
 from e2e.histories.operating import operator
-from e2e.histories.release_rules import RESOURCE
+from e2e.histories.release_rules import RESOURCES
 from e2e.histories.served import Served
 from e2e.histories.tool_calls import SERVER
+from e2e.histories.world import World
 from fakes.disks import Disk, disk_or_none
 from fakes.ports import steady_ports
-from fakes.process import Gateway, upstreams, write_config
+from fakes.process import Gateway, upstream, upstreams, write_config
 from fakes.waiting import until
 
 from penstock.gateway.cli.check import examine
@@ -101,7 +103,9 @@ async def _recorded(
     async with AsyncExitStack() as stack:
         provider = await stack.enter_async_context(serving())
         tools = await stack.enter_async_context(tool_server.serving())
-        config += upstreams(openai=provider.url) + f'[mcp.servers.{SERVER}]\nurl = "{tools.url}"\n'
+        engine = await stack.enter_async_context(fakes.engine.serving(weights.Weights()))
+        config += upstreams(openai=provider.url) + upstream(weights.UPSTREAM, engine.openai_url, "openai")
+        config += f'[mcp.servers.{SERVER}]\nurl = "{tools.url}"\n'
         written_config, log = write_config(home / "gateway", config), home / "gateway" / "stderr"
         flags = ("--workers", str(plan.processes)) if plan.processes > 1 else ()
         gateway = Gateway(written_config, data, log, flags, env=clock.env if clock else {}, under=under)
@@ -113,22 +117,24 @@ async def _recorded(
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         chance = random.Random(plan.seed)
         stop_s = plan.lease_s + chance.uniform(0.5, 2)
-        nemesis = Nemesis(written, served, provider, tools, clock, disk, chance, stop_s)
-        world = clients.World(plan.seed, gateway.url, written, http, client, plan.lease_s)
+        nemesis = Nemesis(written, served, provider, tools, engine, clock, disk, chance, stop_s)
+        world = World(plan.seed, gateway.url, written, http, client, plan.lease_s)
         try:
             await _meanwhile(plan, world, nemesis)
             await until(lambda: _is_quiet(client))
-            return await tape.read(client, provider.seen | tools.seen, RESOURCE), nemesis
+            seen = provider.seen | tools.seen | engine.seen
+            return await tape.read(client, seen, engine.served, RESOURCES), nemesis
         finally:
             written.close()
             await served.stop()
 
 
-async def _meanwhile(plan: Plan, world: clients.World, nemesis: Nemesis) -> None:
+async def _meanwhile(plan: Plan, world: World, nemesis: Nemesis) -> None:
     """Clients and faults; then clients come to an end, and followers when they have seen it."""
     actors = [clients.caller(world, f"caller-{number}") for number in range(plan.callers)]
     actors += [clients.worker(world, f"worker-{number}") for number in range(plan.workers)]
-    actors += [clients.producer(world, "producer"), clients.releaser(world, "releaser")]
+    actors += [clients.producer(world, "producer")]
+    actors += [clients.releaser(world, f"releaser of {resource}", resource) for resource in RESOURCES]
     actors += [operator(world, f"operator-{number}") for number in range(plan.operators)]
     actors += [clients.follower(world, f"follower-{number}") for number in range(plan.followers)]
     faults = nemesis.possible(plan.faults, plan.processes)

@@ -19,6 +19,7 @@ from e2e.histories.clock import Clock
 from e2e.histories.history import History, Operation
 from e2e.histories.served import Served
 from e2e.histories.tool_server import ToolServer
+from e2e.histories.weights import Weights
 from fakes.disks import Disk
 
 JUMP_S = 60
@@ -32,6 +33,7 @@ class Nemesis:
     served: Served
     provider: Provider
     tools: ToolServer
+    weights: Weights
     clock: Clock | None
     disk: Disk | None
     """The tape's."""
@@ -159,6 +161,9 @@ class Nemesis:
         self.provider.break_off()
         self.tools.break_off()
 
+    async def _weights_die(self, fault: Operation) -> None:
+        self.weights.start_again()
+
 
 CLOCK: Final = frozenset({"clock, kill", "clock, reload"})
 """Faults that need a clock of ours."""
@@ -181,4 +186,5 @@ FAULTS: Final[dict[str, Callable[[Nemesis, Operation], Awaitable[None]]]] = {
     "clock, kill": Nemesis._jump_kill,
     "clock, reload": Nemesis._jump_reload,
     "provider": Nemesis._break_off,
+    "weights": Nemesis._weights_die,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from e2e.histories.clients import World
+from e2e.histories.world import World
 
 from penstock.gateway.model.audit import Said
 

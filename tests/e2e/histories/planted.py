@@ -60,7 +60,7 @@ def tool(begin: float, end: float, tool: str = "echo", result: Result = "ok") ->
 
 
 def used(sequence: int, name: str = USED, **more: Any) -> Span:
-    found = {"rollout": "q1", "attempt": "a1", "body": 1} | more
+    found: dict[str, Any] = {"rollout": "q1", "attempt": "a1", "body": 1} | more
     return Span(sequence=sequence, kind="tool", parent_id=name, **found)
 
 

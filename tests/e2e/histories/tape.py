@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -33,9 +33,13 @@ class Tape:
     """Of rollouts that saw more than one version."""
     stages: dict[str, str] = field(default_factory=dict[str, str])
     """How far each release has come."""
+    released: dict[str, str] = field(default_factory=dict[str, str])
+    """The resource of each release."""
+    served: dict[str, str] = field(default_factory=dict[str, str])
+    """The weights that answered each call that reached their server, by the call's own name."""
     audit: list[AuditEntry] = field(default_factory=list[AuditEntry])
     """Who changed what, in order."""
-    seen: Mapping[str, str] = field(default_factory=dict[str, str])
+    seen: dict[str, str] = field(default_factory=dict[str, str])
     """System texts of the calls that reached the provider, and tools of those that reached the server of tools, by the
     call's own name."""
     answers: dict[str, str | None] = field(default_factory=dict[str, str | None])
@@ -62,9 +66,9 @@ def versions(spans: list[Span], resource: str) -> dict[str, set[str]]:
     return found
 
 
-async def read(client: Client, seen: Mapping[str, str], resource: str) -> Tape:
+async def read(client: Client, seen: dict[str, str], served: dict[str, str], resources: Sequence[str]) -> Tape:
     """All of it."""
-    tape = Tape(seen=seen)
+    tape = Tape(seen=seen, served=served)
     async for rollout in client.rollouts():
         tape.rollouts[rollout.id] = rollout.status
         tape.attempts |= {(rollout.id, attempt.id): attempt for attempt in rollout.attempts}
@@ -77,9 +81,10 @@ async def read(client: Client, seen: Mapping[str, str], resource: str) -> Tape:
     while (page := await client.change_page(cursor, PAGE)).changes:
         tape.feed |= {change.cursor: subject(change) for change in page.changes}
         cursor = page.next
-    for rollout, found in versions(tape.spans, resource).items():
-        if len(found) > 1:
-            tape.pins[rollout] = await client.pins(rollout)
+    mixed = {name for one in resources for name, found in versions(tape.spans, one).items() if len(found) > 1}
+    tape.pins = {rollout: await client.pins(rollout) for rollout in mixed}
     tape.audit = [entry async for entry in client.audit_log()][::-1]
-    tape.stages = {release.id: release.stage for release in await client.releases()}
+    releases = await client.releases()
+    tape.stages = {release.id: release.stage for release in releases}
+    tape.released = {release.id: release.resource for release in releases}
     return tape

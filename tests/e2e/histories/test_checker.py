@@ -229,17 +229,44 @@ def test_two_arms_of_a_rollout(history: list[Operation], tape: Tape) -> None:
     history.append(call(5.0, 6.0, name=OTHER))
     tape.spans[0].arm = "r-1:stable"
     tape.spans.append(span(3, OTHER, arm="r-1:candidate"))
-    assert "has the arms ['r-1:candidate', 'r-1:stable']" in only(history, tape)
+    assert "has the arms ['r-1:candidate', 'r-1:stable'] of travel" in only(history, tape)
 
 
 def test_two_versions_of_a_rollout(history: list[Operation], tape: Tape) -> None:
     history.append(call(5.0, 6.0, name=OTHER))
     tape.spans[0].versions = {"travel": "v2"}
     tape.spans.append(span(3, OTHER, versions={"travel": "v1"}))
-    assert "was served by the versions ['v1', 'v2']" in only(history, tape)
+    assert "was served by the versions ['v1', 'v2'] of travel" in only(history, tape)
     tape.pins["q1"] = [Pin(resource="travel", version="v1", release="r-2", mixed=True)]
     tape.stages["r-2"] = "rolled_back"
     assert checker.problems(history, tape, strict=True) == []
+
+
+def test_arms_and_versions_of_two_resources(history: list[Operation], tape: Tape) -> None:
+    history.append(call(5.0, 6.0, name=OTHER))
+    tape.released["r-3"], tape.stages["r-3"] = "policy", "rolled_back"
+    tape.spans[0].arm, tape.spans[0].versions = "r-1:stable", {"travel": "v1"}
+    tape.spans.append(span(3, OTHER, arm="r-1:stable,r-3:candidate", versions={"travel": "v1", "policy": "v2"}))
+    tape.served[OTHER] = "policy@v2"
+    assert checker.problems(history, tape, strict=True) == []
+    tape.spans[0].arm, tape.spans[0].versions = "r-1:stable,r-3:stable", {"travel": "v1", "policy": "v1"}
+    tape.pins["q1"] = [Pin(resource="travel", version="v1", release="r-3", mixed=True)]
+    arms, versions = checker.problems(history, tape, strict=True)
+    assert "has the arms ['r-3:candidate', 'r-3:stable'] of policy" in arms
+    assert "was served by the versions ['v1', 'v2'] of policy" in versions
+
+
+def test_weights_that_were_not_served(history: list[Operation], tape: Tape) -> None:
+    tape.spans[0].versions, tape.served[CALL] = {"policy": "v1"}, "policy@v2"
+    assert only(history, tape) == "q1#1 names policy@v1, and was served by policy@v2"
+    tape.spans[0].versions = {}
+    assert only(history, tape) == "q1#1 names None, and was served by policy@v2"
+
+
+def test_weights_that_were_not_there(history: list[Operation], tape: Tape) -> None:
+    refused = did("call", 5.0, 6.0, "refused", call=OTHER, **HERE, model="policy", answer={"status": 404, "error": "x"})
+    history.append(refused)
+    assert "its weights were not there" in only(history, tape)
 
 
 def test_a_version_that_was_not_served(history: list[Operation], tape: Tape) -> None:

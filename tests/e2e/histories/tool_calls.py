@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from e2e.histories.history import Operation
 from e2e.histories.tool_server import TOOLS
+from e2e.histories.world import PATIENCE, World
 from fakes.mcp_wire import ACCEPT, INITIALIZE, call
 
 from penstock.gateway.client.client import ClientError
 
-if TYPE_CHECKING:
-    from e2e.histories.clients import World
-
 SERVER = "tools"
 """Its name at the gateway."""
-PATIENCE = aiohttp.ClientTimeout(total=30)
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ class ToolServer:
             self.transports.add(request.transport)
         sent: Json = await request.json()
         if sent["method"] == "initialize":
-            about = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+            about: Json = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
             result = answer(sent, about | {"serverInfo": {"name": "histories", "version": "1"}})
             return web.json_response(result, headers={"Mcp-Session-Id": uuid4().hex})
         name, tool = sent["params"]["arguments"]["call"], sent["params"]["name"]
