@@ -160,7 +160,7 @@ class Gateway:
         self._ticker: asyncio.TimerHandle
         self._ticks = 0
         followed = self.releases.others_wrote if self._work.leads else self.pins.reload
-        self._others = Others(self.store, self.recorder, self.feed, self.dispatcher, followed)
+        self._others = Others(self.store, self.recorder, self.dispatcher, followed)
         self.offer: Offer | Leaving
         """Whoever takes over."""
         self._calls_ended, self._clients_gone = asyncio.Event(), asyncio.Event()

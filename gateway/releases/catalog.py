@@ -13,8 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
 from penstock.gateway.calls.admitted import Admitted
@@ -32,14 +30,12 @@ from penstock.gateway.prompts.recognise import Known, Recogniser
 from penstock.gateway.prompts.rewrite import Findings, Miss, Rewritten, find, write
 from penstock.gateway.releases.coverage.noting import Notes
 from penstock.gateway.releases.operations import ReleaseOperations, Wanted
-from penstock.gateway.store.directory import Damaged, TapeError
+from penstock.gateway.releases.unwritten import Unwritten
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
-from penstock.gateway.store.transaction import Transaction
 
 REMEMBERED: Final = 16_384
 """Rollouts whose pins are remembered."""
-_AT_ONCE, _RETRY_S = 100, 1.0
-"""Pins that one transaction catches up with, and how long after a tape that took none."""
 K = TypeVar("K")
 _log = logging.getLogger("penstock.releases")
 
@@ -115,6 +111,11 @@ class Catalog:
             made.body = replace_model(made.body, weights.served)
         return made, weights
 
+    def has(self, pin: Pin) -> bool:
+        """Whether its version is known here, and its release."""
+        known = self.models.get(pin.resource) or self.templates.get(pin.resource) or {}
+        return pin.version in known and (pin.release is None or pin.release in self.releases)
+
     def rolled_back(self, pin: Pin) -> bool:
         """Whether a rollout must get the stable version, because its release was rolled back since."""
         release = None if pin.release is None else self.releases.get(pin.release)
@@ -177,9 +178,7 @@ class Pins:
         self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
         self._units: OrderedDict[tuple[str, str], list[Pin]] = OrderedDict()
         """What units of rollouts were given, by release and unit."""
-        self._unwritten: dict[str, Wanted] = {}
-        """Rollouts that were given versions while the tape took no pin."""
-        self._writing = False
+        self._unwritten = Unwritten(recorder)
         self._reloading = asyncio.Lock()
         self.notes = Notes()
         """What calls had of registered prompts."""
@@ -257,12 +256,19 @@ class Pins:
         )
         pinning = self._recorder.submit(lambda transaction: ReleaseOperations(transaction).pin(wanted, now))
         pinning.add_done_callback(lambda done: self._remember(wanted, done))
-        return pinning
+        return asyncio.ensure_future(self._known(pinning))
+
+    async def _known(self, pinning: asyncio.Future[list[Pin]]) -> list[Pin]:
+        """What another process has registered or released this moment is read first."""
+        pins = await pinning
+        if not all(map(self.catalog.has, pins)):
+            await self.reload()
+        return pins
 
     def forget(self, rollout: str) -> None:
         """It was forgotten; another of its name is given its own."""
         self._pins.pop(rollout, None)
-        self._unwritten.pop(rollout, None)
+        self._unwritten.forget(rollout)
 
     def _remember(self, wanted: Wanted, done: asyncio.Future[list[Pin]]) -> None:
         if done.cancelled() or done.exception() is not None:
@@ -293,11 +299,7 @@ class Pins:
                 pins.append(made.model_copy(update={"agent": asker.agent}))
         _keep(self._pins, call.address.rollout, pins)
         self._gave(call.address.rollout, [pin.model_dump() for pin in pins])
-        if len(self._unwritten) < REMEMBERED:
-            self._unwritten[call.address.rollout] = Wanted(call.address.rollout, asker, tuple(found.resources), pins)
-        if not self._writing:
-            self._writing = True
-            self._write_later()
+        self._unwritten.add(Wanted(call.address.rollout, asker, tuple(found.resources), pins))
         return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
 
     def others_gave(self, rollout: str, pins: Iterable[Mapping[str, Any]]) -> None:
@@ -307,37 +309,8 @@ class Pins:
     def _learn(self, rollout: str, pins: Iterable[Pin]) -> None:
         known = self._pins.get(rollout, [])
         mine = {(pin.agent, pin.resource) for pin in known}
-        _keep(self._pins, rollout, [*known, *(pin for pin in pins if (pin.agent, pin.resource) not in mine)])
-
-    def _write_later(self) -> None:
-        _ = asyncio.get_running_loop().call_later(_RETRY_S, self._write)
-
-    def _write(self) -> None:
-        """Puts on the tape what rollouts were given without it. They may make no other call, and what has seen two
-        versions must be marked.
-        """
-        wanted = list(islice(self._unwritten.values(), _AT_ONCE))
-
-        def pin(transaction: Transaction) -> None:
-            for one in wanted:
-                # All that it needs is given: nobody is assigned now.
-                _ = ReleaseOperations(transaction).pin(one, 0)
-
-        self._recorder.submit(pin).add_done_callback(partial(self._written, wanted))
-
-    def _written(self, wanted: list[Wanted], done: asyncio.Future[None]) -> None:
-        error = done.exception()
-        if isinstance(error, TapeError) and not isinstance(error, Damaged):
-            self._write_later()
-            return
-        if error is not None:
-            _log.error("the versions of %d rollouts are not on the tape", len(wanted), exc_info=error)
-        for one in wanted:
-            if self._unwritten.get(one.rollout) is one:
-                del self._unwritten[one.rollout]
-        self._writing = bool(self._unwritten)
-        if self._writing:
-            self._write()
+        new = [pin for pin in pins if (pin.agent, pin.resource) not in mine and self.catalog.has(pin)]
+        _keep(self._pins, rollout, [*known, *new])
 
     def _pins_of_unit(self, resource: str, asker: Asker) -> Iterator[Pin]:
         """What a call's unit was given of a resource in releases that are live; as far as is remembered."""

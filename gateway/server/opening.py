@@ -10,6 +10,7 @@ from penstock.gateway.model.known_secrets import NONE, Secrets
 from penstock.gateway.queue.attempts import woken
 from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.releases.operations import LiveReleases
+from penstock.gateway.server.others import Written
 from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
 
 
@@ -24,7 +25,7 @@ def open_store(
     it over."""
     return Store(
         path,
-        followers=(Waiting(), LiveReleases(audit_key())),
+        followers=(Waiting(), LiveReleases(audit_key()), Written()),
         woken=woken,
         map_bytes=map_bytes,
         memory_bytes=memory_bytes,

@@ -6,18 +6,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
-from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.view import View
 from penstock.gateway.store.wanted import Wanted
 
 _RELEASES: Final = Wanted(kinds=("resource", "release"))
 _log = logging.getLogger("penstock.handover")
+
+
+class Written:
+    """Whether others have changed releases or versions since that was looked at (a `store.follower`). Any transaction
+    here follows the tape, so whoever looks now and then would not see it."""
+
+    def __init__(self) -> None:
+        self.releases = False
+        self._last = 0
+
+    def recall(self, view: View) -> None:
+        """It is not known what has changed."""
+        self._note(view, view.last("log") != self._last)
+
+    def follow(self, view: View, changes: Sequence[bytes]) -> None:
+        """Others have changed this."""
+        self._note(view, any(map(_RELEASES.concerns, changes)))
+
+    def _note(self, view: View, changed: bool) -> None:
+        self._last = view.last("log")
+        self.releases = self.releases or changed
 
 
 class Others:
@@ -27,12 +48,12 @@ class Others:
         self,
         store: Store,
         recorder: Recorder,
-        feed: Feed,
         dispatcher: Dispatcher,
         followed: Callable[[], Awaitable[None]],
     ) -> None:
         """`followed`: has this process follow what has changed of releases and versions."""
-        self._store, self._recorder, self._feed = store, recorder, feed
+        self._store, self._recorder = store, recorder
+        self._written = store.follower(Written)
         self._dispatcher, self._followed = dispatcher, followed
         self._living = store.living()
         self._noticing: asyncio.Future[None] | None = None
@@ -45,7 +66,7 @@ class Others:
         if count:
             self._living = self._store.living()
         gone = bool(before - self._living)
-        if gone or (len(self._living) > 1 and self._store.behind):
+        if gone or (len(self._living) > 1 and (self._store.behind or self._written.releases)):
             self._noticing = asyncio.ensure_future(self._notice(frozenset(self._living) if gone else None))
 
     def soon(self) -> None:
@@ -59,16 +80,13 @@ class Others:
 
     async def _notice(self, living: frozenset[str] | None) -> None:
         """Has the writer follow the tape. `living`: one has died, these are left; its calls have ended."""
-        seen, changed = self._feed.cursor, False
         try:
             await self._recorder.submit(lambda tape: None if living is None else tape.interrupt(living))
-            while seen < self._feed.cursor and not changed:
-                found, seen = await asyncio.to_thread(self._store.changes, seen, 1, _RELEASES)
-                changed = bool(found)
         except TapeError as error:
             _log.error("what another process has written is not noticed: %s", error)
             return
-        if changed:
+        if self._written.releases:
+            self._written.releases = False
             await self._followed()
         if living is not None:
             await self._dispatcher.others_left()

@@ -1,19 +1,51 @@
 """A second process that writes tapes: `python second_writer.py`. It does one order a line from stdin, and answers each
 with a line. `tape PATH` opens one, whoever holds its lock. `open NAME` and `call NAME` write a call of this rollout,
-running or finished, `end NAME` ends one that it has open: the answer is its cursor.
+running or finished, `end NAME` ends one that it has open, `version NAME` registers one of this prompt: the answer is
+its cursor. `Second` is that process.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 from fakes.entries import call, finish, running
+from fakes.process import PATHS
 
 from penstock.gateway.app import open_store
+from penstock.gateway.model.resource import NewVersion
+from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.store import Store
+from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
+
+
+class Second:
+    """The other process."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": PATHS},
+        )
+
+    def does(self, what: str, name: str | Path) -> str:
+        """Its answer."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{what} {name}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        """Kills it."""
+        self.process.kill()
+        self.process.communicate()
 
 
 def main() -> None:
@@ -30,6 +62,13 @@ def main() -> None:
             print("ready", flush=True)
             continue
         assert store is not None
+        if what == "version":
+            new = NewVersion(kind="prompt", content={"text": "Be brief."})
+            task = Task(
+                lambda transaction, name=name, new=new: ReleaseOperations(transaction).add_version(name, new, 0)
+            )
+            print(store.write([task]), flush=True)
+            continue
         if what == "open":
             entry = under_way[name] = running(name, request=name.encode() * 50)
         else:

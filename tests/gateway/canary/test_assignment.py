@@ -124,10 +124,10 @@ class Rig:
             raise task.refusal
         return task.result
 
-    def start(self, only: Audience | None = None, split: float = 0.999) -> Release:
+    def start(self, only: Audience | None = None, split: float = 0.999, candidate: str = "v2") -> Release:
         """A release in its canary."""
         new = Release(
-            id="new", resource="travel", kind="prompt", stable="v1", candidate="v2", policy=policy(),
+            id="new", resource="travel", kind="prompt", stable="v1", candidate=candidate, policy=policy(),
             salt="s", only=only or Audience(),
         )  # fmt: skip
         made: Release = self.do(lambda transaction: ReleaseOperations(transaction).start(new, entry("start"), 2))
@@ -147,9 +147,10 @@ class Rig:
         made: list[Pin] = self.do(lambda transaction: ReleaseOperations(transaction).pin(wanted, 5))
         return made
 
-    async def call(self, agent: str, rollout: str = "r1") -> Pin:
-        """What the data plane gives to a call."""
-        await self.pins.reload()
+    async def call(self, agent: str, rollout: str = "r1", known: bool = True) -> Pin:
+        """What the data plane gives to a call. `known`: it has heard of all that was released."""
+        if known:
+            await self.pins.reload()
         address = Address(rollout, "a1", agent=agent, origin="header", mode="online")
         body = b'{"model": "m"}'
         call = Admitted(address, find("POST", PATH), PATH, body)
@@ -299,3 +300,13 @@ async def test_a_prompt_that_is_named_and_not_there_is_counted(rig: Rig) -> None
     before = rig.metrics.prompt_misses[("unknown",)]
     assert rig.pins.look(call, None) is None
     assert rig.metrics.prompt_misses[("unknown",)] == before + 1
+
+
+async def test_a_call_is_given_what_another_process_has_just_registered(rig: Rig) -> None:
+    await rig.pins.reload()
+    third = prompt("You are a friend. Today is {date}.")
+    _ = rig.do(lambda transaction: ReleaseOperations(transaction).add_version("travel", third, 1))
+    release = rig.start(candidate="v3")
+    pin = await rig.call("a", known=False)
+    assert (pin.version, pin.release) == ("v3", release.id)
+    assert rig.pins.catalog.has(pin), "it can be written into the call"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fakes.entries import call, running
 from fakes.process import PATHS
+from fakes.second_writer import Second
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,37 +22,14 @@ from penstock.gateway.store import Store
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.processes import Processes
 
-SCRIPT = Path(__file__).parents[2] / "fakes" / "second_writer.py"
 ORDERS = st.lists(st.tuples(st.sampled_from(["own", "call", "open", "end"]), st.sampled_from("abc")), max_size=12)
-
-
-class Second:
-    """The other process."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, SCRIPT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": PATHS},
-        )
-
-    def does(self, what: str, name: str | Path) -> str:
-        """Its answer."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{what} {name}\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
 
 
 @pytest.fixture(scope="module")
 def process() -> Generator[Second]:
     made = Second()
     yield made
-    made.process.kill()
-    made.process.communicate()
+    made.end()
 
 
 @pytest.fixture

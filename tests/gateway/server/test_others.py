@@ -1,0 +1,88 @@
+"""What other processes have written is noticed, whatever this one writes meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+from fakes.entries import call
+from fakes.second_writer import Second
+
+from penstock.gateway.app import open_store
+from penstock.gateway.config import Tape
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.queue.dispatcher import Dispatcher
+from penstock.gateway.server.others import Others
+from penstock.gateway.store import Store
+from penstock.gateway.store.recorder import Recorder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Generator[Store]:
+    with open_store(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def second(store: Store) -> Generator[Second]:
+    made = Second()
+    assert made.does("tape", store.path) == "ready"
+    yield made
+    made.end()
+
+
+class Following:
+    """A process that looks when it is told to."""
+
+    def __init__(self, store: Store) -> None:
+        self.recorder = Recorder(store, Tape(), Metrics(), lambda cursor, records: None)
+        dispatcher = Dispatcher(self.recorder, Metrics(), lambda: 1, False, 60.0)
+        self.others = Others(store, self.recorder, dispatcher, self.followed)
+        self.times = 0
+
+    async def followed(self) -> None:
+        self.times += 1
+
+    async def look(self) -> int:
+        """How often it has followed what was released, since it looked the last time."""
+        before = self.times
+        self.others.look(count=True)
+        await self.others.stop()
+        return self.times - before
+
+
+@pytest.fixture
+async def following(store: Store, second: Second) -> AsyncGenerator[Following]:
+    made = Following(store)
+    made.recorder.start()
+    yield made
+    await made.recorder.close()
+
+
+async def test_a_version_that_is_registered_elsewhere_is_noticed_once(following: Following, second: Second) -> None:
+    _ = await following.look()
+    second.does("call", "theirs")
+    assert await following.look() == 0
+    second.does("version", "travel")
+    assert await following.look() == 1
+    assert await following.look() == 0
+
+
+async def test_it_is_noticed_also_where_an_own_call_was_written_since(
+    following: Following, store: Store, second: Second
+) -> None:
+    """Every transaction follows the tape: who looks later finds nothing that is new."""
+    _ = await following.look()
+    second.does("version", "travel")
+    await following.recorder.submit(lambda transaction: None)
+    assert not store.behind
+    assert await following.look() == 1
+    assert await following.look() == 0
+
+
+async def test_what_this_process_releases_is_no_news(following: Following, store: Store, second: Second) -> None:
+    _ = await following.look()
+    store.write([call("mine")])
+    second.does("call", "theirs")
+    assert await following.look() == 0
