@@ -34,7 +34,7 @@ from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import Pin, NewRelease, Release
+from penstock.gateway.model.release import NewRelease, Pin, Release
 from penstock.gateway.model.resource import NewVersion, Resource, Stable
 from penstock.gateway.model.template import Template
 from penstock.gateway.releases.catalog import Pins

@@ -57,15 +57,17 @@ class Others:
         self._dispatcher, self._followed = dispatcher, followed
         self._living = store.living()
         self._noticing: asyncio.Future[None] | None = None
+        self._unended = False
+        """Whether calls of one that has died could not be ended."""
 
     def look(self, count: bool) -> None:
         """Ten times a second: notices what they have written. `count`: whether to see which of them live."""
         if self._noticing is not None and not self._noticing.done():
             return
-        before = self._living
+        before, gone = self._living, False
         if count:
             self._living = self._store.living()
-        gone = bool(before - self._living)
+            gone = self._unended or bool(before - self._living)
         if gone or (len(self._living) > 1 and (self._store.behind or self._written.releases)):
             self._noticing = asyncio.ensure_future(self._notice(frozenset(self._living) if gone else None))
 
@@ -80,14 +82,20 @@ class Others:
 
     async def _notice(self, living: frozenset[str] | None) -> None:
         """Has the writer follow the tape. `living`: one has died, these are left; its calls have ended."""
+        failed = None
         try:
             await self._recorder.submit(lambda tape: None if living is None else tape.interrupt(living))
         except TapeError as error:
-            _log.error("what another process has written is not noticed: %s", error)
-            return
+            failed = error
         if self._written.releases:
+            # It can be read also where it cannot be written.
             self._written.releases = False
             await self._followed()
+        if failed is not None:
+            self._unended = self._unended or living is not None
+            _log.error("what another process has written is not noticed: %s", failed)
+            return
         if living is not None:
+            self._unended = False
             await self._dispatcher.others_left()
         self._dispatcher.others_wrote()

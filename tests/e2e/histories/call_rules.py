@@ -28,7 +28,7 @@ End: TypeAlias = tuple[str, str | None]
 """Status and error."""
 MOMENT_S = 5.0
 """A last moment: 0.25 s, the commit, and what a busy machine makes of them."""
-FULL_KILLS = frozenset({"full disk, kill", "no space, kill"})
+FULL_KILLS = frozenset({"full disk, kill", "full disk, kill a worker", "no space, kill"})
 KILLS = FULL_KILLS | {"kill", "kill a worker", "reload, kill the old one", "reload, kill the new one", "clock, kill"}
 NEW_PROCESSES = KILLS | {"reload", "clock, reload", "stop"}
 """After which another process serves."""

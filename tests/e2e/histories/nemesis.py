@@ -120,6 +120,20 @@ class Nemesis:
         await asyncio.sleep(self.chance.uniform(0.5, 2))
         await self.served.kill()
 
+    async def _full_kill_worker(self, fault: Operation) -> None:
+        self.served.limit(self.served.size)
+        try:
+            await asyncio.sleep(self.chance.uniform(0.5, 1.5))
+            worker = self._some_worker(fault)
+            if worker is not None:
+                os.kill(worker, signal.SIGKILL)
+            await asyncio.sleep(self.chance.uniform(0.5, 1.5))
+        finally:
+            self.served.limit(None)
+        # One that was being started in this moment has what its parent had.
+        await self.served.back()
+        self.served.limit(None)
+
     async def _no_space(self, fault: Operation) -> None:
         self._fill()
         try:
@@ -169,7 +183,7 @@ CLOCK: Final = frozenset({"clock, kill", "clock, reload"})
 """Faults that need a clock of ours."""
 SPACE: Final = frozenset({"no space", "no space, kill"})
 """Faults that need a disk of ours."""
-OF_WORKERS: Final = frozenset({"kill a worker", "stop a worker"})
+OF_WORKERS: Final = frozenset({"kill a worker", "stop a worker", "full disk, kill a worker"})
 """Faults of a gateway that has several."""
 FAULTS: Final[dict[str, Callable[[Nemesis, Operation], Awaitable[None]]]] = {
     "kill": Nemesis._kill,
@@ -181,6 +195,7 @@ FAULTS: Final[dict[str, Callable[[Nemesis, Operation], Awaitable[None]]]] = {
     "reload, kill the new one": Nemesis._kill_new,
     "full disk": Nemesis._full,
     "full disk, kill": Nemesis._full_kill,
+    "full disk, kill a worker": Nemesis._full_kill_worker,
     "no space": Nemesis._no_space,
     "no space, kill": Nemesis._no_space_kill,
     "clock, kill": Nemesis._jump_kill,

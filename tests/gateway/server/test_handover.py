@@ -15,7 +15,7 @@ import pytest
 from fakes.budgets import budget, toml, uses
 from fakes.odd import Odd, request, send, wait
 from fakes.preloaded import penstock
-from fakes.process import ROOT, Gateway, children, running, upstream, upstreams
+from fakes.process import ROOT, Gateway, children, limit_files, running, upstream, upstreams
 from fakes.provider import serving
 from fakes.raw import chunk, connect, events_head, get, post
 from fakes.rig import CHAT, odd_on
@@ -288,6 +288,30 @@ async def test_calls_of_a_process_that_is_killed_while_it_drains_are_interrupted
         new = await reload(gateway)
         try:
             os.kill(gateway.pid, signal.SIGKILL)
+            (span,) = await tape.spans("r", 1)
+            assert span.status == "interrupted"
+        finally:
+            os.kill(new, signal.SIGTERM)
+
+
+async def test_they_are_interrupted_also_where_the_disk_was_full_meanwhile(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with streaming() as (_, config), running(tmp_path, config) as gateway, connect(gateway.url) as client:
+        client.send(call("r"))
+        await client.until(EVENT)
+        tape = Tape(gateway.url, http)
+        await tape.open_span("r")
+        new = await reload(gateway)
+        try:
+            limit_files(new, 8192)
+            os.kill(gateway.pid, signal.SIGKILL)
+
+            async def is_seen() -> bool:
+                return "what another process has written is not noticed" in gateway.log
+
+            await until(is_seen)
+            limit_files(new, None)
             (span,) = await tape.spans("r", 1)
             assert span.status == "interrupted"
         finally:
