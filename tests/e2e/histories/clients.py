@@ -80,6 +80,7 @@ async def caller(world: World, actor: str) -> None:
             if chance.random() < TOOLS:
                 _ = await tools.use()
             await world.pause(chance.uniform(0, 0.1))
+        await tools.end()
         if chance.random() < 0.5:
             await reward(world, actor, name, "a1", chance.random())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
+import sys
 from collections import Counter
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -13,15 +15,15 @@ from pathlib import Path
 import aiohttp
 import fakes.engine
 from e2e.chaos.provider import serving
-from e2e.histories import checker, clients, history, tape, tool_server, weights
+from e2e.histories import checker, clients, history, hosted_tools, tape, tool_server, weights
 from e2e.histories.clock import Clock, compiler
 from e2e.histories.nemesis import CLOCK, FAULTS, SPACE, Nemesis
 from e2e.histories.operating import operator
 from e2e.histories.release_rules import RESOURCES
 from e2e.histories.served import Served
-from e2e.histories.tool_calls import SERVER
 from e2e.histories.world import World
 from fakes.disks import Disk, disk_or_none
+from fakes.mcp_hosted import until_left
 from fakes.ports import steady_ports
 from fakes.process import Gateway, upstream, upstreams, write_config
 from fakes.waiting import until
@@ -29,6 +31,13 @@ from fakes.waiting import until
 from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
 
+MCP = """[mcp.servers.tools]
+url = "{url}"
+
+[mcp.servers.hosted]
+command = {command}
+idle_timeout = 3
+"""
 DISK = 64 << 20
 """Bytes of the disk of a tape, where one can be mounted."""
 CONFIG = '[tape]\nrecord = "{record}"\n\n[limits]\ndrain_seconds = 3\n\n'
@@ -92,6 +101,7 @@ async def run(plan: Plan, home: Path) -> Report:
             if disk is not None:
                 shutil.copytree(data, home / "gateway" / "data")
         figures, wrong = examine(home / "gateway" / "data")
+        wrong += await _left(_mark(home))
     return _judged(plan, history.read(written.path), found, figures, wrong, nemesis)
 
 
@@ -105,7 +115,7 @@ async def _recorded(
         tools = await stack.enter_async_context(tool_server.serving())
         engine = await stack.enter_async_context(fakes.engine.serving(weights.Weights()))
         config += upstreams(openai=provider.url) + upstream(weights.UPSTREAM, engine.openai_url, "openai")
-        config += f'[mcp.servers.{SERVER}]\nurl = "{tools.url}"\n'
+        config += MCP.format(url=tools.url, command=json.dumps([sys.executable, hosted_tools.__file__, _mark(home)]))
         written_config, log = write_config(home / "gateway", config), home / "gateway" / "stderr"
         flags = ("--workers", str(plan.processes)) if plan.processes > 1 else ()
         gateway = Gateway(written_config, data, log, flags, env=clock.env if clock else {}, under=under)
@@ -143,6 +153,20 @@ async def _meanwhile(plan: Plan, world: World, nemesis: Nemesis) -> None:
             _ = group.create_task(actor)
         await nemesis.run(faults, plan.seconds, plan.pause_s)
         world.over.set()
+
+
+def _mark(home: Path) -> str:
+    """In the command of every server of tools that the gateway hosts."""
+    return f"tools-of-{home.resolve()}"
+
+
+async def _left(mark: str) -> list[str]:
+    """Servers of tools that have not ended with their gateways."""
+    try:
+        await until_left(mark, 0)
+    except AssertionError as error:
+        return [str(error)]
+    return []
 
 
 async def _is_quiet(client: Client) -> bool:

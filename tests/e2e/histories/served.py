@@ -37,8 +37,8 @@ class Served:
         """Ids of the processes, oldest first."""
         assert self.gateway.process is not None
         for pid in [self.gateway.process.pid, *self._known]:
-            self._known += [one for one in [pid, *children(pid)] if one not in self._known]
-        self._known = [pid for pid in self._known if _is_alive(pid)]
+            self._known += [one for one in [pid, *children(pid)] if one not in self._known and not _is_hosted(one)]
+        self._known = [pid for pid in self._known if _is_alive(pid) and not _is_hosted(pid)]
         return list(self._known)
 
     async def start(self) -> None:
@@ -170,6 +170,15 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
+
+
+def _is_hosted(pid: int) -> bool:
+    """Whether it is a server of tools, or who watches over one: whatever becomes of the gateway is theirs to notice."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"hosted_tools.py" in command
 
 
 def _is_alive(pid: int) -> bool:

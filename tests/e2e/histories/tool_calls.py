@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,11 @@ from fakes.mcp_wire import ACCEPT, INITIALIZE, call
 
 from penstock.gateway.client.client import ClientError
 
-SERVER = "tools"
-"""Its name at the gateway."""
+HOSTED_TOOLS = ("echo", "echo", "echo", "fails", "slow", "dies")
+SERVERS = {"tools": TOOLS, "hosted": HOSTED_TOOLS}
+"""Their names at the gateway, and their tools. The second one is hosted there: it is killed with the gateway."""
+HOSTED = 0.2
+"""How often it is that one."""
 
 
 @dataclass(slots=True)
@@ -31,11 +35,13 @@ class ToolClient:
     where: dict[str, str]
     """Its `rollout` and `attempt`."""
     token: str = "none"
+    server: str = ""
     session: dict[str, str] = field(default_factory=dict[str, str])
 
     async def use(self) -> Operation:
         """A call of a tool. Some are cut off by their client."""
-        name, tool = f"{self.chance.getrandbits(64) | 1:016x}", self.chance.choice(TOOLS)
+        self.server = self.server or ("hosted" if self.chance.random() < HOSTED else "tools")
+        name, tool = f"{self.chance.getrandbits(64) | 1:016x}", self.chance.choice(SERVERS[self.server])
         cut, trace = tool == "slow" and self.chance.random() < 0.3, f"{self.chance.getrandbits(128) | 1:032x}"
         with self.world.history.doing("tool", self.actor, call=name, tool=tool, cut=cut, **self.where) as done:
             try:
@@ -61,6 +67,13 @@ class ToolClient:
             told = await self._resume(last)
         return _text(told, name)
 
+    async def end(self) -> None:
+        """Ends the session, where the gateway is there."""
+        with suppress(aiohttp.ClientError, TimeoutError):
+            if self.session:
+                async with self.world.http.delete(self._url, headers=self._headers, timeout=PATIENCE):
+                    self.session = {}
+
     async def _begin(self) -> None:
         async with self._post(INITIALIZE) as answer:
             if answer.status != 200:
@@ -79,7 +92,7 @@ class ToolClient:
 
     @property
     def _url(self) -> str:
-        return f"{self.world.url}{self.address}/mcp/{SERVER}"
+        return f"{self.world.url}{self.address}/mcp/{self.server}"
 
     @property
     def _headers(self) -> dict[str, str]:

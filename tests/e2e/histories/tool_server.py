@@ -78,6 +78,10 @@ class ToolServer:
                 await stream.write(event(told))
         return stream
 
+    async def end(self, request: web.Request) -> web.Response:
+        """The end of a session."""
+        return web.Response()
+
     async def resume(self, request: web.Request) -> web.StreamResponse:
         """The answer that an earlier stream did not bring."""
         stream = web.StreamResponse(headers=EVENTS)
@@ -93,6 +97,7 @@ async def serving() -> AsyncGenerator[ToolServer]:
     made, app = ToolServer(), web.Application()
     app.router.add_post("/mcp", made.post)
     app.router.add_get("/mcp", made.resume)
+    app.router.add_delete("/mcp", made.end)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
