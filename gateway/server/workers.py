@@ -77,7 +77,6 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             send(ours, Held(held.host, held.port, self.sockets, held.path, held.unix), lock, self.place)
-            os.set_inheritable(theirs.fileno(), True)
             try:
                 # Signals of the terminal come to it by its parent only. Its number is for people who look at processes.
                 self._process = await asyncio.create_subprocess_exec(

@@ -336,6 +336,18 @@ async def test_a_worker_that_is_killed_takes_no_other_along(tmp_path: Path, http
     assert examine(gateway.data)[1] == []
 
 
+async def test_each_of_several_workers_is_started_again(tmp_path: Path) -> None:
+    """Those that are started side by side inherit nothing of each other, or the death of one would not be seen."""
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url), "--workers", "4") as gateway,
+    ):
+        before = workers(gateway.pid)
+        for number in (1, 2, 3):
+            os.kill(before[number], signal.SIGKILL)
+            await is_there_again(gateway, number, before[number])
+
+
 async def test_a_reload_hands_over_every_worker(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with streaming() as (odd, config), running(tmp_path, config, *TWO) as gateway:
         pids = workers(gateway.pid)
