@@ -34,7 +34,7 @@ from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Policy, Stage
-from penstock.gateway.model.release import NewRelease, Pin, Release
+from penstock.gateway.model.release import Assignment, NewRelease, Pin, Release
 from penstock.gateway.model.resource import NewVersion, Resource, Stable
 from penstock.gateway.model.template import Template
 from penstock.gateway.releases.catalog import Pins
@@ -69,6 +69,10 @@ class Registered:
     def pins(self, rollout: str) -> list[Pin]:
         """None."""
         return []
+
+    def unit(self, release: str, unit: str) -> Assignment | None:
+        """None."""
+        return None
 
 
 def resource(name: str, kind: Any, content: dict[str, Any]) -> Resource:

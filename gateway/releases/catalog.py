@@ -17,11 +17,11 @@ from typing import Any, Final, Protocol, TypeVar
 
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.model_name import replace_model
-from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
+from penstock.gateway.canary.assignment import Asker, pins_on, speaks_to, stable_version
 from penstock.gateway.canary.unit import unit_of
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.release import Pin, Release
+from penstock.gateway.model.release import Assignment, Pin, Release
 from penstock.gateway.model.resource import Audience, Resource, Stable, ToolText, sent
 from penstock.gateway.model.template import Template
 from penstock.gateway.model.weights import ModelVersion
@@ -46,6 +46,7 @@ class Tape(Protocol):
     def resources(self) -> dict[str, tuple[Stable, list[Resource]]]: ...
     def releases(self) -> list[Release]: ...
     def pins(self, rollout: str) -> list[Pin]: ...
+    def unit(self, release: str, unit: str) -> Assignment | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,11 +314,18 @@ class Pins:
         _keep(self._pins, rollout, [*known, *new])
 
     def _pins_of_unit(self, resource: str, asker: Asker) -> Iterator[Pin]:
-        """What a call's unit was given of a resource in releases that are live; as far as is remembered."""
+        """What a call's unit was given of a resource in releases that are live."""
         for release in self.catalog.releases.values():
             if release.live and resource in release.resources and (unit := unit_of(release, asker)) is not None:
-                pins = self._units.get((release.id, unit), ())
+                pins = self._units.get((release.id, unit)) or self._stored_unit(release, unit, asker)
                 yield from (pin for pin in pins if pin.resource == resource and pin.release == release.id)
+
+    def _stored_unit(self, release: Release, unit: str, asker: Asker) -> list[Pin]:
+        """As `_learn`: what the tape has, if it can be read."""
+        with suppress(TapeError):
+            found = self._tape.unit(release.id, unit)
+            return [] if found is None else pins_on(release, found, asker.agent)
+        return []
 
     def adapted(self, versions: Mapping[str, str]) -> bool:
         """Whether one of these is an adapter, which a server can lose."""

@@ -83,6 +83,14 @@ class ReleaseReader:
             stored = view.get(UNITS, unit_key(release, assignment.unit))
         return [] if stored is None else Unit.model_validate_json(stored).members
 
+    def unit(self, release: str, unit: str) -> Assignment | None:
+        """What a unit was given by a release; None where it has met none of its rollouts."""
+        with self._tape.view() as view:
+            stored = view.get(UNITS, unit_key(release, unit))
+            number = None if stored is None else Unit.model_validate_json(stored).number
+            assigned = None if number is None else view.get("assigned", keys.numbered_key(release, number))
+        return None if assigned is None else Assignment.model_validate_json(assigned)
+
     def all_pins(self) -> Iterator[tuple[str, list[Pin]]]:
         """Every rollout that was given something, with its pins."""
         for key, record in self._tape.slices("pins"):

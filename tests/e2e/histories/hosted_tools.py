@@ -19,7 +19,7 @@ def main() -> None:
     for line in sys.stdin:
         sent: dict[str, Any] = json.loads(line)
         if sent.get("method") == "initialize":
-            about = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+            about: dict[str, Any] = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
             say(sent, about | {"serverInfo": {"name": "hosted", "version": "1"}})
         elif sent.get("method") == "tools/call":
             use(sent, sent["params"]["name"], sent["params"]["arguments"]["call"])

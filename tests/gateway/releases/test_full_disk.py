@@ -56,6 +56,32 @@ async def test_a_rollout_keeps_its_arm_in_a_process_that_did_not_give_it(
         assert traffic.failures == []
 
 
+async def test_a_person_keeps_an_arm_in_a_process_that_did_not_give_it(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url)) as gateway,
+        Client(gateway.url) as client,
+    ):
+        _ = await client.add_version("travel", prompt(STABLE, sent=True))
+        _ = await client.add_version("travel", prompt(CANDIDATE))
+        traffic = Traffic(gateway.url, http, client)
+        release = await traffic.start("travel", "v2", policy(0.999, unit="user.id"))
+        _ = await traffic.call("first", baggage="user.id=ann")
+        await gateway.restart()
+        with full_disk(gateway):
+            _ = await traffic.call("late")
+            _ = await traffic.call("second", baggage="user.id=ann")
+            _ = await traffic.call("bobs", baggage="user.id=bob")
+        tape, given = Tape(gateway.url, http), dict[str, object]()
+        for name in ("first", "second", "bobs"):
+            (span,) = await tape.spans(name, 1)
+            given[name] = span.arm
+        assert given == {"first": f"{release.id}:candidate", "second": f"{release.id}:candidate", "bobs": None}
+        assert traffic.failures == []
+
+
 async def test_a_rollout_that_fell_back_while_the_disk_was_full_is_marked(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
