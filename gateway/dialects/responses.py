@@ -166,9 +166,8 @@ class Responses(Post):
         """The instructions, then messages of the roles system and developer."""
         asked = _asked(request)
         items = asked.input if isinstance(asked.input, list) else None
-        return chain(
-            quoted_content(asked.instructions, ("instructions",), "system"), quoted_items(items, "input")
-        ), asked
+        instructions = quoted_content(asked.instructions, ("instructions",), "system")
+        return chain(instructions, quoted_items(items, "input")), asked
 
     def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
         """Of functions and custom tools, those of namespaces and those that an item of the input adds among them."""
