@@ -230,7 +230,8 @@ class Texts:
                 read += 1
             for it, hits in found.items():
                 parts[it].append(hits)
-            late = at in asked and time.monotonic() > until
+            # The last block still grows, so that what is found in it is not kept: that alone would be no step forward.
+            late = at in asked and at < len(closed) and time.monotonic() > until
             if (read >= wanted or late) and at:
                 yield Hits(first, [joined(some) for some in parts], late)
                 if late:

@@ -163,6 +163,17 @@ def test_a_search_ends_in_time_and_goes_on_where_it_was(monkeypatch: pytest.Monk
         assert [part.low for part in texts.search(needle, before=10)] == [0]  # nothing is read again
 
 
+def test_a_search_goes_on_behind_what_is_not_full_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It read that again each time, and stopped there: a list of rollouts was looked for without end."""
+    monkeypatch.setattr(texts_module, "BLOCK", 1)
+    with opened() as segments:
+        texts = filled(segments, 3, "the same text, {}")
+        monkeypatch.setattr(texts_module, "BLOCK", 10_000)
+        texts.add(4, SPAN, passages(["the same text, 4"]))
+        lows = [list(texts.search([("same text",)], until=0.0))[-1].low for _ in range(3)]
+        assert lows == [3, 2, 0]
+
+
 def test_much_text_of_one_span_takes_little_memory() -> None:
     with opened() as segments:
         texts = Texts(segments, [])
