@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 from fakes.formats import completion, completion_events
+from fakes.web_site import site
 
 from penstock.gateway.demo.model import Answer, Json, chat, chat_events
 
@@ -176,11 +177,5 @@ async def serving(made: E, port: int = 0) -> AsyncGenerator[E]:
     """The same for a variant of it."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with site(app, port) as made.url:
         yield made
-    finally:
-        await runner.cleanup()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from aiohttp import web
+from fakes.web_site import site
 
 Json = dict[str, Any]
 TOKEN = "let-me-in"
@@ -232,16 +233,12 @@ async def serving() -> AsyncGenerator[Kubernetes]:
             web.get(pods + "/{name}/log", made.read_log),
         ]
     )
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield made
-    finally:
-        for pod in made.pods.values():
-            if pod.process is not None and pod.process.returncode is None:
-                pod.process.kill()
-        if made.tasks:
-            _ = await asyncio.wait(made.tasks)
-        await runner.cleanup()
+    async with site(app) as made.url:
+        try:
+            yield made
+        finally:
+            for pod in made.pods.values():
+                if pod.process is not None and pod.process.returncode is None:
+                    pod.process.kill()
+            if made.tasks:
+                _ = await asyncio.wait(made.tasks)

@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 from fakes.mcp_wire import ACCEPT, EVENTS, INITIALIZE, Json, answer, call, event, said
+from fakes.web_site import site
 
 TOOLS = ("echo", "fails", "refused", "stream", "ask", "later", "drop", "hang", "dies", "half")
 Told = tuple[str, str, str | None]
@@ -173,14 +174,8 @@ async def busy_server() -> AsyncGenerator[Busy]:
     app.router.add_delete("/mcp", made.delete)
     app.router.add_get("/sse", made.sse)
     app.router.add_post("/messages", made.message)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with site(app) as made.url:
         yield made
-    finally:
-        await runner.cleanup()
 
 
 @dataclass

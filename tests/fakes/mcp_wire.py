@@ -30,6 +30,7 @@ from uuid import uuid4
 
 import aiohttp
 from aiohttp import web
+from fakes.web_site import site
 
 Json = dict[str, Any]
 How = Literal["json", "gzip", "stream", "later"]
@@ -265,19 +266,14 @@ async def mcp_server(sessions: bool = True) -> AsyncGenerator[McpServer]:
     app.router.add_get("/sse", made.sse)
     app.router.add_post("/messages", made.message)
     app.router.add_route("*", "/{rest:.*}", made.nothing)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    made.url = f"http://{host}:{port}/mcp"
-    try:
-        yield made
-    finally:
-        made.let_go.set()
-        for queue in made.open.values():
-            queue.put_nowait(b"")
-        await runner.cleanup()
+    async with site(app) as url:
+        made.url = f"{url}/mcp"
+        try:
+            yield made
+        finally:
+            made.let_go.set()
+            for queue in made.open.values():
+                queue.put_nowait(b"")
 
 
 ACCEPT = {"Accept": "application/json, text/event-stream"}

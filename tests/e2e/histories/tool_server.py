@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from aiohttp import web
 from fakes.mcp_wire import EVENTS, Json, answer, event, said
+from fakes.web_site import site
 
 TOOLS = ("echo", "echo", "echo", "fails", "stream", "stream", "slow", "later", "breaks")
 PIECES, PIECE_S, SLOW_PIECE_S = 3, 0.01, 0.2
@@ -98,11 +99,6 @@ async def serving() -> AsyncGenerator[ToolServer]:
     app.router.add_post("/mcp", made.post)
     app.router.add_get("/mcp", made.resume)
     app.router.add_delete("/mcp", made.end)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
-    try:
+    async with site(app) as url:
+        made.url = f"{url}/mcp"
         yield made
-    finally:
-        await runner.cleanup()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -30,10 +30,9 @@ def full_disk(gateway: Gateway) -> Generator[None]:
         limit_files(gateway.pid, None)
 
 
-async def test_a_rollout_keeps_its_arm_in_a_process_that_did_not_give_it(
-    tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
-    """As another worker of a gateway, or one that was started since: the tape can be read."""
+@asynccontextmanager
+async def travelling(tmp_path: Path, http: aiohttp.ClientSession) -> AsyncGenerator[tuple[Gateway, Client, Traffic]]:
+    """A gateway with two versions of a prompt, the first one stable, and calls with it."""
     async with (
         serving() as provider,
         running(tmp_path, upstreams(openai=provider.openai_url)) as gateway,
@@ -42,6 +41,14 @@ async def test_a_rollout_keeps_its_arm_in_a_process_that_did_not_give_it(
         _ = await client.add_version("travel", prompt(STABLE, sent=True))
         _ = await client.add_version("travel", prompt(CANDIDATE))
         traffic = Traffic(gateway.url, http, client)
+        yield gateway, client, traffic
+
+
+async def test_a_rollout_keeps_its_arm_in_a_process_that_did_not_give_it(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """As another worker of a gateway, or one that was started since: the tape can be read."""
+    async with travelling(tmp_path, http) as (gateway, _, traffic):
         release = await traffic.start("travel", "v2", policy(0.5))
         name = "r"
         while await traffic.rollout(name, lambda _: None, calls=1) != "candidate":
@@ -59,14 +66,7 @@ async def test_a_rollout_keeps_its_arm_in_a_process_that_did_not_give_it(
 async def test_a_person_keeps_an_arm_in_a_process_that_did_not_give_it(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
-    async with (
-        serving() as provider,
-        running(tmp_path, upstreams(openai=provider.openai_url)) as gateway,
-        Client(gateway.url) as client,
-    ):
-        _ = await client.add_version("travel", prompt(STABLE, sent=True))
-        _ = await client.add_version("travel", prompt(CANDIDATE))
-        traffic = Traffic(gateway.url, http, client)
+    async with travelling(tmp_path, http) as (gateway, _, traffic):
         release = await traffic.start("travel", "v2", policy(0.999, unit="user.id"))
         _ = await traffic.call("first", baggage="user.id=ann")
         await gateway.restart()
@@ -85,14 +85,7 @@ async def test_a_person_keeps_an_arm_in_a_process_that_did_not_give_it(
 async def test_a_rollout_that_fell_back_while_the_disk_was_full_is_marked(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
-    async with (
-        serving() as provider,
-        running(tmp_path, upstreams(openai=provider.openai_url)) as gateway,
-        Client(gateway.url) as client,
-    ):
-        _ = await client.add_version("travel", prompt(STABLE, sent=True))
-        _ = await client.add_version("travel", prompt(CANDIDATE))
-        traffic = Traffic(gateway.url, http, client)
+    async with travelling(tmp_path, http) as (gateway, client, traffic):
         release = await traffic.start("travel", "v2", policy(0.5))
         name = "r"
         while await traffic.rollout(name, lambda _: None, calls=1) != "candidate":
