@@ -153,7 +153,7 @@ class Dialect(ABC):
 
     def over(self, response: bytes) -> bool:
         """True when a stream has sent its last event: its client may leave without waiting for the end of the body, as
-        the official SDKs do. Asked after each read."""
+        the official SDKs do."""
         return False
 
     def conversation(self, request: bytes) -> list[bytes]:

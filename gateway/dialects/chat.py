@@ -118,7 +118,7 @@ class Framed(Post):
 
     def over(self, response: bytes) -> bool:
         """True after `[DONE]`."""
-        return b"[DONE]" in response and last(response, 1) == [b"[DONE]"]
+        return last(response, 1) == [b"[DONE]"]
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """A stream of one choice is read from its end; of several (rare) whole, since each ends where it likes."""

@@ -113,8 +113,7 @@ class Messages(Post):
 
     def over(self, response: bytes) -> bool:
         """True after `message_stop`."""
-        kinds = (label(obj(loads(data)).get("type")) for data in last(response, 1) if b"message_stop" in data)
-        return "message_stop" in kinds
+        return any(label(obj(loads(data)).get("type")) == "message_stop" for data in last(response, 1))
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Of a stream the first event and the last few, and a count of tool calls where tools were offered."""

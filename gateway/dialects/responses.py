@@ -59,8 +59,8 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
 ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
-_ENDS = re.compile("|".join(map(re.escape, ENDS)).encode())
-LOST = ("response.failed", "response.cancelled")  # ends without an answer
+LOST = ("response.failed", "response.cancelled")
+"""Ends without an answer."""
 TAIL = 3
 """The last event, what some servers send after it, and the error before it."""
 STARTED = ("queued", "in_progress")
@@ -194,7 +194,7 @@ class Responses(Post):
 
     def over(self, response: bytes) -> bool:
         """True after the event that holds the whole response."""
-        return any(label(obj(loads(data)).get("type")) in ENDS for data in last(response, 1) if _ENDS.search(data))
+        return any(label(obj(loads(data)).get("type")) in ENDS for data in last(response, 1))
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Of a stream the last event, which holds everything."""

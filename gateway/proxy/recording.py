@@ -222,7 +222,7 @@ class Recording(ABC):
             self._event_from = len(pieces) - 1
         if self._event_from is not None and whole:
             events, self._event_from = b"".join(pieces[self._event_from :]), None
-            if self._admitted.dialect.over(events):
+            if mark in events and self._admitted.dialect.over(events):
                 self._last_mark, self._remembered = None, True
                 self._remember(True)
 
