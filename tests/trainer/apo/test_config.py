@@ -60,7 +60,7 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: 
             "[texts]\n[reflection]\nmodel = 'm'",
             r"texts: prompts: name the resources whose texts are optimised; `penstock",
         ),
-        ("[texts]\nprompts = ['a b']\n[reflection]\nmodel = 'm'", r"texts\.prompts\.0"),
+        ("[texts]\nprompts = ['a b']\n[reflection]\nmodel = 'm'", r"texts\.prompts 1: 'a b' is not an id"),
         ("[texts]\nprompts = ['a']\ntools = ['a']\n[reflection]\nmodel = 'm'", r"texts: 'a' is named twice"),
         (f"[texts]\nprompts = {[f'p{at}' for at in range(21)]}\n[reflection]\nmodel = 'm'", r"at most 20"),
         ('engine = "mine"\n' + LEAST, r"engine: 'mine' is neither ours, beam, gepa, edits nor module:function"),
