@@ -7,6 +7,7 @@ commit in between does not look like damage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,31 +43,31 @@ def problems(tape: Reader) -> Iterator[str]:
     """A sentence for everything that is wrong."""
     for database, check in _CHECKS:
         for key, value in tape.slices(database):
-            yield from _guarded(f"{database} {_named(tape, database, key)}", check, tape, key, value)
+            yield from _guarded(partial(_named, tape, database, key), check, tape, key, value)
     for number in tape.numbers():
-        yield from _guarded(f"order {number}", _order, tape, number)
+        yield from _guarded(partial("order {}".format, number), _order, tape, number)
     yield from _numbering(tape, "log", lambda key, count: (key - count + 1, key))
     yield from _numbering(tape, "bodies", lambda key, count: (key, key + count - 1))
 
 
-def _guarded(where: str, check: Callable[..., Iterator[str]], *args: Any) -> Iterator[str]:
-    """The findings of a check; if the check fails, that is a finding too."""
+def _guarded(where: Callable[[], str], check: Callable[..., Iterator[str]], *args: Any) -> Iterator[str]:
+    """The findings of a check; if the check fails, that is a finding too. `where` is looked up for findings only."""
     try:
         for problem in check(*args):
-            yield f"{where}: {problem}"
+            yield f"{where()}: {problem}"
     except (TapeError, *codec.UNREADABLE) as error:
-        yield f"{where}: {error}"
+        yield f"{where()}: {error}"
 
 
 def _named(tape: Reader, database: str, key: bytes) -> str:
-    """A key for a person; that of an attempt names its rollout by number."""
+    """A record for a person; the key of an attempt names its rollout by number."""
     if database not in ("attempts", "unclaimed"):
-        return _readable(key)
+        return f"{database} {_readable(key)}"
     try:
         with tape.view() as view:
-            return f"{view.name(keys.to_number(key))}/{keys.attempt_of_place(key)}"
+            return f"{database} {view.name(keys.to_number(key))}/{keys.attempt_of_place(key)}"
     except (TapeError, *codec.UNREADABLE):
-        return f"{keys.to_number(key)}/{keys.attempt_of_place(key)}"
+        return f"{database} {keys.to_number(key)}/{keys.attempt_of_place(key)}"
 
 
 def _readable(key: bytes) -> str:
@@ -123,7 +124,7 @@ def _attempt(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
     if not broken and finished != record[_SUMS][0]:
         yield f"it counts {record[_SUMS][0]} finished calls, {finished} are there"
     for span in spans:
-        yield from _guarded(f"#{span.sequence}", _body, tape, span)
+        yield from _guarded(partial("#{}".format, span.sequence), _body, tape, span)
 
 
 def _heads(view: View, rollout: str, attempt: str, count: int) -> tuple[list[Span], list[str]]:

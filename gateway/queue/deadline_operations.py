@@ -39,7 +39,7 @@ class DeadlineOperations(Attempts):
 
     def _expire(self, name: tuple[str, str], now: int, quiet_s: float) -> Looked:
         if (again := self._not_quiet_yet(name, now, quiet_s)) is not None:
-            return Looked(*name, again)
+            return Looked(*name, again, unclaimed=True)
         live = self._live(*name)
         if live is None:
             return Looked(*name, None)
@@ -52,7 +52,7 @@ class DeadlineOperations(Attempts):
         unclaimed = get(live, "worker") is None
         due = quiet_deadline(get(live, "last_seen_ns"), quiet_s) if unclaimed else deadline(rollout, live)
         if due is None or due[0] > now:
-            return Looked(*name, None if due is None else due[0])
+            return Looked(*name, None if due is None else due[0], unclaimed=unclaimed)
         if unclaimed:
             self._end_quietly(live, rollout)
             return Looked(*name, None, ended=due[1])

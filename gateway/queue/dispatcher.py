@@ -3,14 +3,10 @@
 Every change is an operation on the tape (`gateway.queue.operations`). The recorder's thread does the operations in the
 order in which they came, together with the calls: when the end of an attempt is answered, all its calls are durable.
 This module does what needs an event loop. Claims that find nothing wait in a line, without touching the tape, and as
-many are woken as there is work. Live attempts are in a heap of deadlines. When one is due the tape decides whether it
-still holds: a sign of life costs nothing here. An attempt that the clock or somebody has ended stays in the heap until
-its worker has let go of it: before that no other attempt at its rollout is handed out. Attempts that nobody has claimed
-end when nothing was heard of them for the quiet time; `Unclaimed` has them until then. Each costs a look, some at once.
+many are woken as there is work. `Deadlines` ends attempts by the clock.
 
 The clock is the tape's: it starts with the machine's and then runs evenly, so setting the machine's clock cannot end
-anything. Times that an earlier process of the gateway has written are taken as they are, but workers have `GRACE_S`
-after a start to be heard of.
+anything.
 """
 
 from __future__ import annotations
@@ -20,8 +16,6 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from heapq import heappop, heappush
 from typing import TypeVar
 
 from penstock.gateway.metrics import Metrics
@@ -39,23 +33,16 @@ from penstock.gateway.model.queue import (
     RolloutSpec,
 )
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, RewardSource, Rollout
-from penstock.gateway.queue.deadline_operations import DeadlineOperations
+from penstock.gateway.queue.deadlines import Deadlines
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
 from penstock.gateway.queue.span_operations import SpanOperations
-from penstock.gateway.queue.unclaimed import Unclaimed
 from penstock.gateway.queue.waiting import Waiting
-from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
 
-GRACE_S = 15.0
-NEVER_NS = 1 << 63
-AT_ONCE, TURNS = 20, 50
-"""Attempts that one transaction looks at, as long as a batch of calls takes; or a 50th of those that are watched."""
-_RETRY_S, _SWEEP_S = 1.0, 5.0
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
 
@@ -79,38 +66,18 @@ class Dispatcher:
         self._metrics = metrics
         self.now_ns = now_ns
         self._trust_agent = trust_agent
-        self._quiet_s = quiet_s
+        self.deadlines = Deadlines(self._do, self.reader, self.waiting, now_ns, quiet_s, self._looked)
         self._line: dict[asyncio.Future[None], frozenset[Mode]] = {}
-        self._due: list[tuple[int, tuple[str, str]]] = []
-        self._watched: dict[tuple[str, str], int] = {}
-        self._unclaimed = Unclaimed()
-        self._timer: asyncio.TimerHandle | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._expiring: asyncio.Task[None] | None = None
         self._stopped = False
 
     async def start(self) -> None:
         """Takes up the attempts that an earlier process has handed out."""
-        now = self.now_ns()
-        for rollout, attempt, due in await self._do(
-            lambda transaction: DeadlineOperations(transaction).take_up(now, int(GRACE_S * 1e9))
-        ):
-            self._watch(rollout, attempt, due)
-        for rollout, attempt in await asyncio.to_thread(self.reader.unclaimed):
-            # How long they have been quiet is on the tape; their clients have time to come back.
-            self._watch(rollout, attempt, now + int(min(GRACE_S, self._quiet_s) * 1e9))
-        self._sweep()
+        await self.deadlines.start()
 
     async def stop(self) -> None:
         """Sends away who waits and stops the clock."""
         self._stopped = True
-        for timer in (self._timer, self._sweeper):
-            if timer is not None:
-                timer.cancel()
-        if self._expiring is not None:
-            self._expiring.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._expiring
+        await self.deadlines.stop()
         self._wake()
 
     def _do(self, operation: Callable[[Transaction], T]) -> asyncio.Future[T]:
@@ -137,7 +104,7 @@ class Dispatcher:
         found = await self._do(lambda transaction: QueueOperations(transaction).requeue(rollout, said, now))
         if found.attempt is not None:
             # Its last worker may still have to kill the agent.
-            self._watch(found.id, found.attempt, now)
+            self.deadlines.watch(found.id, found.attempt, now)
         self._wake_for({found.mode: 1})
         return found
 
@@ -197,7 +164,7 @@ class Dispatcher:
     def _watch_claimed(self, claimed: Claimed) -> None:
         attempt = claimed.attempt
         due = deadline(claimed.rollout.config, attempt.created_ns, attempt.last_seen_ns, attempt.lease_ns)
-        self._watch(attempt.rollout, attempt.id, None if due is None else due[0])
+        self.deadlines.watch(attempt.rollout, attempt.id, None if due is None else due[0])
 
     def _give_back(self, taking: asyncio.Future[list[Claimed]]) -> None:
         """Gives work back when the client that claimed it has gone: another worker gets it."""
@@ -272,11 +239,6 @@ class Dispatcher:
         else:
             self._wake()
 
-    async def others_left(self) -> None:
-        """Another process has died or has ended, and may not have told of all attempts that began there."""
-        if self._sweeper is not None:
-            self.waiting.unclaimed.extend(await asyncio.to_thread(self.reader.unclaimed))
-
     async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> list[HeldAnswer]:
         """Renews a worker's leases."""
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
@@ -284,7 +246,7 @@ class Dispatcher:
         for answer in answers:
             # A shorter lease than the last one, or one that was revived.
             if answer.held:
-                self._watch(answer.rollout, answer.attempt, now + lease)
+                self.deadlines.watch(answer.rollout, answer.attempt, now + lease)
         # It may have released an attempt that another worker waits for.
         self._pass_on()
         return answers
@@ -302,7 +264,7 @@ class Dispatcher:
                     name, asked.worker, end, asked.outcome, rewards, now, events
                 )
             )
-            self._watched.pop(name, None)
+            self.deadlines.ended(name)
             self._count(done.ended, done.rewarded)
             return done
         finally:
@@ -340,61 +302,8 @@ class Dispatcher:
 
     # -- the clock ---------------------------------------------------------------------------------------------------
 
-    def _watch(self, rollout: str, attempt: str, due_ns: int | None) -> None:
-        """Looks at a live attempt when its time has come."""
-        name = rollout, attempt
-        if due_ns is not None and due_ns < self._watched.get(name, NEVER_NS) and not self._stopped:
-            self._watched[name] = due_ns
-            heappush(self._due, (due_ns, name))
-            if self._due[0][1] == name:
-                self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        # What has ended in the meantime need not be looked at.
-        while self._due and self._watched.get(self._due[0][1]) != self._due[0][0]:
-            heappop(self._due)
-        if self._due and self._expiring is None and not self._stopped:
-            seconds = max(0.0, (self._due[0][0] - self.now_ns()) / 1e9)
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._ring)
-
-    def _ring(self) -> None:
-        self._expiring = asyncio.ensure_future(self._expire())
-
-    async def _expire(self) -> None:
-        now, due = self.now_ns(), list[tuple[str, str]]()
-        most = max(AT_ONCE, len(self._due) // TURNS)
-        while self._due and self._due[0][0] <= now and len(due) < most:
-            at, name = heappop(self._due)
-            # Only the earliest of an attempt's times counts.
-            if self._watched.get(name) == at:
-                del self._watched[name]
-                due.append(name)
-        if not due:
-            self._expiring = None
-            self._set_timer()
-            return
-        try:
-            looked = await self._do(lambda transaction: DeadlineOperations(transaction).expire(due, now, self._quiet_s))
-        except TapeError as error:
-            _log.error("%d attempts could not be looked at: %s", len(due), error)
-            looked = [Looked(*name, now + int(_RETRY_S * 1e9)) for name in due]
-        self._expiring = None
+    def _looked(self, looked: Sequence[Looked]) -> None:
+        """Some deadlines had come."""
         for one in looked:
             self._count(one.ended, [one.rewarded] if one.rewarded else [])
-            self._watch(one.rollout, one.attempt, one.again_ns)
         self._wake_for(Counter(one.requeued for one in looked if one.requeued is not None))
-        self._set_timer()
-
-    def _sweep(self) -> None:
-        """Finds attempts of which this module was not told: those that were given up and revived by a call, and those
-        that nobody has claimed."""
-        self._sweeper = asyncio.get_running_loop().call_later(min(_SWEEP_S, self._quiet_s), self._sweep)
-        now = self.now_ns()
-        self._unclaimed.add(self.waiting.newly_unclaimed(), now + int(self._quiet_s * 1e9))
-        for name in self._unclaimed.take(now + int(_SWEEP_S * 1e9)):
-            self._watch(*name)
-        for name in self.reader.live():
-            if name not in self._watched:
-                self._watch(*name, now)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Worker
@@ -20,11 +23,15 @@ class QueueReader:
         """(rollout, attempt) of those that were claimed and have not ended."""
         return [keys.split_attempt_key(key) for key, _ in self._tape.slices("live")]
 
-    def unclaimed(self) -> list[tuple[str, str]]:
-        """(rollout, attempt) of those that run and that nobody has claimed. All of them: for a start."""
-        with self._tape.view() as view:
-            places = [key for key, _ in view.scan("unclaimed")]
-            return [(view.name(keys.to_number(key)), keys.attempt_of_place(key)) for key in places]
+    def unclaimed(self, at_once: int) -> Iterator[list[tuple[str, str]]]:
+        """(rollout, attempt) of those that run and that nobody has claimed, so many at a time. All: for a start."""
+        places = (key for key, _ in self._tape.slices("unclaimed"))
+        while piece := list(islice(places, at_once)):
+            with self._tape.view() as view:
+                # Some may have ended, or may be gone, by now.
+                left = [key for key in piece if view.get("unclaimed", key) is not None]
+                names = [(view.name(keys.to_number(key)), keys.attempt_of_place(key)) for key in left]
+            yield names
 
     def queue(self) -> QueueStatus:
         """How much work there is. Walks through the queue: for people and scrapes, not for claims."""

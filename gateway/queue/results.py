@@ -51,3 +51,5 @@ class Looked(NamedTuple):
     """How it has ended now."""
     rewarded: RewardSource | None = None
     """Source of the reward that its end has brought."""
+    unclaimed: bool = False
+    """Whether it lives and nobody has claimed it."""

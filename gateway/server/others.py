@@ -97,5 +97,5 @@ class Others:
             return
         if living is not None:
             self._unended = False
-            await self._dispatcher.others_left()
+            await self._dispatcher.deadlines.others_left()
         self._dispatcher.others_wrote()

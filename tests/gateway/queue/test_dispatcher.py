@@ -35,7 +35,7 @@ from penstock.gateway.model.rollout import (
     RolloutConfig,
     RolloutStatus,
 )
-from penstock.gateway.queue import dispatcher
+from penstock.gateway.queue import deadlines
 from penstock.gateway.queue.deadline_operations import DeadlineOperations
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.queue.operations import QueueOperations
@@ -122,7 +122,7 @@ class Life:
     def waiting_begin(self, count: int) -> None:
         """So many attempts begin that nobody has claimed, and are fetched."""
         self.dispatcher.waiting.unclaimed.extend((f"i-019f5a2b7c1-{number:08x}", "0") for number in range(count))
-        self.dispatcher._sweep()
+        self.dispatcher.deadlines._sweep()
 
     def attempt(self, name: str) -> Attempt:
         rollout, attempt = name.split("/")
@@ -381,7 +381,7 @@ async def test_a_restart_takes_leases_up_with_grace_and_forgets_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(dispatcher, "GRACE_S", 1.5)
+    monkeypatch.setattr(deadlines, "GRACE_S", 1.5)
     async with living(tmp_path, clock) as life:
         await life.enqueue("q1", "q2", "q3")
         assert await life.claim("w1", lease_s=5, limit=2) == ["q1/a1", "q2/a1"]
@@ -679,7 +679,7 @@ async def test_who_was_heard_of_lately_is_looked_at_without_being_remembered(tmp
         looked = await life.recorder.submit(
             lambda transaction: DeadlineOperations(transaction).expire([("by-hand", "0"), ("nobody", "0")], seen, 60)
         )
-        assert looked == [Looked("by-hand", "0", seen + 60 * SECOND), Looked("nobody", "0", None)]
+        assert looked == [Looked("by-hand", "0", seen + 60 * SECOND, unclaimed=True), Looked("nobody", "0", None)]
         assert memory.find(("by-hand", "0")) is None
 
 
@@ -688,8 +688,8 @@ async def test_many_end_some_at_a_time_and_more_where_very_many_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, at_once: int
 ) -> None:
     """Else more would fall due than are looked at, and what waits would grow without end."""
-    monkeypatch.setattr(dispatcher, "AT_ONCE", 7)
-    monkeypatch.setattr(dispatcher, "TURNS", turns)
+    monkeypatch.setattr(deadlines, "AT_ONCE", 7)
+    monkeypatch.setattr(deadlines, "TURNS", turns)
     clock = Clock()
     async with living(tmp_path, clock, quiet_s=30) as life:
         seen: list[int] = []
@@ -703,11 +703,11 @@ async def test_many_end_some_at_a_time_and_more_where_very_many_do(
         for number in range(50):
             life.recorder.put(Call(f"by-hand-{number}", "0", life.clock()))
         assert await life.recorder.flush()
-        life.dispatcher._sweep()
+        life.dispatcher.deadlines._sweep()
         clock.ahead += 3600 * SECOND
         monkeypatch.setattr(life.recorder, "submit", counting)
-        life.dispatcher._sweep()
-        await life.when(lambda: not QueueReader(life.store).unclaimed())
+        life.dispatcher.deadlines._sweep()
+        await life.when(lambda: not list(QueueReader(life.store).unclaimed(50)))
         assert max(seen) == at_once
         assert life.metrics.attempts[("succeeded",)] == 50
 
@@ -721,6 +721,32 @@ async def test_those_that_are_not_due_for_long_cost_next_to_no_memory(tmp_path: 
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert after - before < 20_000 * 64, "each was a tuple in a dict and in a heap, 450 bytes"
+
+
+async def test_after_a_restart_some_are_looked_at_and_cost_next_to_no_memory_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All were looked at when workers had had time to come back, and kept one by one from then on."""
+    monkeypatch.setattr(deadlines, "PIECE", 20)
+    clock = Clock()
+    async with living(tmp_path, clock) as life:
+        for number in range(50):
+            life.recorder.put(Call(f"by-hand-{number}", "0", life.clock()))
+        assert await life.recorder.flush()
+    async with living(tmp_path, clock) as life:
+        there = life.dispatcher.deadlines
+        clock.ahead += 6 * SECOND
+        for watched in (20, 20, 10, 0):
+            # Those that were looked at are not watched any more, and the next ones are.
+            clock.ahead += 5 * SECOND
+            there._sweep()
+            there._set_timer()
+            await life.when(lambda watched=watched: len(there._watched) == watched)
+        assert len(next(iter(QueueReader(life.store).unclaimed(50)))) == 50
+        clock.ahead += 1800 * SECOND
+        there._sweep()
+        await life.when(lambda: not list(QueueReader(life.store).unclaimed(50)))
+        assert life.metrics.attempts[("succeeded",)] == 50
 
 
 # -- what failed -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -410,7 +411,7 @@ class QueueMachine(RuleBasedStateMachine):
         live = QueueReader(self.store).live()
         assert set(live) == self.model.live()
         assert len({rollout for rollout, _ in live}) == len(live)
-        assert set(QueueReader(self.store).unclaimed()) == self.model.unclaimed()
+        assert set(chain.from_iterable(QueueReader(self.store).unclaimed(2))) == self.model.unclaimed()
 
     @invariant()
     @precondition(lambda self: self.held is None)

@@ -1,0 +1,164 @@
+"""Ends attempts when their time has come.
+
+Live attempts are in a heap of deadlines. When one is due the tape decides whether it still holds: a sign of life costs
+nothing here. An attempt that the clock or somebody has ended stays in the heap until its worker has let go of it:
+before that no other attempt at its rollout is handed out. Attempts that nobody has claimed end when nothing was heard
+of them for the quiet time; `Unclaimed` has them until shortly before. Each costs a look, some at once.
+
+Times that an earlier process of the gateway has written are taken as they are, but workers have `GRACE_S` after a start
+to be heard of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from heapq import heappop, heappush
+from typing import Protocol, TypeVar
+
+from penstock.gateway.queue.deadline_operations import DeadlineOperations
+from penstock.gateway.queue.reader import QueueReader
+from penstock.gateway.queue.results import Looked
+from penstock.gateway.queue.unclaimed import PIECE, Unclaimed, spread
+from penstock.gateway.queue.waiting import Waiting
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.transaction import Transaction
+
+GRACE_S = 15.0
+NEVER_NS = 1 << 63
+AT_ONCE, TURNS = 20, 50
+"""Attempts that one transaction looks at, as long as a batch of calls takes; or a 50th of those that are watched."""
+_RETRY_NS, _SWEEP_NS = 10**9, 5 * 10**9
+_log = logging.getLogger("penstock.queue")
+T = TypeVar("T")
+
+
+class Do(Protocol):
+    """Has the recorder's thread do something in a transaction."""
+
+    def __call__(self, operation: Callable[[Transaction], T]) -> asyncio.Future[T]:
+        """Its result, when it is durable."""
+        ...
+
+
+class Deadlines:
+    """Of all attempts that live. `start` before use, `stop` before the recorder closes."""
+
+    def __init__(
+        self,
+        do: Do,
+        reader: QueueReader,
+        waiting: Waiting,
+        now_ns: Callable[[], int],
+        quiet_s: float,
+        looked: Callable[[Sequence[Looked]], None],
+    ) -> None:
+        """`quiet_s`: how long an attempt that nobody has claimed may be silent; `looked` is told what was found."""
+        self._do, self._reader, self._waiting = do, reader, waiting
+        self._now_ns, self._quiet_s, self._looked = now_ns, quiet_s, looked
+        self._due: list[tuple[int, tuple[str, str]]] = []
+        self._watched: dict[tuple[str, str], int] = {}
+        self._unclaimed = Unclaimed()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._expiring: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Takes up the attempts that an earlier process has handed out."""
+        now = self._now_ns()
+        for rollout, attempt, due in await self._do(
+            lambda transaction: DeadlineOperations(transaction).take_up(now, int(GRACE_S * 1e9))
+        ):
+            self.watch(rollout, attempt, due)
+        # How long they have been quiet is on the tape; their clients have time to come back.
+        await self._take_up_unclaimed(now + int(min(GRACE_S, self._quiet_s) * 1e9))
+        self._sweep()
+
+    async def stop(self) -> None:
+        """Stops the clock."""
+        self._stopped = True
+        for timer in (self._timer, self._sweeper):
+            if timer is not None:
+                timer.cancel()
+        if self._expiring is not None:
+            self._expiring.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._expiring
+
+    async def others_left(self) -> None:
+        """Another process has died or has ended, and may not have told of all attempts that began there."""
+        if self._sweeper is not None:
+            await self._take_up_unclaimed(self._now_ns() + int(self._quiet_s * 1e9))
+
+    async def _take_up_unclaimed(self, first_ns: int) -> None:
+        """Looks at those on the tape from then on."""
+        pieces = self._reader.unclaimed(PIECE)
+        self._unclaimed.join(await asyncio.to_thread(spread, pieces, first_ns, _SWEEP_NS))
+
+    def watch(self, rollout: str, attempt: str, due_ns: int | None) -> None:
+        """Looks at a live attempt when its time has come."""
+        name = rollout, attempt
+        if due_ns is not None and due_ns < self._watched.get(name, NEVER_NS) and not self._stopped:
+            self._watched[name] = due_ns
+            heappush(self._due, (due_ns, name))
+            if self._due[0][1] == name:
+                self._set_timer()
+
+    def ended(self, name: tuple[str, str]) -> None:
+        """Its worker has said so."""
+        self._watched.pop(name, None)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # What has ended in the meantime need not be looked at.
+        while self._due and self._watched.get(self._due[0][1]) != self._due[0][0]:
+            heappop(self._due)
+        if self._due and self._expiring is None and not self._stopped:
+            seconds = max(0.0, (self._due[0][0] - self._now_ns()) / 1e9)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._expiring = asyncio.ensure_future(self._expire())
+
+    async def _expire(self) -> None:
+        now, due = self._now_ns(), list[tuple[str, str]]()
+        most = max(AT_ONCE, len(self._due) // TURNS)
+        while self._due and self._due[0][0] <= now and len(due) < most:
+            at, name = heappop(self._due)
+            # Only the earliest of an attempt's times counts.
+            if self._watched.get(name) == at:
+                del self._watched[name]
+                due.append(name)
+        if not due:
+            self._expiring = None
+            self._set_timer()
+            return
+        try:
+            looked = await self._do(lambda transaction: DeadlineOperations(transaction).expire(due, now, self._quiet_s))
+        except TapeError as error:
+            _log.error("%d attempts could not be looked at: %s", len(due), error)
+            looked = [Looked(*name, now + _RETRY_NS) for name in due]
+        self._expiring = None
+        for one in looked:
+            if one.unclaimed and one.again_ns is not None and one.again_ns > self._now_ns() + _SWEEP_NS:
+                self._unclaimed.add([(one.rollout, one.attempt)], one.again_ns)
+            else:
+                self.watch(one.rollout, one.attempt, one.again_ns)
+        self._looked(looked)
+        self._set_timer()
+
+    def _sweep(self) -> None:
+        """Finds attempts of which this module was not told: those that were given up and revived by a call, and those
+        that nobody has claimed."""
+        self._sweeper = asyncio.get_running_loop().call_later(min(_SWEEP_NS / 1e9, self._quiet_s), self._sweep)
+        now = self._now_ns()
+        self._unclaimed.add(self._waiting.newly_unclaimed(), now + int(self._quiet_s * 1e9))
+        for name in self._unclaimed.take(now + _SWEEP_NS):
+            self.watch(*name)
+        for name in self._reader.live():
+            if name not in self._watched:
+                self.watch(*name, now)
