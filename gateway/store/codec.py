@@ -34,7 +34,9 @@ UNREADABLE = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupEr
 
 _CHAIN = 8 << 20
 _NEAR = 16384
-_FAR = 32768
+_FAR, _FAR_OF_STREAM = 32768, 4096
+"""Of the base's remainder. A long answer comes back in the next request; in a stream it is in pieces, so that only how
+an event looks is worth keeping."""
 _STEPS = (16384, 1024, 128)
 _INLINE = 700
 """Five to a page of 4 KB: larger ones would leave more of it empty, and beyond half a page take pages of their own."""
@@ -154,7 +156,7 @@ def pack_body(body: Body, number: int, base: Base | None, alone: bool) -> tuple[
     rest = _pack(parts)
     lower, depth = (0, 0) if base is None else (base.number, base.depth + 1)
     stored = _compress(rest, base, prefix) if alone else rest
-    made = Base(number, depth, request, _dictionary_of(rest, body.url, base), sides)
+    made = Base(number, depth, request, _dictionary_of(rest, body, base), sides)
     return _pack((lower, depth, prefix, suffix, alone, stored)), made
 
 
@@ -163,10 +165,12 @@ def pack_shared(text: bytes, number: int, alone: bool) -> tuple[bytes, Base]:
     return pack_body(Body("", b"", text, b"", b"", b"", []), number, None, alone)
 
 
-def _dictionary_of(rest: bytes, url: str, base: Base | None) -> bytes:
+def _dictionary_of(rest: bytes, body: Body, base: Base | None) -> bytes:
     """What of a body's rest is a dictionary. A shared body, which has no URL, is none beyond its text: that may be cut
     where nobody uses it any more, and what was compressed with it must still be read."""
-    return rest[:_FAR] if url or base is not None else b""
+    if not body.url and base is None:
+        return b""
+    return rest[: _FAR_OF_STREAM if b"text/event-stream" in body.response_headers else _FAR]
 
 
 def in_common(one: bytes, other: bytes) -> tuple[int, int]:
@@ -232,8 +236,7 @@ def unpack_body(record: bytes, base: Base | None, number: int) -> tuple[Body, Ba
     request = middle if base is None else _joined(base.request, prefix, suffix, middle)
     sides = _unpack_sides(more[0] if more else [], () if base is None else base.sides)
     body = Body(url, request_headers, request, response_headers, response, trailers, marks, sides)
-    dictionary = _dictionary_of(rest, url, base)
-    return body, Base(number, depth, request, dictionary, tuple(side.request_body for side in sides))
+    return body, Base(number, depth, request, _dictionary_of(rest, body, base), tuple(it.request_body for it in sides))
 
 
 def _compress(rest: bytes, base: Base | None, prefix: int) -> bytes:

@@ -31,7 +31,7 @@ from penstock.gateway.store.directory import (
 )
 from penstock.gateway.store.keys import HIGHEST_NUMBER
 
-FORMAT = b"3"
+FORMAT = b"4"
 DATABASES = (
     "meta", "rollouts", "tasks", "order", "attempts", "index", "open", "styles", "log", "bodies",
     "queue", "live", "unclaimed", "rewards", "workers", "resources", "stable", "releases", "audit", "assigned", "seen",

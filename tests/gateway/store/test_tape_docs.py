@@ -35,7 +35,14 @@ def segment(value: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("together", [False, True])
 def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
-    entries = [*conversation(70), call("r2", request=b""), *conversation(3, "r3")]
+    long = conversation(9, "r4")
+    for number, entry in enumerate(long):
+        assert entry.body is not None
+        # An event stream is a smaller dictionary than another answer of its length.
+        entry.body.response = b"".join(b"data: %d %d\n\n" % (number, at * at) for at in range(3000))
+        kind = b"text/event-stream" if number % 2 else b"application/json"
+        entry.body.response_headers = b"content-type: %b\r\n" % kind
+    entries = [*conversation(70), call("r2", request=b""), *conversation(3, "r3"), *long]
     with open_store(tmp_path) as store:
         for batch in [entries] if together else [[entry] for entry in entries]:
             store.write(batch)
@@ -51,7 +58,7 @@ def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
     names: dict[str, Any] = {"record": bodies.__getitem__, "msgpack": Msgpack, "zstandard": zstandard}
     exec(code[1], names)
     read: Callable[[int], tuple[bytes, bytes]] = names["read"]
-    assert len(bodies) == len(entries) + 1  # r1 and r3 begin alike
+    assert len(bodies) == len(entries) + 1  # all but r2 begin alike
     for span, entry in zip(spans, entries, strict=True):
         assert entry.body is not None
         assert span is not None
