@@ -44,6 +44,8 @@ class Case:
     stagger: float = 0.0
     """Seconds over which the connections begin."""
     warm: float = 0.2
+    own: bool = False
+    """Whether each connection tells rollouts of its own; otherwise their calls come over whichever is free."""
     alike: bool = False
     """Whether its calls make the same rollouts with an address and without one."""
 
@@ -63,7 +65,7 @@ class Case:
         seconds = ["--seconds", str(self.seconds * scale), "--warm", str(self.warm)]
         seconds = ["--seconds", str(PATIENCE), "--warm", "0", "--calls", str(calls)] if counted else seconds
         shape = ["--connections", str(self.connections), "--rate", str(self.rate), "--stagger", str(self.stagger)]
-        return [*seconds, *shape]
+        return [*seconds, *shape, *(["--own"] if self.own else [])]
 
     def alone(self, scale: float) -> list[str]:
         """Arguments of the load generator for the measurement at one connection."""
@@ -105,6 +107,16 @@ CASES = [
         seconds=1.6,
         connections=64,
         rate=1000,
+    ),
+    Case(
+        "chat_1k_own",
+        "chat_1k, but each connection has rollouts of its own, as an agent does that keeps its connection",
+        "chat_1k",
+        "chat",
+        Target(),
+        seconds=1.2,
+        connections=16,
+        own=True,
     ),
     Case(
         "chat_100k",

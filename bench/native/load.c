@@ -1,13 +1,16 @@
 /* load: calls a gateway over loopback and measures it; prints one JSON object.
  *
  *   load --port N --path /v1/chat/completions --corpus FILE --connections N --seconds S [--warm S]
- *        [--rate N] [--calls N] [--stagger S] [--run NAME] [--accept TYPE] [--header 'K: V']... [--bytes N] [--events N]
+ *        [--rate N] [--calls N] [--stagger S] [--own] [--run NAME] [--accept TYPE] [--header 'K: V']... [--bytes N]
+ *        [--events N]
  *
  * Closed loop: every connection sends its next call when the last is answered. With --rate the calls are sent on a fixed
  * schedule over the connections that are free, and latency counts from the scheduled time, so that a stall is not hidden.
  * Calls come from 64 rollouts that take turns, each a conversation of the corpus told step by step; one that is told is
- * replaced by a fresh rollout. "{r}" in the path is the rollout's id; the digits of "Task 00000000" at the beginning of a
- * body are replaced by a number that no other rollout of any run has: no two tell the same conversation.
+ * replaced by a fresh rollout. With --own each connection tells rollouts of its own, as an agent does that keeps its
+ * connection; otherwise a rollout's calls come over whichever is free. "{r}" in the path is the rollout's id; the digits
+ * of "Task 00000000" at the beginning of a body are replaced by a number that no other rollout of any run has: no two
+ * tell the same conversation.
  * An answer is right when its status is 200, its framing complete, its body --bytes long and its events --events in number.
  * Digits after a '#' are the sender's CLOCK_MONOTONIC: the event's age on arrival is its hold-up.
  * Calls that start and events that come in the first --warm seconds are not sampled. */
@@ -45,6 +48,7 @@ static struct {
     int port, connections, rate, events;
     long bytes, calls;
     double seconds, warm, stagger;
+    bool own;
     const char *path, *corpus, *run, *accept;
     char headers[1024];
 } want = {.connections = 1, .path = "/v1/chat/completions", .run = "r", .accept = "application/json", .seconds = 1e9};
@@ -58,8 +62,14 @@ static struct {
     uint32_t tasks; /* the first of this run */
 } corpus;
 
+/* Rollouts that wait for their turn: all in the first line, or those of each connection in its own. */
+struct line {
+    uint32_t waiting[ROLLOUTS], from, count;
+};
+
 static struct rollout rollouts[ROLLOUTS];
-static uint32_t waiting[ROLLOUTS], waiting_from, waiting_count, serial;
+static struct line lines[ROLLOUTS];
+static uint32_t serial;
 static struct connection *connections, **idle;
 static int idle_count, epoll, timer, busy;
 static struct samples latency, holdup;
@@ -101,14 +111,20 @@ static void fresh(uint32_t i, uint32_t step) {
     serial++;
 }
 
-static void wait_turn(uint32_t i) {
-    waiting[(waiting_from + waiting_count++) % ROLLOUTS] = i;
+static struct line *line_of(uint32_t rollout) {
+    return &lines[want.own ? rollout % want.connections : 0];
 }
 
-static uint32_t next_turn(void) {
-    uint32_t i = waiting[waiting_from];
-    waiting_from = (waiting_from + 1) % ROLLOUTS;
-    waiting_count--;
+static void wait_turn(uint32_t i) {
+    struct line *line = line_of(i);
+    line->waiting[(line->from + line->count++) % ROLLOUTS] = i;
+}
+
+static uint32_t next_turn(const struct connection *c) {
+    struct line *line = line_of(c - connections);
+    uint32_t i = line->waiting[line->from];
+    line->from = (line->from + 1) % ROLLOUTS;
+    line->count--;
     return i;
 }
 
@@ -174,7 +190,7 @@ static void send_rest(struct connection *c) {
 
 static void call(struct connection *c, int64_t from) {
     if (c->fd < 0) dial(c);
-    c->rollout = next_turn();
+    c->rollout = next_turn(c);
     struct rollout *r = &rollouts[c->rollout];
     write_body(c, r);
     write_head(c, r);
@@ -303,7 +319,7 @@ static void options(int count, char **arguments) {
         {"port", 1, 0, 'p'},  {"path", 1, 0, 'P'}, {"corpus", 1, 0, 'c'}, {"connections", 1, 0, 'n'}, {"seconds", 1, 0, 's'},
         {"warm", 1, 0, 'w'},  {"rate", 1, 0, 'r'}, {"calls", 1, 0, 'N'},  {"stagger", 1, 0, 'g'},     {"run", 1, 0, 'R'},
         {"header", 1, 0, 'h'}, {"bytes", 1, 0, 'b'}, {"events", 1, 0, 'e'},
-        {"accept", 1, 0, 'a'}, {0}};
+        {"accept", 1, 0, 'a'}, {"own", 0, 0, 'o'}, {0}};
     for (int o; (o = getopt_long(count, arguments, "", names, NULL)) != -1;) {
         size_t used = strlen(want.headers);
         if (o == 'p') want.port = atoi(optarg);
@@ -320,6 +336,7 @@ static void options(int count, char **arguments) {
         else if (o == 'b') want.bytes = atol(optarg);
         else if (o == 'e') want.events = atoi(optarg);
         else if (o == 'a') want.accept = optarg;
+        else if (o == 'o') want.own = true;
         else exit(2);
     }
     bool fits = want.connections > 0 && want.connections <= ROLLOUTS;

@@ -150,7 +150,7 @@ UNREAD: dict[str, tuple[bytes, dict[str, str]]] = {
     "encoding": (gzip.compress(BODY), {"content-encoding": "made-up"}),
     "utf8": (BODY.replace(b"Acme", b"Acm\xe9"), {}),
     "nan": (BODY[:-1] + b', "temperature": NaN}', {}),
-    "depth": (BODY[:-1] + b', "metadata": ' + b"[" * 2000 + b"]" * 2000 + b"}", {}),
+    "depth": (BODY[:-1] + b', "metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", {}),
     "shape": (b'{"model": "m", "messages": "hello"}', {}),
     "json": (b"model=m&messages=hello", {}),
 }
