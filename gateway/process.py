@@ -167,12 +167,12 @@ class Asked(msgspec.Struct):
 
     @property
     def command(self) -> list[str]:
-        """What starts the next process."""
+        """What starts the next process; not with what lies in this folder, where `python -m` looks first (`-P`)."""
         given = {"--config": self.config, "--data": self.data, "--host": self.host, "--port": self.port}
         if self.workers > 1:
             given["--workers"] = self.workers
         words = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-        return [sys.executable, "-m", "penstock", "serve", "--take-over", *words]
+        return [sys.executable, "-P", "-m", "penstock", "serve", "--take-over", *words]
 
 
 def run(asked: Asked, *, take_over: bool = False) -> None:
@@ -209,6 +209,8 @@ def _run(asked: Asked, serve: Callable[[Config], Coroutine[Any, Any, Process]]) 
 async def _alone_or_parent(asked: Asked, config: Config, take_over: bool) -> Process:
     process = Process(asked.command, asked.file if config.reload_on_change else None)
     taken = take(config.data) if take_over else None
+    if take_over and taken is None:
+        _log.info("no gateway writes the tape in %s, so there is none to take over from: one is started", config.data)
     if asked.workers > 1:
         words = [sys.executable, "-P", "-m", __spec__.name, msgspec.json.encode(asked).decode()]
         served: Gateway | Workers = Workers(config, asked.workers, words, taken)

@@ -133,7 +133,7 @@ def _again(
     named = ["--context", context] if context is not None else []
     played = ["--play", str(recorded.play)] if recorded.play is not None else ["--demo"] if recorded.demo else []
     only = ["--read-only"] if read_only else []
-    return [sys.executable, "-m", "penstock", "tui", "--gateway", gateway, *named, *played, *only, "--", *screen]
+    return [sys.executable, "-P", "-m", "penstock", "tui", "--gateway", gateway, *named, *played, *only, "--", *screen]
 
 
 def _serve(command: list[str], port: int) -> None:

@@ -50,7 +50,7 @@ def host_own(servers: Servers, bridge: Bridge, config: Config, auth: Auth, url: 
         env[ADMIN_KEY] = auth.admin_key
     if "PYTHONPATH" in os.environ:
         env["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    command = [sys.executable, "-m", "penstock", "mcp", "serve", *(["--write"] if config.mcp.write else [])]
+    command = [sys.executable, "-P", "-m", "penstock", "mcp", "serve", *(["--write"] if config.mcp.write else [])]
     own = McpServer(command=command, env=env)
     bridge.add(NAME, own)
     servers.pools[NAME] = OwnPool(own, bridge, auth)

@@ -122,6 +122,19 @@ def family(pid: int) -> Iterator[int]:
             yield from family(int(one))
 
 
+def test_no_command_of_its_own_is_looked_for_in_the_folder_it_is_started_in() -> None:
+    """An agent's folder may hold a `penstock`, or an `aiohttp.py`, and `python -m` without `-P` looks there first."""
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for part in ("gateway", "tui", "trainer", "adapters")
+        for path in sorted((ROOT / part).rglob("*.py"))
+        if "demo" not in path.parts
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if '"-m", "penstock' in line and '"-P", "-m"' not in line
+    ]
+    assert found == []
+
+
 async def test_nothing_in_a_request_chooses_where_it_goes(
     start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
 ) -> None:

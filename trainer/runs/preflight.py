@@ -128,7 +128,8 @@ async def check_runner(config: Config, gateway: str, key: str | None) -> list[st
     words, tasks = config.rollouts.run, config.rollouts.tasks
     if not words:
         return []
-    command = [sys.executable, "-m", "penstock", "run", "--gateway", gateway, f"--check={tasks or os.devnull}", *words]
+    start = [sys.executable, "-P", "-m", "penstock", "run", "--gateway", gateway]
+    command = [*start, f"--check={tasks or os.devnull}", *words]
     code, said = await _ran(command, dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {}))
     if code != 0:
         raise ConfigError(f"rollouts.run: {said or f'penstock run --check ended with {code}'}")

@@ -35,7 +35,7 @@ async def after(event: asyncio.Event, work: Callable[[], Coroutine[Any, Any, Non
 async def keep_running(words: Sequence[str], gateway: str, key: str | None, log: Path) -> None:
     """Keeps `penstock run --watch` with these arguments going until it ends, which it should not."""
     env = dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {})
-    start = [sys.executable, "-m", "penstock", "run", "--watch", "--gateway", gateway]
+    start = [sys.executable, "-P", "-m", "penstock", "run", "--watch", "--gateway", gateway]
     child = await spawn([*start, *words], env, log)
     try:
         code = await child.ended()

@@ -196,6 +196,16 @@ async def test_wrong_settings_are_refused_and_the_old_ones_stay(
             assert answer.status == 200
 
 
+async def test_what_lies_in_its_folder_is_not_run_in_its_place(tmp_path: Path) -> None:
+    """An agent's own code, mostly: `python -m` looks there first."""
+    folder = tmp_path / "agent"
+    folder.mkdir()
+    async with running(tmp_path, "", under=("env", "-C", str(folder))) as gateway:
+        (folder / "penstock").mkdir()
+        (folder / "penstock" / "__init__.py").write_text("raise SystemExit('the agent was run')")
+        _ = await reload(gateway)
+
+
 async def test_a_port_that_is_taken_is_found_before_anything_is_given_away(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
@@ -332,6 +342,7 @@ async def test_a_process_that_nobody_has_started_takes_over_and_the_old_one_ends
 
 async def test_take_over_starts_a_gateway_where_there_is_none(tmp_path: Path) -> None:
     async with running(tmp_path, "", "--take-over") as gateway:
+        assert f"no gateway writes the tape in {gateway.data}, so there is none to take over from" in gateway.log
         assert await gateway.terminate() == 0
 
 
