@@ -6,12 +6,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import ssl
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 
 import aiohttp
 import pytest
 from fakes.certificates import DAY, Authority, serial
+from fakes.pages import blocks
+from fakes.process import ROOT, running
 from fakes.raw import connect, get
 from fakes.rig import inside
 
@@ -30,6 +34,21 @@ from penstock.sidecar.intercept.ways import Binding, Limits, Ways
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
+
+
+def _as_the_page_says(folder: Path) -> None:
+    made = next(block for block in blocks(ROOT / "docs" / "tls.md") if "openssl req" in block.text)
+    subprocess.run(["bash", "-euc", made.text], cwd=folder, check=True, capture_output=True)
+
+
+async def test_the_authority_of_the_page_is_trusted_by_who_goes_by_the_letter(tmp_path: Path) -> None:
+    """As Python does from 3.13 on."""
+    await asyncio.to_thread(_as_the_page_says, tmp_path)
+    strict = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    strict.verify_flags |= ssl.VERIFY_X509_STRICT
+    files = f'certificate = "{tmp_path}/cert.pem"\nkey = "{tmp_path}/key.pem"\n'
+    async with running(tmp_path / "gateway", f"[tls]\n{files}", tls=strict) as gateway:
+        assert gateway.url.startswith("https://")
 
 
 WRONG = [
