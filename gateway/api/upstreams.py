@@ -73,7 +73,7 @@ def view(pool: Pool) -> UpstreamView:
         bound_s=gate.bound_s if gate.paused else None,
         waiting=gate.waiting + pool.places.waiting,
         running=pool.running,
-        waited=gate.figures.calls,
+        waited=gate.figures.calls + pool.places.waited,
         refused=gate.figures.refused,
         health=pool.health.state(now),
         failing=pool.health.why,

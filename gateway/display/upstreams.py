@@ -11,9 +11,11 @@ from penstock.gateway.display.text import clean, duration, plain
 from penstock.gateway.model.upstream import UpstreamView
 
 UPSTREAMS = (
-    Column("upstream"), Column("state"), figure("since", 3), figure("at most", 2), figure("running"), figure("waiting"),
-    figure("waited", 1), figure("refused", 4),
+    Column("upstream"), Column("state"), Column("since", 3, right=True, optional=True),
+    Column("at most", 2, right=True, optional=True), figure("running"), figure("waiting"), figure("waited", 1),
+    figure("refused", 4),
 )  # fmt: skip
+"""How long one is paused, and for how long at most, stands there while one is: the second is no number of calls."""
 
 
 def upstreams(rows: Iterable[UpstreamView]) -> Listing:

@@ -37,9 +37,9 @@ class UpstreamView(Noun):
     running: int
     """Connections with a call on them: none is left when the weights may be changed."""
     waited: int
-    """Calls that have waited since the gateway started."""
+    """Calls that have waited since the gateway started, or still do, for either reason."""
     refused: int
-    """Those of them that were refused."""
+    """Those of them that were refused because it was paused."""
     health: Literal["good", "resting", "probing"] = "good"
     """How calls to it go: `resting` after it failed, so that others serve what they can; `probing` when that is over,
     until a call has shown how it is."""

@@ -25,6 +25,8 @@ class Places:
         self.most = most
         self.running = 0
         """Calls that have a place."""
+        self.waited = 0
+        """Calls that have waited for one, or still do."""
         self._what = what
         self._waiting: dict[Callable[[], None], None] = {}
         self._handing_on = False
@@ -41,6 +43,7 @@ class Places:
 
     def wait(self, go_on: Callable[[], None]) -> None:
         """Takes a call that came while others have all places."""
+        self.waited += 1
         self._waiting[go_on] = None
 
     def leave(self, go_on: Callable[[], None]) -> None:

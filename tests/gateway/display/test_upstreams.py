@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from penstock.gateway.display.upstreams import upstreams
 from penstock.gateway.model.upstream import UpstreamView
@@ -22,6 +23,17 @@ def test_its_state_says_how_calls_and_checks_go(said: dict[str, object], shown: 
     known = {"name": "up", "paused": False, "paused_s": None, "bound_s": None}
     counts = dict.fromkeys(("waiting", "running", "waited", "refused"), 0)
     assert shown == _state(UpstreamView.model_validate(known | counts | said))
+
+
+def test_how_long_one_is_paused_at_most_is_not_taken_for_its_number_of_calls() -> None:
+    """`at most` beside `running` reads as `max_concurrent` where nothing is paused."""
+    console = Console(width=80)
+    for pause, named in ((None, False), (60.0, True)):
+        known = {"name": "up", "paused": pause is not None, "paused_s": pause, "bound_s": pause}
+        counts = dict.fromkeys(("waiting", "running", "waited", "refused"), 0)
+        with console.capture() as capture:
+            console.print(upstreams([UpstreamView.model_validate(known | counts)]))
+        assert ("at most" in capture.get()) is named, capture.get()
 
 
 def _state(one: UpstreamView) -> str:

@@ -59,6 +59,8 @@ async def test_calls_beyond_it_wait_in_their_order(tmp_path: Path, http: aiohttp
         assert [it[-2:-1] for it in up.connections[0].requests] == [b"0", b"1", b"2"], "one connection, one at a time"
         places = rig.gateway.proxy.pools["up"].places
         assert (places.running, places.waiting) == (0, 0)
+        shown = (await rig.tape.get("/api/upstreams"))["upstreams"]
+        assert {one["name"]: (one["waiting"], one["waited"]) for one in shown}["up"] == (0, 2)
 
 
 async def test_they_go_elsewhere_where_another_upstream_has_a_place(
