@@ -97,7 +97,8 @@ def main() -> None:
     # What was imported is shared with every attempt as long as nobody writes to it; a collection at their end would.
     gc.freeze()
     try:
-        Zygote(orders, function).run()
+        with orders:
+            Zygote(orders, function).run()
     except _Agent:
         callables.main()
 

@@ -118,6 +118,15 @@ async def test_attempts_share_the_import_and_nothing_else(rig: Rig) -> None:
     assert (rig.home / "imports").read_text() == "x"
 
 
+async def test_where_warnings_are_shown_its_end_shows_none(rig: Rig, capfd: pytest.CaptureFixture[str]) -> None:
+    rig.env["PYTHONWARNINGS"] = "default"
+    preloaded = rig.preloaded("facts")
+    ending, output = await ran(rig, preloaded)
+    await preloaded.close()
+    assert (ending.exit_code, output.streams["stderr"]) == (0, b"")
+    assert "socket" not in capfd.readouterr().err
+
+
 async def test_what_is_made_at_import_can_reach_nobody_and_has_no_key(rig: Rig) -> None:
     _, output = await ran(rig, rig.preloaded("facts"))
     at_import = said(output)["at_import"]
