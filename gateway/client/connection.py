@@ -159,6 +159,8 @@ def _check(url: str) -> None:
         raise ClientError(
             f"{url!r} is not the URL of a gateway: it must start with http:// or https://, or be unix:/PATH"
         )
+    if not parts.host:
+        raise ClientError(f"{url!r} is not the URL of a gateway: it names no host")
     own = AGENTS_URL.sub("", url)
     if own != url:
         raise ClientError(f"{url!r} is the base URL of an agent; the gateway's own is {own}")

@@ -259,6 +259,7 @@ def test_there_is_one_name_for_the_key() -> None:
         (("workers", "extra", "more"), 2, "Nothing is done with 'extra' 'more'. See penstock workers --help."),
         (("workers", "--jsn"), 2, "Unknown option: --jsn. Did you mean --json? See penstock workers --help."),
         (("stats", "--gateway", "http://["), 1, "'http://[' is not the URL of a gateway: Invalid IPv6 URL"),
+        (("stats", "--gateway", "http://"), 1, "'http:' is not the URL of a gateway: it names no host"),
         (
             ("stats", "--gateway", "http://a.invalid"),
             1,
