@@ -63,6 +63,8 @@ class Rows(ScrollView, can_focus=False):
         self._at: int | None = None
         self._widest: list[int] = []
         self._fit: Fit | None = None
+        self._scrollbar = 0
+        """How wide it is, for `_fit`: it stands on the last place of each line."""
         self._lines: dict[str, Strip] = {}
         self._cells: dict[str, Sequence[Text]] = {}
         self._columns: Sequence[Column] = ()
@@ -188,10 +190,11 @@ class Rows(ScrollView, can_focus=False):
         top = int(self.scroll_y)
         seen = [self._cells_of(id) for id in self._ids[top : top + self.page]]
         widest = [max(w, *(row[p].cell_len for row in seen)) if seen else w for p, w in enumerate(self._widest)]
-        if self._fit is None or widest != self._widest:
-            self._widest = widest
+        scrollbar = int(len(self._ids) > self.page)
+        if self._fit is None or widest != self._widest or scrollbar != self._scrollbar:
+            self._widest, self._scrollbar = widest, scrollbar
             stand_in = [Text("x" * wide) for wide in widest]
-            kept = 0 if self._table.bar is None else self.size.width // 3
+            kept = scrollbar if self._table.bar is None else self.size.width // 3
             self._fit = fit([*self._columns], [stand_in], max(20, self.size.width - GUTTER - kept))
             self._lines.clear()
 
