@@ -307,6 +307,8 @@ class Recorder:
             _log.exception("%d calls cannot be written together: trying each alone", len(everything))
             cursor, lost = self._commit_singly(everything)
         self._held.clear()
+        if self.failing is not None:
+            _log.info("recording goes on")
         return cursor, lost
 
     def _store(self, items: list[Item]) -> int:

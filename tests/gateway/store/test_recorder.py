@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -243,7 +244,8 @@ async def test_a_failing_tape_is_retried_and_the_gaps_are_kept() -> None:
     await rack.recorder.close()
 
 
-async def test_a_gap_reaches_the_tape_though_no_call_comes() -> None:
+async def test_a_gap_reaches_the_tape_though_no_call_comes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock.recorder")
     rack = Rack()
     rack.store.error = lambda _: TapeError("disk full")
     rack.put("lost")
@@ -253,6 +255,7 @@ async def test_a_gap_reaches_the_tape_though_no_call_comes() -> None:
     assert rack.names == ["lost"]
     assert rack.recorder.failing is None
     await rack.recorder.close()
+    assert caplog.messages == ["recording stopped: disk full", "recording goes on"]
 
 
 @pytest.mark.parametrize("name", ["broken", "poison"])
