@@ -13,6 +13,7 @@ from typing import Final, Literal, get_args
 
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.trouble import Begins, Trouble
+from penstock.gateway.model.wording import counted
 
 Own = Literal[
     "other_agent",
@@ -100,11 +101,12 @@ class Report:
 
     def lines(self) -> list[str]:
         """For a person: one line of sums, and one for each kind of count."""
-        sums = f"{self.rollouts:,} rollouts, {self.calls:,} calls: {self.samples:,} rows of {self.choices:,} answers"
+        asked = f"{counted(self.rollouts, 'rollout')}, {counted(self.calls, 'call')}"
+        made = f"{counted(self.samples, 'row')} of {counted(self.choices, 'answer')}"
         counts = (("rows begin", self.starts), ("left out", self.reasons), ("rewards", self.notes))
-        counts = (*counts, (f"{self.pairs:,} pairs, not in one", self.unpaired))
+        counts = (*counts, (f"{counted(self.pairs, 'pair')}, not in one", self.unpaired))
         return [
-            f"{sums}, {self.tokens:,} sampled tokens",
+            f"{asked}: {made}, {counted(self.tokens, 'sampled token')}",
             *(f"{title}: " + ", ".join(f"{name} {n:,}" for name, n in c.most_common()) for title, c in counts if c),
             *self.hints,
         ]

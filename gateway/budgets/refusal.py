@@ -15,7 +15,7 @@ from penstock.gateway.budgets.bounds import Bound
 from penstock.gateway.budgets.limits import Limit
 from penstock.gateway.budgets.operations import Short
 from penstock.gateway.http.errors import ClientFault, Refusal
-from penstock.gateway.model.budget import Budget
+from penstock.gateway.model.budget import MONTH, TOTAL, Budget
 
 KIND: Final = "budget"
 """The `error` of such a call's span."""
@@ -27,6 +27,7 @@ _PATIENCE_S: Final = 60
 """SDKs wait no longer by themselves."""
 _UNITS: Final = {"calls": "requests", "tokens": "tokens", "usd": "usd-micros"}
 """What the headers count; those of requests are the draft's own name."""
+_WINDOWS: Final = {TOTAL: "in all", MONTH: "in a month"}
 _NEVER: Final = 10**12
 _TOO_LARGE: Final = _NEVER + 1
 """Waits that do not end: for a budget that is used up for good, and for a call that is larger than all of one."""
@@ -111,13 +112,13 @@ def _way_out(short: Short, now: int) -> str:
 
 
 def _window(budget: Budget) -> str:
-    return "in all" if budget.window == "total" else f"in a window of {budget.window}"
+    return _WINDOWS.get(budget.window, f"in a window of {budget.window}")
 
 
 def _amount(limit: Limit, counted: int) -> str:
     unit = limit.budget.unit
     if unit == "usd":
-        return f"{limit.shown(counted):.6g} USD"
+        return f"{limit.shown(counted):,.9f}".rstrip("0").rstrip(".") + " USD"
     return f"{counted:,} {unit if counted != 1 else unit[:-1]}"
 
 

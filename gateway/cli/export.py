@@ -43,6 +43,7 @@ def export(
     """
     from penstock.gateway.client import tables
     from penstock.gateway.client.files import check_format, whole_file
+    from penstock.gateway.model.wording import counted
 
     terms = joined_terms(filter)
     check_format(format, output)
@@ -51,7 +52,7 @@ def export(
         with whole_file(output) as file:
             count = await tables.export(_rows(client, what, terms), tables.sink(file, what, format))
         if output is not None:
-            note(f"{output}: {count:,} rows")
+            note(f"{output}: {counted(count, 'row')}")
         elif not count:
             note("Nothing was written: nothing matches.")
 

@@ -127,9 +127,12 @@ def _data(given: Path | None) -> Path:
 def _examined(path: Path, name: Path) -> int:
     """Prints what is on a tape and what is wrong with it, under a name; the number of problems."""
     from penstock.gateway.cli.check import examine
+    from penstock.gateway.display.text import size
+    from penstock.gateway.model.wording import counted
 
     figures, problems = examine(path)
-    print(f"{name}: " + ", ".join(f"{name} {count:,}" for name, count in figures.items()))
+    counts = [counted(figures[f"{noun}s"], noun) for noun in ("rollout", "attempt", "change")]
+    print(f"{name}: {', '.join(counts)}, {counted(figures['open'], 'open call')}, {size(figures['used_bytes'])}")
     for problem in problems:
         print(problem)
     return len(problems)

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from penstock.gateway.cli.terminal import console, show
 from penstock.gateway.client.console import LOCAL, Failure, Json, Limit, Url, note, seconds, with_client
 from penstock.gateway.model.terminals import harmless
+from penstock.gateway.model.wording import counted
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -62,7 +63,7 @@ def sql(
         asked = SqlRequest(query=text, format=format or "rows", limit=limit, timeout_s=seconds("--timeout", timeout))
         found = await client.sql(asked)
         if found.more:
-            note(f"There are more than {found.count:,} rows: --limit {limit * 10} asks for more of them.")
+            note(f"There are more than {counted(found.count, 'row')}: --limit {limit * 10} asks for more of them.")
         if format is not None:
             _write(found, format, output)
         elif json:
@@ -86,7 +87,7 @@ def _write(found: SqlAnswer, format: Literal["csv", "parquet"], output: Path | N
         output.write_bytes(content)
     except OSError as error:
         raise Failure(f"--output: {output} cannot be written: {error.strerror}") from None
-    note(f"{found.count:,} rows are in {output}.")
+    note(f"{counted(found.count, 'row')} {'is' if found.count == 1 else 'are'} in {output}.")
 
 
 def _print_rows(found: SqlAnswer) -> None:

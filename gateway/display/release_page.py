@@ -32,6 +32,7 @@ from penstock.gateway.display.svg import Chart, legend, svg, text
 from penstock.gateway.display.text import asked_by, duration, moment
 from penstock.gateway.model.release import Entry, ReleaseView
 from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.model.wording import counted
 
 ROWS = 24
 """Rows of a chart's table."""
@@ -123,7 +124,8 @@ def _arms(view: ReleaseView, history: History) -> Iterator[str]:
         yield f"<p><strong>Warning:</strong> {text(warning)}.</p>"
     if left := left_out(release, view.figures):
         why = "they have seen both versions, or were cancelled"
-        yield f"<p>{left:,} {release.policy.counts} are left out of all figures: {why}.</p>"
+        said = counted(left, release.policy.counts.removesuffix("s"))
+        yield f"<p>Left out of all figures: {said}: {why}.</p>"
     if (shown := units(release)) is not None:
         yield f"<p>Units {text(shown)}.</p>"
 

@@ -22,6 +22,7 @@ from typing import Final
 from penstock.gateway.http.errors import UpstreamFault
 from penstock.gateway.mcp.breaker import Breaker, Position
 from penstock.gateway.model.server_settings import McpServer
+from penstock.gateway.model.wording import counted
 from penstock.gateway.upstreams.places import Places
 
 FAILURES: Final = frozenset({"connect", "connect_timeout", "timeout", "upstream_closed", "upstream_protocol"})
@@ -45,7 +46,7 @@ class Limits(Places):
         self.refused["busy"] += 1
         patience = self.config.first_byte_timeout
         message = (
-            f"server {self.name!r} has {self.running} calls under way, and may have no more "
+            f"server {self.name!r} has {counted(self.running, 'call')} under way, and may have no more "
             f"(mcp.servers.{self.name}.max_concurrent = {self.most}); this one has waited in vain for {patience:g} s "
             f"(mcp.servers.{self.name}.first_byte_timeout)"
         )

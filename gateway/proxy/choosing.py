@@ -21,6 +21,7 @@ from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.attributes import TRIES
+from penstock.gateway.model.wording import counted
 from penstock.gateway.proxy.failover import Beginning, Said, again_after, is_down, is_too_long, may_repeat
 from penstock.gateway.proxy.recorded_call import RecordedCall
 from penstock.gateway.proxy.shared import Shared
@@ -141,7 +142,7 @@ class Choosing(RecordedCall):
         if waited_s > limit_s:
             self._queued_at = None
             message = (
-                f"{self._where()} has {pool.places.running} calls under way and is given no more "
+                f"{self._where()} has {counted(pool.places.running, 'call')} under way and is given no more "
                 f"(upstream.max_concurrent = {pool.places.most}); this one has waited in vain for {limit_s:g} s"
             )
             self.cancel_upstream()

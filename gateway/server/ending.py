@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from penstock.gateway.model.wording import counted
 from penstock.gateway.proxy.shared import Running
 
 _NAMED: Final = 5
@@ -32,4 +33,5 @@ def cut_off(running: Iterable[Running]) -> None:
         named = ", ".join(rollouts[:_NAMED])
         if len(rollouts) > _NAMED:
             named += f" and {len(rollouts) - _NAMED} more"
-        _log.warning("cut off %d calls that had not ended (limits.drain_seconds): of rollout %s", len(left), named)
+        calls = counted(len(left), "call")
+        _log.warning("cut off %s that had not ended (limits.drain_seconds): of rollout %s", calls, named)

@@ -83,7 +83,7 @@ async def test_index(install: Install, provider: Provider, tmp_path: Path) -> No
         counted = await good(shell, "sql", "select count(*) as calls from spans", "--format", "csv")
         assert counted.out == b"calls\r\n1\r\n"
         written = await good(shell, "sql", "select * from messages", "--format", "parquet", "-o", "messages.parquet")
-        assert "rows are in messages.parquet" in written.err
+        assert " in messages.parquet" in written.err
         assert (await good(shell, "prices", "--builtin")).text.startswith("# List prices of models")
 
 
@@ -124,7 +124,7 @@ async def test_samples(install: Install, provider: Provider, tmp_path: Path, ext
         await call(gateway, "r1")
         for form in ("samples", "triplets"):
             words = ("--form", form, "--allow", "no_reward", "--format", format, "-o", f"{form}.{format}")
-            assert "1 rows of 1 answers" in (await good(shell, "samples", *words)).err
+            assert "1 row of 1 answer" in (await good(shell, "samples", *words)).err
     if format == "parquet":
         (made,) = json.loads(clean.run("-c", READ, tmp_path / "samples.parquet"))
     else:

@@ -13,6 +13,7 @@ from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import PREWARM, WEBSOCKET
+from penstock.gateway.model.wording import counted
 from penstock.gateway.proxy.recording import SLOTS, Recording
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.proxy.state import State
@@ -160,8 +161,9 @@ class Response(Recording):
         if self._queued_at is not None and now - self._queued_at > limit_s:
             self._queued_at = None
             message = (
-                f"upstream {pool.name!r} ({pool.origin}) has {pool.places.running} calls under way and is given no "
-                f"more (upstream.max_concurrent = {pool.places.most}); this one has waited in vain for {limit_s:g} s"
+                f"upstream {pool.name!r} ({pool.origin}) has {counted(pool.places.running, 'call')} under way and is "
+                f"given no more (upstream.max_concurrent = {pool.places.most}); this one has waited in vain for "
+                f"{limit_s:g} s"
             )
             self._fail(UpstreamFault(503, "busy", message))
 

@@ -46,7 +46,7 @@ async def test_a_person_asks(
     await called(gateway, http, 1)
     rows = await shell.run("sql", "select text from messages where role = 'user'", "--json", "--limit", "1")
     assert [json.loads(line) for line in rows.text.splitlines()] == [{"text": "hi, there"}]
-    assert rows.err == "There are more than 1 rows: --limit 10 asks for more of them.\n"
+    assert rows.err == "There are more than 1 row: --limit 10 asks for more of them.\n"
 
     async def has_the_last_one() -> bool:
         """A snapshot may be a second old."""
@@ -55,7 +55,7 @@ async def test_a_person_asks(
 
     await until(has_the_last_one)
     written = await shell.run("sql", COUNT, "--format", "parquet", "-o", "calls.parquet")
-    assert written.err == "1 rows are in calls.parquet.\n"
+    assert written.err == "1 row is in calls.parquet.\n"
     assert pq.read_table(tmp_path / "calls.parquet").to_pylist()[0]["calls"] == 4
     text = await shell.run("sql", "select text from messages where role = 'user'", "--format", "csv")
     assert text.out == b"text\r\n" + 4 * b'"hi, there"\r\n'

@@ -60,6 +60,12 @@ def test_the_page_about_budgets_shows_one() -> None:
     assert made.message in page.replace("\n", " ")
 
 
+def test_little_and_much_money_is_said_in_figures() -> None:
+    made = refusal([short(1_234_567.5, 0.000_055, 2, running=1, limit=1_234_567.5)], NOW, ASKED)
+    assert "has used 1,234,567.5 USD of 1,234,567.5 USD in a window of 1d" in made.message
+    assert "one call that runs may use 0.000055 USD more; this call may use up to 2 USD (" in made.message
+
+
 def test_calls_that_run_may_leave_room() -> None:
     made = refusal([short(100, 900, 300, running=2, per="all", of="", unit="tokens", limit=1000)], NOW, ASKED)
     assert made.message.startswith(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import aiohttp
@@ -26,7 +27,7 @@ async def ask(gateway: Gateway, http: aiohttp.ClientSession, rollout: str) -> No
 
 def odd(path: Path) -> tuple[dict[str, int], list[str]]:
     """What `check` finds on a damaged tape."""
-    return {"rollouts": 1}, ["rollout r1: odd"]
+    return dict.fromkeys(("rollouts", "attempts", "changes", "open", "used_bytes"), 1), ["rollout r1: odd"]
 
 
 async def test_a_backup_of_a_gateway_at_work_is_served_again(
@@ -45,7 +46,9 @@ async def test_a_backup_of_a_gateway_at_work_is_served_again(
             _ = together.create_task(ask(gateway, http, f"during-{number}"))
         done = await shell.run("backup", "copies/monday", "--data", str(gateway.data))
     assert (done.code, done.err) == (0, "")
-    assert done.text.startswith("copies/monday: rollouts ")
+    assert re.match(
+        r"copies/monday: \d+ rollouts, \d+ attempts, \d+ changes, \d+ open calls?, [0-9.]+ [KM]iB\n", done.text
+    )
     assert done.text.endswith("\nclean\n")
     await gateway.kill()
 

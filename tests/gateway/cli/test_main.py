@@ -312,7 +312,8 @@ async def test_check_reports_a_clean_tape(shell: Shell, tmp_path: Path) -> None:
 async def test_check_reports_what_is_wrong(tmp_path: Path) -> None:
     program = """
 from penstock.gateway.cli import check
-check.examine = lambda path: ({"rollouts": 1}, ["rollout r1: odd", "span 2: gone"])
+figures = {"rollouts": 1, "attempts": 2, "changes": 1234, "open": 0, "map_bytes": 1 << 40, "used_bytes": 3 << 20}
+check.examine = lambda path: (figures, ["rollout r1: odd", "span 2: gone"])
 from penstock.gateway.__main__ import main
 from penstock.gateway.cli.tables import COMMANDS
 main(["check", "--data", "data"])
@@ -324,7 +325,8 @@ main(["check", "--data", "data"])
     )  # fmt: skip
     out, err = await process.communicate()
     assert process.returncode == 1
-    assert out.decode() == "data: rollouts 1\nrollout r1: odd\nspan 2: gone\n"
+    said = "data: 1 rollout, 2 attempts, 1,234 changes, 0 open calls, 3 MiB\nrollout r1: odd\nspan 2: gone\n"
+    assert out.decode() == said
     assert err.decode() == "penstock: data is not clean: 2 problems\n"
 
 

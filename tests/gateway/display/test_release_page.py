@@ -101,7 +101,7 @@ def test_a_rollout_that_is_left_out_is_in_no_figure() -> None:
     trial.count(steady(0, 0), left_out="it was cancelled")
     after = series(trial.release, trial.history)[-1]
     assert (after.counted, after.figures) == (301, before)
-    assert "1 rollouts are left out" in page_of(trial)
+    assert "Left out of all figures: 1 rollout: they" in page_of(trial)
 
 
 def test_what_was_read_too_late_is_cut_off() -> None:

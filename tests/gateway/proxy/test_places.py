@@ -93,7 +93,7 @@ async def test_one_that_waits_in_vain_is_refused(tmp_path: Path, http: aiohttp.C
         second.send(rig.call())
         answer = await second.message()
         assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"has 1 calls under way and is given no more (upstream.max_concurrent = 1); this one has" in answer
+        assert b"has 1 call under way and is given no more (upstream.max_concurrent = 1); this one has" in answer
         assert rig.gateway.proxy.pools["up"].places.waiting == 0
 
 

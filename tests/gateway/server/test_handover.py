@@ -368,7 +368,7 @@ async def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
         client.send(call("long"))
         await client.until(EVENT)
         assert await gateway.terminate() == 0
-        assert "cut off 1 calls that had not ended (limits.drain_seconds): of rollout long" in gateway.log
+        assert "cut off 1 call that had not ended (limits.drain_seconds): of rollout long" in gateway.log
 
 
 async def test_a_changed_file_reloads_where_it_may(tmp_path: Path, http: aiohttp.ClientSession) -> None:
