@@ -41,10 +41,11 @@ class CachedAttempt:
     origins: Origins
     """Number and beginning of its rollout."""
     base: Base | None = None
+    """A body of it: the last one, where `newest` says so."""
     sought: bool = False
     """Whether its base was read back, where it has one on the tape."""
     newest: int = 0
-    """Sequence of the call whose body is the base, or of the call that it repeated."""
+    """Sequence of the call whose body is the base, or of the call that it repeated; 0 where there may be later ones."""
     dirty: bool = False
     block: int = 0
     """Which block of the index is its last."""
@@ -54,6 +55,8 @@ class CachedAttempt:
     """Its record, as it was written or read last."""
     turn: int = 0
     """Up to where it is known that this is still its record (`tables`)."""
+    outdated: bool = False
+    """Whether it is not. Its base may still be used."""
 
     @property
     def place(self) -> bytes:
@@ -156,11 +159,17 @@ class Memory:
                 return theirs[:prefix] + theirs[len(theirs) - suffix :]
         return shared
 
-    def drop(self, name: tuple[str, str]) -> None:
-        """Drops an attempt; what its rollout has besides stays."""
+    def drop(self, name: tuple[str, str]) -> CachedAttempt | None:
+        """Drops an attempt, and returns it; what its rollout has besides stays."""
         live = self._live.pop(name, None)
         if live is not None:
             self._let_go(live)
+        return live
+
+    def outdate(self, name: tuple[str, str]) -> None:
+        """An attempt is not as it was."""
+        if (live := self._live.get(name)) is not None:
+            live.outdated = True
 
     def drop_rollout(self, name: str) -> None:
         """Drops a rollout with the names of its attempts; they themselves stay."""

@@ -100,7 +100,7 @@ class Tables:
         if kind in (b"r", b"a"):
             self._memory.drop_rollout(rollout)
         if kind in (b"a", b"o", b"s"):
-            self._memory.drop((rollout, change.split(b"\0", 2)[1].decode("ascii")))
+            self._memory.outdate((rollout, change.split(b"\0", 2)[1].decode("ascii")))
 
     def _go_on(self, view: View) -> None:
         """Reads where the numbers are, and styles that are new."""
@@ -298,10 +298,12 @@ class Tables:
             known = self.rollout(batch, entry.rollout) or self._new_rollout(batch, entry, began)
             made = entry.attempt not in known.attempts
             live = self._new_attempt(batch, entry, known, began) if made else self._recall_attempt(batch, entry, known)
+            before = self._memory.drop(live.name)
+            live.base = before.base if before is not None and before.place == live.place else None
             live.values[_SUMS] = list(live.values[_SUMS])
             self._memory.add(live)
         # Reading the base back costs a fraction of a millisecond: only for a body, and only where there is time for it.
-        if live.base is None and not live.sought and entry.body is not None and batch.alone:
+        if not live.newest and not live.sought and entry.body is not None and batch.alone:
             self._recall_base(batch, live)
         return live
 
@@ -309,11 +311,11 @@ class Tables:
         """An attempt that is remembered, as it is now."""
         live = self._memory.find(name)
         if live is not None and live.turn != self._turn:
-            if batch.view.get("attempts", live.place) != live.stored:
+            if live.outdated or batch.view.get("attempts", live.place) != live.stored:
                 self._memory.drop(name)
                 return None
             live.turn = self._turn
-        return live
+        return None if live is None or live.outdated else live
 
     def peek(self, batch: Batch, name: tuple[str, str]) -> list[Any] | None:
         """The values of an attempt as they are now, None when there is none. It is not remembered: a tenth of the time
@@ -393,5 +395,5 @@ def _rollout_of(change: bytes) -> str:
 
 def _link_retry(live: CachedAttempt, entry: Entry) -> None:
     """A client that repeats itself sends the same body; the link goes to the first of them."""
-    if live.base is not None and entry.body is not None and live.base.request == entry.body.request:
+    if live.newest and live.base is not None and entry.body is not None and live.base.request == entry.body.request:
         entry.retry_of = live.newest

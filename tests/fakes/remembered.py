@@ -34,6 +34,13 @@ def _compare(writer: Writer, transaction: Transaction) -> None:
         live = tables._find(batch, name)  # as every use of it does
         if live is not None:
             _compare_attempt(view, live)
+    for live in tables._memory._live.values():
+        if live.outdated and live.base is not None:
+            _compare_base(view, live.base)
+            found = view.attempt_values(*live.name)
+            assert found is not None, live.name
+            spans = (view.span(*live.name, sequence) for sequence in range(found[1][_SPANS], 0, -1))
+            assert any(span is not None and span.body == live.base.number for span in spans), live.name
     _compare_queue(view, transaction.follower(Waiting))
     releases = LiveReleases()
     releases.recall(view)
@@ -66,6 +73,7 @@ def _compare_attempt(view: View, live: CachedAttempt) -> None:
     assert not live.dirty
     if live.base is not None:
         _compare_base(view, live.base)
+    if live.base is not None and live.newest:
         span = view.span(*live.name, live.newest)
         assert span is not None
         assert span.body is not None

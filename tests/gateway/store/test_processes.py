@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
 from penstock.gateway.model.span import SpanStatus
-from penstock.gateway.store import Store
+from penstock.gateway.store import Store, codec
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.processes import Processes
 
@@ -57,6 +57,29 @@ def test_each_goes_on_behind_what_the_other_has_written(store: Store, other: Sec
     assert len(told) == 2, "what the other has written is told with what was written here"
     assert int(other.does("call", "mine")) > mine
     assert [span.sequence for span in store.spans("mine")] == [1, 2, 3, 4]
+    assert list(problems(store)) == []
+
+
+@pytest.mark.parametrize("many", [0, 100])
+def test_what_the_other_has_written_leaves_a_base(store: Store, other: Second, many: int) -> None:
+    """Where many are written at once nothing is read back: whole conversations would be stored anew."""
+    told = os.urandom(20_000).hex().encode()
+
+    def write(request: bytes) -> None:
+        store.write([call("mine", request=request), *(call(f"beside{number}") for number in range(many))])
+
+    write(told)
+    other.does("call", "mine")
+    write(told + b" and more")
+    other.does("call", "mine")
+    write(told + b" and more")  # it is not the last call that is repeated
+    spans = list(store.spans("mine"))
+    with store.view() as view:
+        bases = [codec.base_of(view.body_record(span.body)) for span in spans if span.body is not None]
+    first, second = spans[0].body, spans[2].body
+    # One that is written alone stands on the last one, which is read back.
+    assert bases == [0, first, first, second, second] if many else [0, first, spans[1].body, second, spans[3].body]
+    assert [span.retry_of for span in spans] == [None] * 5
     assert list(problems(store)) == []
 
 
