@@ -43,7 +43,7 @@ def problems(tape: Reader) -> Iterator[str]:
     """A sentence for everything that is wrong."""
     for database, check in _CHECKS:
         for key, value in tape.slices(database):
-            yield from _guarded(partial(_named, tape, database, key), check, tape, key, value)
+            yield from _guarded(partial(_record, tape, database, key), check, tape, key, value)
     for number in tape.numbers():
         yield from _guarded(partial("order {}".format, number), _order, tape, number)
     yield from _numbering(tape, "log", lambda key, count: (key - count + 1, key))
@@ -59,15 +59,20 @@ def _guarded(where: Callable[[], str], check: Callable[..., Iterator[str]], *arg
         yield f"{where()}: {error}"
 
 
+def _record(tape: Reader, database: str, key: bytes) -> str:
+    """A record for a person."""
+    return f"{database} {_named(tape, database, key)}"
+
+
 def _named(tape: Reader, database: str, key: bytes) -> str:
-    """A record for a person; the key of an attempt names its rollout by number."""
+    """A key for a person; that of an attempt names its rollout by number."""
     if database not in ("attempts", "unclaimed"):
-        return f"{database} {_readable(key)}"
+        return _readable(key)
     try:
         with tape.view() as view:
-            return f"{database} {view.name(keys.to_number(key))}/{keys.attempt_of_place(key)}"
+            return f"{view.name(keys.to_number(key))}/{keys.attempt_of_place(key)}"
     except (TapeError, *codec.UNREADABLE):
-        return f"{database} {keys.to_number(key)}/{keys.attempt_of_place(key)}"
+        return f"{keys.to_number(key)}/{keys.attempt_of_place(key)}"
 
 
 def _readable(key: bytes) -> str:

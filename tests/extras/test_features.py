@@ -83,7 +83,7 @@ async def test_index(install: Install, provider: Provider, tmp_path: Path) -> No
         counted = await good(shell, "sql", "select count(*) as calls from spans", "--format", "csv")
         assert counted.out == b"calls\r\n1\r\n"
         written = await good(shell, "sql", "select * from messages", "--format", "parquet", "-o", "messages.parquet")
-        assert " in messages.parquet" in written.err
+        assert "rows are in messages.parquet" in written.err
         assert (await good(shell, "prices", "--builtin")).text.startswith("# List prices of models")
 
 

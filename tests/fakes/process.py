@@ -223,3 +223,14 @@ async def running(
         if made.process is not None:
             _ = await made.terminate()
         print(made.log)
+
+
+@asynccontextmanager
+async def beside_an_agent(home: Path) -> AsyncGenerator[Gateway]:
+    """A gateway that was started in the folder of an agent, in which a package `penstock` of the agent's own lies."""
+    folder = home / "agent"
+    folder.mkdir()
+    async with running(home, "", under=("env", "-C", str(folder))) as gateway:
+        (folder / "penstock").mkdir()
+        (folder / "penstock" / "__init__.py").write_text("raise SystemExit('the agent was run')")
+        yield gateway

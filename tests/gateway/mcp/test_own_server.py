@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from conftest import StartGateway
 from fakes.mcp_wire import INITIALIZE
-from fakes.process import PATIENCE, ROOT, running
+from fakes.process import PATIENCE, ROOT, beside_an_agent
 from fakes.tape import Tape
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
@@ -35,13 +35,8 @@ async def test_a_coding_agent_reads_the_tape(
 
 async def test_what_lies_in_the_gateways_folder_is_not_run_in_its_place(tmp_path: Path) -> None:
     """An agent's own code, mostly."""
-    folder = tmp_path / "agent"
-    folder.mkdir()
-    async with running(tmp_path, "", under=("env", "-C", str(folder))) as gateway:
-        (folder / "penstock").mkdir()
-        (folder / "penstock" / "__init__.py").write_text("raise SystemExit('the agent was run')")
-        async with Client(f"{gateway.url}/mcp/penstock") as client:
-            assert "list_rollouts" in {tool.name for tool in (await client.list_tools()).tools}
+    async with beside_an_agent(tmp_path) as gateway, Client(f"{gateway.url}/mcp/penstock") as client:
+        assert "list_rollouts" in {tool.name for tool in (await client.list_tools()).tools}
 
 
 async def test_it_writes_where_the_configuration_says_so(start_gateway: StartGateway) -> None:

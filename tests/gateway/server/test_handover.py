@@ -15,7 +15,7 @@ import pytest
 from fakes.budgets import budget, toml, uses
 from fakes.odd import Odd, request, send, wait
 from fakes.preloaded import penstock
-from fakes.process import ROOT, Gateway, children, limit_files, running, upstream, upstreams
+from fakes.process import ROOT, Gateway, beside_an_agent, children, limit_files, running, upstream, upstreams
 from fakes.provider import serving
 from fakes.raw import chunk, connect, events_head, get, post
 from fakes.rig import CHAT, odd_on
@@ -198,11 +198,7 @@ async def test_wrong_settings_are_refused_and_the_old_ones_stay(
 
 async def test_what_lies_in_its_folder_is_not_run_in_its_place(tmp_path: Path) -> None:
     """An agent's own code, mostly: `python -m` looks there first."""
-    folder = tmp_path / "agent"
-    folder.mkdir()
-    async with running(tmp_path, "", under=("env", "-C", str(folder))) as gateway:
-        (folder / "penstock").mkdir()
-        (folder / "penstock" / "__init__.py").write_text("raise SystemExit('the agent was run')")
+    async with beside_an_agent(tmp_path) as gateway:
         _ = await reload(gateway)
 
 
