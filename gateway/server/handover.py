@@ -21,11 +21,12 @@ import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.store.processes import WRITERS
@@ -37,6 +38,9 @@ _DESCRIPTORS: Final = 253
 """The most that Linux sends at once."""
 _PATIENCE_S: Final = 60.0
 """How long the next process waits for the one that serves."""
+KEEPS_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+"""Options of a server on a Unix socket whose file the loop leaves alone: it belongs to whoever takes over. Python 3.12
+knows no others."""
 _log = logging.getLogger("penstock.handover")
 
 

@@ -13,7 +13,6 @@ import os
 import socket
 import ssl
 import stat
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 from penstock.gateway.config import Config
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.server.handover import ALONE, Held, Taken
+from penstock.gateway.server.handover import ALONE, KEEPS_FILE, Held, Taken
 
 _BACKLOG: Final = 4096
 _HANDSHAKE_SECONDS: Final = 15.0
@@ -60,10 +59,7 @@ class Listening:
         if path is None:
             self._own = tempfile.TemporaryDirectory(prefix="penstock-")
             path = Path(self._own.name) / "gateway.sock"
-        options: dict[str, Any] = {"backlog": _BACKLOG, "start_serving": False}
-        if sys.version_info >= (3, 13):
-            # Whoever takes over keeps the file: it is removed here and not by the loop.
-            options["cleanup_socket"] = False
+        options: dict[str, Any] = {"backlog": _BACKLOG, "start_serving": False, **KEEPS_FILE}
         if taken is not None and taken.held.unix is not None and taken.held.path == str(path):
             taken.used.add(taken.held.unix)
             options["sock"] = socket.socket(fileno=taken.held.unix)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.gateway.server.handover import short
+from penstock.gateway.server.handover import KEEPS_FILE, short
 from penstock.gateway.server.link import Handler, Link, LinkLost
 from penstock.gateway.store.processes import WRITERS
 
@@ -63,7 +63,8 @@ class Leader:
             return link
 
         for handle, makes in ((relays, inside), (links, make)):
-            self._servers.append(await loop.create_unix_server(makes, sock=socket.socket(fileno=handle)))
+            listener = socket.socket(fileno=handle)
+            self._servers.append(await loop.create_unix_server(makes, sock=listener, **KEEPS_FILE))
 
     async def stop(self) -> None:
         """Leaves all."""

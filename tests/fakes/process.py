@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import ssl
 import sys
 from collections.abc import AsyncGenerator, Mapping
@@ -189,6 +190,12 @@ class Gateway:
         """Stop it unless it is dead already, and start it again on the same port and data."""
         _ = await self.terminate()
         await self.start(self.port)
+
+    async def reload(self) -> None:
+        """Have it start another process that takes over; returns when that serves."""
+        os.kill(self.pid, signal.SIGHUP)
+        async with asyncio.timeout(PATIENCE):
+            assert await self._address_line() == self.url
 
     def _running(self) -> asyncio.subprocess.Process:
         assert self.process is not None, "the gateway was not started"

@@ -30,10 +30,7 @@ def command(pid: int) -> bytes:
 
 async def reload(gateway: Gateway) -> None:
     """Returns when only the new process serves."""
-    assert gateway.process is not None
-    assert gateway.process.stdout is not None
-    os.kill(gateway.pid, signal.SIGHUP)
-    assert await gateway.process.stdout.readline() == f"penstock listening on {gateway.url}\n".encode()
+    await gateway.reload()
 
     async def is_parent() -> bool:
         return b"penstock.gateway.server.parent" in command(gateway.pid)
@@ -55,12 +52,12 @@ def held(pid: int) -> set[str]:
 
 
 @pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one", "two"])
-async def test_what_a_gateway_starts_holds_nothing_of_it(
-    flags: tuple[str, ...], tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
+async def test_what_a_gateway_starts_holds_nothing_of_it(flags: tuple[str, ...], tmp_path: Path) -> None:
     """A server of tools that outlives a killed gateway would keep the port, and the tape from the next one."""
     mark = uuid4().hex
-    async with running(tmp_path, config(mark), *flags) as gateway:
+    # A process that has handed over would wait for clients that keep their connections.
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as http, running(tmp_path, config(mark), *flags) as gateway:
         for again in (False, True):
             if again:
                 await reload(gateway)

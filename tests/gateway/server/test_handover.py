@@ -63,8 +63,7 @@ async def next_line(gateway: Gateway) -> str:
 
 async def reload(gateway: Gateway) -> int:
     """Has it start another process; the id of that one, once it serves."""
-    os.kill(gateway.pid, signal.SIGHUP)
-    assert await next_line(gateway) == f"penstock listening on {gateway.url}"
+    await gateway.reload()
     return successors(gateway.pid)[-1]
 
 
@@ -123,8 +122,7 @@ async def test_a_reload_changes_the_settings_and_breaks_no_stream(tmp_path: Path
         assert "another process has taken over" in gateway.log
 
         # The process that was started goes on as the parent: signals and the exit code are as before.
-        os.kill(gateway.pid, signal.SIGHUP)
-        assert await next_line(gateway) == f"penstock listening on {gateway.url}"
+        await gateway.reload()
         await until(lambda: _one_is_left(gateway))
         assert await gateway.terminate() == 0
     assert examine(gateway.data)[1] == []

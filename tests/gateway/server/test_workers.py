@@ -23,7 +23,7 @@ from fakes.gateway_workers import served_by, workers
 from fakes.odd import Odd, request, send, wait
 from fakes.process import Gateway, children, limit_files, running, upstream, upstreams
 from fakes.provider import Provider, serving
-from fakes.raw import Wire, body_of, chunk, events_head, get, post, reply
+from fakes.raw import Wire, body_of, chunk, connect, events_head, get, post, reply
 from fakes.rig import CHAT, odd_on
 from fakes.shell import Shell
 from fakes.tape import Tape
@@ -355,11 +355,7 @@ async def test_a_reload_hands_over_every_worker(tmp_path: Path, http: aiohttp.Cl
             for wire, name in ((first, "first"), (second, "second")):
                 wire.send(call(name))
                 await wire.until(EVENT)
-            os.kill(gateway.pid, signal.SIGHUP)
-            assert gateway.process is not None
-            assert gateway.process.stdout is not None
-            async with asyncio.timeout(60):
-                assert await gateway.process.stdout.readline() == f"penstock listening on {gateway.url}\n".encode()
+            await gateway.reload()
             odd.go("go")
             for wire in (first, second):
                 assert await wire.message() == END
@@ -515,6 +511,20 @@ async def test_the_port_of_a_name_and_a_socket_are_served_by_all(tmp_path: Path)
             assert (other.code, f"port {gateway.port} of 127.0.0.1 is taken" in other.err) == (1, True)
         assert await gateway.terminate() == 0
         assert "gateway.sock" not in os.listdir(tmp_path)
+
+
+async def test_the_tape_may_lie_deeper_than_the_address_of_a_socket_is_long(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    async with running(deep, "", *TWO) as gateway:
+        async with served_by(gateway, workers(gateway.pid)[1]) as second:
+            # Only the first one answers that: the second has asked it.
+            assert "rollouts" in await asked(second, "/api/rollouts")
+        await gateway.reload()
+        async with connect(gateway.url) as wire:
+            assert "rollouts" in await asked(wire, "/api/rollouts")
+        assert await gateway.terminate() == 0
+        assert "another one is started" not in gateway.log
 
 
 async def test_what_workers_cannot_share_is_refused(tmp_path: Path) -> None:
