@@ -245,6 +245,9 @@ class Record:
         asked = [value for low, _, value in self.request.headers if low == b"content-encoding"]
         asked = [] if self.changed else asked
         response = b"".join(self.pieces) if final else b""
+        if final:
+            # In one piece: a batch of streams would hold all their chunks once more.
+            self.pieces = [response]
         told = (self.encoding or b"").decode("latin-1")
         sent = About(_content_type((low, value) for low, _, value in self.request.headers))
         came = About(_content_type(self.response_headers), answer=True, cut=self.truncated)
