@@ -310,10 +310,8 @@ class Tables:
     def _find(self, batch: Batch, name: tuple[str, str]) -> CachedAttempt | None:
         """An attempt that is remembered, as it is now."""
         live = self._memory.find(name)
-        if live is not None and live.turn != self._turn:
-            if live.outdated or batch.view.get("attempts", live.place) != live.stored:
-                self._memory.drop(name)
-                return None
+        if live is not None and live.turn != self._turn and not live.outdated:
+            live.outdated = batch.view.get("attempts", live.place) != live.stored
             live.turn = self._turn
         return None if live is None or live.outdated else live
 

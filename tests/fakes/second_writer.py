@@ -1,7 +1,7 @@
 """A second process that writes tapes: `python second_writer.py`. It does one order a line from stdin, and answers each
 with a line. `tape PATH` opens one, whoever holds its lock. `open NAME` and `call NAME` write a call of this rollout,
-running or finished, `end NAME` ends one that it has open, `version NAME` registers one of this prompt: the answer is
-its cursor. `Second` is that process.
+running or finished, `end NAME` ends one that it has open, `version NAME` registers one of this prompt, `seen NAME`
+notes a sign of life of its attempt, of which the log does not tell: the answer is its cursor. `Second` is that process.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from fakes.process import PATHS
 from penstock.gateway.app import open_store
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.releases.operations import ReleaseOperations
-from penstock.gateway.store import Store
+from penstock.gateway.store import Store, records
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 
 
 class Second:
@@ -48,6 +49,12 @@ class Second:
         self.process.communicate()
 
 
+def _see(transaction: Transaction, name: str) -> None:
+    live = transaction.attempt(Entry(name, "a1"))
+    live.values[records.ATTEMPT.index("last_seen_ns")] += 1
+    transaction.touch(live)
+
+
 def main() -> None:
     """Until stdin ends."""
     under_way: dict[str, Entry] = {}
@@ -68,6 +75,9 @@ def main() -> None:
                 lambda transaction, name=name, new=new: ReleaseOperations(transaction).add_version(name, new, 0)
             )
             print(store.write([task]), flush=True)
+            continue
+        if what == "seen":
+            print(store.write([Task(lambda transaction, name=name: _see(transaction, name))]), flush=True)
             continue
         if what == "open":
             entry = under_way[name] = running(name, request=name.encode() * 50)

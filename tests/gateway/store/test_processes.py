@@ -83,6 +83,27 @@ def test_what_the_other_has_written_leaves_a_base(store: Store, other: Second, m
     assert list(problems(store)) == []
 
 
+@pytest.mark.parametrize("theirs", ["call mine, seen beside0", "seen mine"])
+def test_a_lease_that_the_other_has_renewed_leaves_a_base(theirs: str, store: Store, other: Second) -> None:
+    """Where one process gives out leases and several record the calls, that happens all the time."""
+    told = os.urandom(20_000).hex().encode()
+
+    def write(request: bytes) -> None:
+        # So many that no keyframe is remembered in place of a base.
+        others = (call(f"beside{number}", request=os.urandom(200)) for number in range(100))
+        store.write([call("mine", request=request), *others])
+
+    write(told)
+    for one in theirs.split(", "):
+        other.does(*one.split())
+    write(told + b" and more")
+    spans = list(store.spans("mine"))
+    with store.view() as view:
+        bases = [codec.base_of(view.body_record(span.body)) for span in spans if span.body is not None]
+    assert bases[-1] == spans[0].body
+    assert list(problems(store)) == []
+
+
 def test_open_calls_of_a_process_that_lives_stay_open(store: Store) -> None:
     other = Second()
     other.does("tape", store.path)
