@@ -52,6 +52,7 @@ class AdapterKeeper:
         self._task: asyncio.Task[None] | None = None
         self._said: dict[str, str] = {}
         self._waiting: list[asyncio.Future[None]] = []
+        self._stopped = False
 
     def start(self) -> None:
         """From now on."""
@@ -62,18 +63,24 @@ class AdapterKeeper:
         self._changed.set()
 
     def repaired(self) -> asyncio.Future[None]:
-        """A server does not know a version that it should hold: done when all servers have been looked at once more."""
+        """A server does not know a version that it should hold: done when all servers have been looked at once more, or
+        at once where nobody does that here any more."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(done)
-        self._changed.set()
+        if self._stopped:
+            done.set_result(None)
+        else:
+            self._waiting.append(done)
+            self._changed.set()
         return done
 
     async def stop(self) -> None:
-        """Leaves the servers as they are."""
+        """Leaves the servers as they are. Whoever waits for them goes on."""
+        self._stopped = True
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        _let_go(self._waiting)
 
     async def _run(self) -> None:
         while True:
@@ -83,8 +90,10 @@ class AdapterKeeper:
                 await self.settle(lost=bool(waiting))
             except TapeError as error:
                 _log.error("adapters are not looked after: %s", error)
-            for done in waiting:
-                done.set_result(None)
+            except Exception:
+                _log.exception("adapters are not looked after for now")
+            finally:
+                _let_go(waiting)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._changed.wait()
@@ -137,6 +146,13 @@ class AdapterKeeper:
             self._said[upstream] = trouble
             if trouble:
                 _log.error("upstream %r: %s", upstream, trouble)
+
+
+def _let_go(waiting: Iterable[asyncio.Future[None]]) -> None:
+    for done in waiting:
+        # The worker that has asked may be gone.
+        if not done.done():
+            done.set_result(None)
 
 
 def _known(
