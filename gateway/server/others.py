@@ -59,6 +59,8 @@ class Others:
         self._noticing: asyncio.Future[None] | None = None
         self._unended = False
         """Whether calls of one that has died could not be ended."""
+        self._unfollowed = False
+        """Whether what was released could not be followed."""
 
     def look(self, count: bool) -> None:
         """Ten times a second: notices what they have written. `count`: whether to see which of them live."""
@@ -68,7 +70,8 @@ class Others:
         if count:
             self._living = self._store.living()
             gone = self._unended or bool(before - self._living)
-        if gone or (len(self._living) > 1 and (self._store.behind or self._written.releases)):
+        again = count and self._unfollowed
+        if gone or again or (len(self._living) > 1 and (self._store.behind or self._written.releases)):
             self._noticing = asyncio.ensure_future(self._notice(frozenset(self._living) if gone else None))
 
     def soon(self) -> None:
@@ -87,10 +90,10 @@ class Others:
             await self._recorder.submit(lambda tape: None if living is None else tape.interrupt(living))
         except TapeError as error:
             failed = error
-        if self._written.releases:
+        if self._written.releases or self._unfollowed:
             # It can be read also where it cannot be written.
             self._written.releases = False
-            await self._followed()
+            await self._follow()
         if failed is not None:
             self._unended = self._unended or living is not None
             _log.error("what another process has written is not noticed: %s", failed)
@@ -99,3 +102,13 @@ class Others:
             self._unended = False
             await self._dispatcher.deadlines.others_left()
         self._dispatcher.others_wrote()
+
+    async def _follow(self) -> None:
+        try:
+            await self._followed()
+        except Exception:
+            # Calls would be given what was released before, for good.
+            self._unfollowed = True
+            _log.exception("what another process has released is not followed: that is tried again")
+        else:
+            self._unfollowed = False

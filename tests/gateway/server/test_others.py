@@ -15,6 +15,7 @@ from penstock.gateway.metrics import Metrics
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.server.others import Others
 from penstock.gateway.store import Store
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
 
 
@@ -40,8 +41,11 @@ class Following:
         dispatcher = Dispatcher(self.recorder, Metrics(), lambda: 1, False, 60.0)
         self.others = Others(store, self.recorder, dispatcher, self.followed)
         self.times = 0
+        self.failing: Exception | None = None
 
     async def followed(self) -> None:
+        if self.failing is not None:
+            raise self.failing
         self.times += 1
 
     async def look(self) -> int:
@@ -85,4 +89,21 @@ async def test_what_this_process_releases_is_no_news(following: Following, store
     _ = await following.look()
     store.write([call("mine")])
     second.does("call", "theirs")
+    assert await following.look() == 0
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_where_following_fails_it_is_tried_again(
+    following: Following, second: Second, lives: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the other one has ended since: nobody tells of it once more."""
+    _ = await following.look()
+    second.does("version", "travel")
+    following.failing = TapeError("cannot read the tape")
+    assert await following.look() == 0
+    assert "that is tried again" in caplog.text
+    if not lives:
+        second.end()
+    following.failing = None
+    assert await following.look() == 1
     assert await following.look() == 0
