@@ -23,14 +23,14 @@ from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.queue.results import Looked
 from penstock.gateway.queue.unclaimed import PIECE, Unclaimed, spread
 from penstock.gateway.queue.waiting import Waiting
-from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.transaction import Transaction
 
 GRACE_S = 15.0
 NEVER_NS = 1 << 63
 AT_ONCE, TURNS = 20, 50
 """Attempts that one transaction looks at, as long as a batch of calls takes; or a 50th of those that are watched."""
-_RETRY_NS, _SWEEP_NS = 10**9, 5 * 10**9
+_RETRY_NS, _DAMAGED_NS, _SWEEP_NS = 10**9, 60 * 10**9, 5 * 10**9
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
 
@@ -137,11 +137,7 @@ class Deadlines:
             self._expiring = None
             self._set_timer()
             return
-        try:
-            looked = await self._do(lambda transaction: DeadlineOperations(transaction).expire(due, now, self._quiet_s))
-        except TapeError as error:
-            _log.error("%d attempts could not be looked at: %s", len(due), error)
-            looked = [Looked(*name, now + _RETRY_NS) for name in due]
+        looked = await self._look(due, now)
         self._expiring = None
         for one in looked:
             if one.unclaimed and one.again_ns is not None and one.again_ns > self._now_ns() + _SWEEP_NS:
@@ -150,6 +146,19 @@ class Deadlines:
                 self.watch(one.rollout, one.attempt, one.again_ns)
         self._looked(looked)
         self._set_timer()
+
+    async def _look(self, due: Sequence[tuple[str, str]], now: int) -> list[Looked]:
+        try:
+            return await self._do(lambda transaction: DeadlineOperations(transaction).expire(due, now, self._quiet_s))
+        except Damaged as error:
+            if len(due) > 1:
+                # The others must not wait for the one that cannot be read.
+                return [looked for name in due for looked in await self._look([name], now)]
+            _log.error("attempt %s could not be looked at: %s", "/".join(due[0]), error)
+            return [Looked(*due[0], now + _DAMAGED_NS)]
+        except TapeError as error:
+            _log.error("%d attempts could not be looked at: %s", len(due), error)
+            return [Looked(*name, now + _RETRY_NS) for name in due]
 
     def _sweep(self) -> None:
         """Finds attempts of which this module was not told: those that were given up and revived by a call, and those

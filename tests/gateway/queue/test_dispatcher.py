@@ -42,6 +42,7 @@ from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.queue.results import Claimed, Looked
 from penstock.gateway.queue.waiting import Waiting
+from penstock.gateway.store import keys
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.recorder import Recorder
@@ -124,6 +125,16 @@ class Life:
         self.dispatcher.waiting.unclaimed.extend((f"i-019f5a2b7c1-{number:08x}", "0") for number in range(count))
         self.dispatcher.deadlines._sweep()
 
+    def damage(self, name: str) -> None:
+        """Its record makes no sense, and nobody remembers it."""
+        rollout, attempt = name.split("/")
+        with self.store.view() as view:
+            origins = view.origins(rollout)
+        assert origins is not None
+        key, env = keys.place_key(origins.number, attempt), self.store._env
+        env.write(lambda txn: txn.put(key, b"\xc1", db=env.dbs["attempts"]))
+        self.store._writer._tables._memory.clear()
+
     def attempt(self, name: str) -> Attempt:
         rollout, attempt = name.split("/")
         return next(one for one in self.store.attempts(rollout) if one.id == attempt)
@@ -195,6 +206,23 @@ async def test_an_attempt_ends_when_its_time_has_come(life: Life, config: Rollou
     assert attempt.ended_ns - attempt.created_ns >= 0.2 * SECOND
     assert attempt.outcome is not None
     assert attempt.outcome.reason
+
+
+async def test_an_attempt_that_cannot_be_read_does_not_stop_the_clock_for_others(tmp_path: Path) -> None:
+    clock = Clock()
+    config = RolloutConfig(timeout_s=0.2, retry_on=[])
+    life = Life(tmp_path, clock, 1800)
+    life.recorder.start()
+    await life.dispatcher.start()
+    try:
+        await life.enqueue("q1", "q2", config=config)
+        assert await life.claim(limit=2) == ["q1/a1", "q2/a1"]
+        life.damage("q1/a1")
+        await life.when(lambda: life.status("q2") == RolloutStatus.FAILED)
+    finally:
+        await life.dispatcher.stop()
+        await life.recorder.close()
+        life.store.close()
 
 
 async def test_an_agent_that_calls_is_not_unresponsive(life: Life) -> None:
