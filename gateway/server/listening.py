@@ -13,19 +13,21 @@ import os
 import socket
 import ssl
 import stat
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from penstock.gateway.client.socket_folder import socket_folder
 from penstock.gateway.config import Config
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.server.handover import ALONE, KEEPS_FILE, Held, Taken
 
 _BACKLOG: Final = 4096
 _HANDSHAKE_SECONDS: Final = 15.0
+_OWN: Final = "gateway.sock"
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 """Addresses that stand for all of this machine, and one of them that can be reached."""
 
@@ -39,7 +41,7 @@ class Listening:
         self._path: Path | None = None
         self._removes = True
         """Whether the file of the Unix socket is removed in the end."""
-        self._own: tempfile.TemporaryDirectory[str] | None = None
+        self._own: TemporaryDirectory[str] | None = None
         name = port[0].sockets[0].getsockname()
         self.address: tuple[str, int] = (name[0], name[1])
         self.scheme = "https" if tls else "http"
@@ -57,8 +59,8 @@ class Listening:
     ) -> None:
         """Listens on a Unix socket too, on one of its own where none is named; raises `OSError`."""
         if path is None:
-            self._own = tempfile.TemporaryDirectory(prefix="penstock-")
-            path = Path(self._own.name) / "gateway.sock"
+            self._own = socket_folder("penstock-", _OWN)
+            path = Path(self._own.name) / _OWN
         options: dict[str, Any] = {"backlog": _BACKLOG, "start_serving": False, **KEEPS_FILE}
         if taken is not None and taken.held.unix is not None and taken.held.path == str(path):
             taken.used.add(taken.held.unix)

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic_ns
 from typing import Any
 
+from penstock.gateway.client.socket_folder import socket_folder
 from penstock.sidecar.agent.output import Stream
 from penstock.sidecar.agent.process import Command, Ending, Process, Sink, start
 
@@ -26,6 +26,7 @@ GRACE_S = 1.0
 """Between TERM and KILL of a process whose attempts have ended."""
 LONGEST_LINE = 1 << 26
 """Bytes of one piece of output."""
+_NAME = "host"
 
 
 class SharedAgent:
@@ -88,8 +89,8 @@ class _Host:
 
     async def begin(self, function: str, env: Mapping[str, str], cwd: Path | None) -> None:
         """Starts it; raises OSError when it cannot be."""
-        with TemporaryDirectory(prefix="penstock-") as home:
-            path = str(Path(home, "host"))
+        with socket_folder("penstock-", _NAME) as home:
+            path = str(Path(home, _NAME))
             server = await asyncio.start_unix_server(self._serve, path, limit=LONGEST_LINE)
             try:
                 argv = (sys.executable, "-m", "penstock.sidecar.agent.host", path, function)

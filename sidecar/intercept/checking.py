@@ -14,15 +14,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from textwrap import wrap
 from typing import Final
 
+from penstock.gateway.client.socket_folder import socket_folder
 from penstock.sidecar.intercept.asking import NotReached, ask
 from penstock.sidecar.intercept.families import FAMILIES, Family
 
 SOCKET: Final = "ANTHROPIC_UNIX_SOCKET"
 _SECONDS: Final = 30.0
+_PROBE: Final = "probe.sock"
 _ABSENT: Final = ("No module named", "Cannot find module")
 
 
@@ -148,7 +149,7 @@ class Check:
         try:
             _, writer = await asyncio.open_unix_connection(path)
         except OSError as error:
-            return Row("Claude Code, by its socket", f"{SOCKET}={path}: {error.strerror}", False)
+            return Row("Claude Code, by its socket", f"{SOCKET}={path}: {error.strerror or error}", False)
         writer.close()
         said = "the sidecar listens"
         if shutil.which("claude", path=self.env.get("PATH")) is None:
@@ -168,8 +169,8 @@ async def uses_socket(env: dict[str, str]) -> bool:
                 came.set()
         writer.close()
 
-    with TemporaryDirectory(prefix="penstock-check-") as folder:
-        path = os.path.join(folder, "probe.sock")
+    with socket_folder("penstock-check-", _PROBE) as folder:
+        path = os.path.join(folder, _PROBE)
         server = await asyncio.start_unix_server(served, path)
         given = env | {
             SOCKET: path,

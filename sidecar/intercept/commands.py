@@ -306,7 +306,6 @@ def check(
         Look at the Unix socket as well that `penstock sidecar run --socket` gives.
     """
     import asyncio
-    from tempfile import TemporaryDirectory
 
     from penstock.sidecar.intercept import session
     from penstock.sidecar.intercept.checking import Check
@@ -320,7 +319,7 @@ def check(
         given = os.environ.get
         whose = Whose(rollout or given("PENSTOCK_ROLLOUT_ID"), given("PENSTOCK_ATTEMPT_ID"), given("PENSTOCK_TOKEN"))
         wanted = session.Wanted(gateway.rstrip("/"), _policy(passing), whose, socket)
-        with TemporaryDirectory(prefix="penstock-sidecar-") as folder:
+        with session.folder_for_sockets() as folder:
             async with session.behind(wanted, Path(folder)) as front:
                 found = Check(os.environ | front.variables)
                 await found.walk()

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
+from penstock.gateway.client.socket_folder import socket_folder
 from penstock.sidecar.agent.keys import KEYS, LOGINS
 from penstock.sidecar.intercept import mitm, namespace, trust
 from penstock.sidecar.intercept.authority import Authority
@@ -29,6 +30,7 @@ SOCKETS: Final = {
     "api.anthropic.com": {"ANTHROPIC_UNIX_SOCKET": "{path}", "ANTHROPIC_BASE_URL": "http://api.anthropic.com"},
 }
 """What clients are given that take a Unix socket to a host: Claude Code, which has no documentation of it."""
+_SOCKET: Final = "{host}.sock"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -87,7 +89,7 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
             made.variables |= dict.fromkeys(KEYS, wanted.whose.token) | dict.fromkeys(LOGINS, "")
         if wanted.sockets:
             for host, variables in SOCKETS.items():
-                path = folder / f"{host}.sock"
+                path = folder / _SOCKET.format(host=host)
                 await front.start_socket(path, host)
                 made.variables |= {name: value.format(path=path) for name, value in variables.items()}
         yield made
@@ -99,11 +101,16 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
         made.problems.append(f"where the agent has been is not on the tape: {untold}")
 
 
+def folder_for_sockets() -> TemporaryDirectory[str]:
+    """For `behind`."""
+    return socket_folder("penstock-sidecar-", max((_SOCKET.format(host=host) for host in SOCKETS), key=len))
+
+
 async def run(wanted: Wanted, command: Sequence[str]) -> tuple[int, list[str]]:
     """Runs a command. Returns its exit code (128 and the number of a signal that ended it, 127 where it is not
     there), and what its owner should know. Raises `NoNamespace` where it cannot have a network of its own."""
     trust.close_memory()
-    with TemporaryDirectory(prefix="penstock-sidecar-") as folder:
+    with folder_for_sockets() as folder:
         async with behind(wanted, Path(folder)) as made:
             given = os.environ | made.variables
             env = {name: value for name, value in given.items() if value or name not in LOGINS}

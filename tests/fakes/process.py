@@ -232,6 +232,13 @@ async def running(
         print(made.log)
 
 
+def deep_folder(home: Path) -> str:
+    """A directory for temporary files (TMPDIR) in which no socket has an address: it lies too deep."""
+    made = home / ("deep" * 30)
+    made.mkdir()
+    return str(made)
+
+
 @asynccontextmanager
 async def beside_an_agent(home: Path) -> AsyncGenerator[Gateway]:
     """A gateway that was started in the folder of an agent, in which a package `penstock` of the agent's own lies."""

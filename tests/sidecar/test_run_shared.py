@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.process import deep_folder
 from fakes.runs import StartRun, enqueue, events, gone, only_attempt, said, until, when, written
 
 from penstock.gateway.client.client import Client
@@ -34,6 +35,13 @@ async def test_attempts_share_a_process_and_nothing_else(client: Client, start_r
         assert not any(f"asked {other}" in said(seen, "stdout") for other in ("one", "two", "three") if other != task)
         assert [(span.attributes or {})["task"] for span in seen if span.name == "asked"] == [task]
         assert (await only_attempt(client, name)).reward == 1
+
+
+async def test_where_temporary_files_lie_deep(client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    _ = await enqueue(client, "one", "two", "three")
+    deep = {"TMPDIR": deep_folder(tmp_path)}
+    run = await start_run("--concurrency", "3", "--callable", "shares:asks", env=deep)
+    assert await run.ended() == 0, run.stderr
 
 
 async def test_a_thread_that_overruns_is_left_behind_and_its_process_replaced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import shutil
 import socket
 import ssl
@@ -17,6 +18,7 @@ import aiohttp
 import pytest
 from fakes.certificates import Authority, serial
 from fakes.odd import abort, request, send, wait
+from fakes.process import deep_folder, running
 from fakes.raw import connect
 from fakes.responses_websocket import Host
 from fakes.rig import MESSAGES, Base, Rig, based
@@ -206,6 +208,13 @@ async def test_our_own_client(rig: Rig, files: Files, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SSL_CERT_FILE", str(files.authority.file))
     async with Client(rig.base.url) as client:
         assert await client.workers() == []
+
+
+async def test_where_temporary_files_lie_deep(files: Files, tmp_path: Path) -> None:
+    config, tls = f'[tls]\ncertificate = "{files.authority.issue("deep", "127.0.0.1")}"\n', files.authority.client()
+    async with running(tmp_path, config, env={"TMPDIR": deep_folder(tmp_path)}, tls=tls) as gateway:
+        assert gateway.url.startswith("https://")
+        assert os.listdir(gateway.env["TMPDIR"]) == []
 
 
 async def test_an_upstream_that_asks_for_a_certificate(rig: Rig, files: Files) -> None:

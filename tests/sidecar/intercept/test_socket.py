@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
-from fakes.process import Gateway
+from fakes.process import Gateway, deep_folder
 from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
@@ -68,8 +68,12 @@ async def rig(start_gateway: StartGateway, tmp_path: Path) -> AsyncGenerator[Rig
     server.close()
 
 
-async def test_calls_on_a_socket_are_those_of_the_rollout(rig: Rig, http: aiohttp.ClientSession) -> None:
-    done = await rig.shell.run("sidecar", "--socket", "--rollout", "r1", *AGENT)
+@pytest.mark.parametrize("lies", ["as usual", "deep"])
+async def test_calls_on_a_socket_are_those_of_the_rollout(
+    rig: Rig, http: aiohttp.ClientSession, lies: str, tmp_path: Path
+) -> None:
+    given = {"TMPDIR": deep_folder(tmp_path)} if lies == "deep" else {}
+    done = await rig.shell.run("sidecar", "--socket", "--rollout", "r1", *AGENT, **given)
     assert (done.code, done.err) == (0, "")
     assert done.text.count('{"id": "c-1"') == 2
     first, second = await Tape(rig.gateway.url, http).spans("r1", 2)
