@@ -27,6 +27,9 @@ from penstock.gateway.server.team import PATIENCE_S, Member
 
 _CONNECTIONS: Final = 20_000
 """Of each worker, of which the first one knows which conversations they have carried."""
+_UNDER_WAY: Final = 20_000
+"""Calls of each worker that were found and of whose end nothing was heard: nothing is when a client has left
+meanwhile."""
 _NUMBERS: Final = "q"
 
 
@@ -73,6 +76,12 @@ class _Worker:
         if len(self.hints) > _CONNECTIONS:
             self.hints.popitem(last=False)
         return hints
+
+    def begin(self, number: int, found: Found) -> None:
+        """A call was found."""
+        self.under_way[number] = found
+        if len(self.under_way) > _UNDER_WAY:
+            del self.under_way[next(iter(self.under_way))]
 
 
 class _Far:
@@ -136,7 +145,7 @@ class Keeper:
         number = 0
         if asked.answers:
             number = next(self._numbers)
-            worker.under_way[number] = found
+            worker.begin(number, found)
         return found.rollout, found.ambiguous, number
 
     def _remember(self, worker: _Worker, link: Link, said: Ended) -> None:

@@ -191,7 +191,7 @@ class Teamwork:
         """Those of all."""
         if not self.leader.links and not self._past:
             return self._parts.metrics
-        self._figures |= await self.leader.ask("figures")
+        await self._ask_figures()
         return together([dump(self._parts.metrics), *self._figures.values(), *self._past])
 
     async def pause(self, upstream: str, bound_s: float) -> None:
@@ -285,9 +285,14 @@ class Teamwork:
             self._past = [dump(together([*self._past, counted(figures)]))]
 
     async def _look(self) -> None:
-        self._figures |= await self.leader.ask("figures")
+        await self._ask_figures()
         past = together([*self._past, counted(dump(self._parts.metrics))])
         self.leader.tell("past", monotonic(), [dump(past)])
+
+    async def _ask_figures(self) -> None:
+        found, there = await self.leader.ask("figures"), self.processes()
+        # Of one that has answered and died since the past has them.
+        self._figures |= {process: figures for process, figures in found.items() if process in there}
 
     def _told_past(self, at: float, past: list[Dump]) -> None:
         self._known = (at, past)
