@@ -258,7 +258,6 @@ class Recorder:
             self._loop.call_soon_threadsafe(self._after, batch, None, 0, 0.0)
             self._tell_of(written, set(map(id, written)))
             return
-        self.failing = None
         seconds, spans = time.perf_counter() - began, sum(isinstance(item, Entry) for item in written)
         if lost:
             gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost]
@@ -298,6 +297,7 @@ class Recorder:
         """Writes the entries and those held back; returns the cursor and those that broke the writer and are lost."""
         everything: list[Item] = [*self._held, *entries]
         if not everything:
+            self.failing = None
             return 0, set()
         try:
             cursor, lost = self._store(everything), set[int]()
@@ -305,11 +305,15 @@ class Recorder:
             if _refused_by_disk(error):
                 raise
             _log.exception("%d calls cannot be written together: trying each alone", len(everything))
-            cursor, lost = self._commit_singly(everything)
+            return self._commit_singly(list(dict.fromkeys(everything)))
+        self._goes_on()
+        return cursor, lost
+
+    def _goes_on(self) -> None:
         self._held.clear()
         if self.failing is not None:
+            self.failing = None
             _log.info("recording goes on")
-        return cursor, lost
 
     def _store(self, items: list[Item]) -> int:
         cursor = self.store.write(items, self._give_way)
@@ -325,30 +329,29 @@ class Recorder:
 
     def _commit_singly(self, entries: list[Item]) -> tuple[int, set[int]]:
         cursor, lost = 0, set[int]()
-        for entry in entries:
+        self._held.clear()
+        for at, entry in enumerate(entries):
             try:
                 cursor = self._store([entry])
             except Exception as error:
                 if _refused_by_disk(error):
-                    raise
+                    self._failed(str(error), entries[at:])  # those before are on the tape; marks (None) tell of all
+                    return cursor, lost.union(map(id, [*entries[at:], None]))
                 what = "a task" if isinstance(entry, Task) else f"a call of {entry.rollout}"
                 if isinstance(entry, Task):
                     entry.failure = str(error) if isinstance(error, Damaged) else _BUG
                 _log.exception("%s cannot be written: it is lost", what)
                 self._metrics.recording_gaps += not isinstance(entry, Task)
                 lost.add(id(entry))
+        self._goes_on()
         return cursor, lost
 
     def _write_held(self) -> None:
-        if not self._held:
-            self.failing = None
-            return
         count = len(self._held)
         try:
             cursor, _ = self._commit([])
         except TapeError:
             return
-        self.failing = None
         self._loop.call_soon_threadsafe(self._after, list[_Queued](), cursor, count, 0.0, self._new_records())
 
     def _failed(self, reason: str, items: list[Item]) -> None:
@@ -358,8 +361,8 @@ class Recorder:
         for entry in (item for item in items if isinstance(item, Entry)):
             entry.body = None
             if entry.status != "open":
+                self._metrics.recording_gaps += not entry.gap
                 entry.gap = True
-                self._metrics.recording_gaps += 1
                 if len(self._held) < _KEPT_GAPS:
                     self._held.append(entry)
 

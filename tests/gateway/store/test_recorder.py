@@ -273,6 +273,31 @@ async def test_a_call_that_cannot_be_written_is_lost_alone(name: str, caplog: py
     assert rack.metrics.recorder_queue_bytes == 0
 
 
+async def test_a_disk_that_fills_up_between_calls_that_are_tried_alone() -> None:
+    """What was written by then stays as it is, and is not written once more."""
+    rack, full = Rack(), True
+
+    def fails(entries: Sequence[Entry]) -> BaseException | None:
+        names = [one.rollout for one in entries]
+        if "poison" in names:
+            return TypeError("planted")
+        return TapeError("disk full") if full and names == ["c"] else None
+
+    rack.store.error = fails
+    calls = [rack.put(name) for name in ("a", "poison", "b", "c", "d")]
+    assert await rack.recorder.flush() is False
+    assert rack.names == ["a", "b"]
+    assert [call.told for call in calls] == [[True], [False], [True], [False], [False]]
+    assert rack.recorder.failing == "disk full"
+    assert rack.metrics.recording_gaps == 3
+    full = False
+    assert await rack.recorder.flush() is True
+    assert [(entry.rollout, entry.gap) for entry in rack.store.written[2:]] == [("c", True), ("d", True)]
+    assert rack.metrics.recording_gaps == 3
+    assert rack.recorder.failing is None
+    await rack.recorder.close()
+
+
 async def test_a_task_that_reads_what_is_damaged_is_lost_alone() -> None:
     rack = Rack()
 
