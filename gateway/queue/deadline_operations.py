@@ -13,7 +13,7 @@ from penstock.gateway.model.rollout import AttemptStatus, Outcome, Rollout, Roll
 from penstock.gateway.queue.attempts import Attempts, deadline, get, put, status_of
 from penstock.gateway.queue.results import Looked
 from penstock.gateway.queue.span_operations import SpanOperations
-from penstock.gateway.store import keys, records
+from penstock.gateway.store import records
 from penstock.gateway.store.cache import CachedAttempt
 from penstock.gateway.store.transaction import Transaction
 
@@ -87,14 +87,15 @@ class DeadlineOperations(Attempts):
         self._release(live)
         return Looked(*live.name, None, requeued=rollout.mode)
 
-    def take_up(self, now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
-        """The attempts that an earlier process has handed out, with when to look at them; workers have time to come
+    def take_up(self, names: Iterable[tuple[str, str]], now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
+        """These attempts, which an earlier process has handed out, with when to look at them; workers have time to come
         back.
         """
         found: list[tuple[str, str, int | None]] = []
-        for key, _ in list(self._tape.scan("live")):
-            name = keys.split_attempt_key(key)
-            live = self._attempt(name)
+        for name in names:
+            live = self._live(*name)
+            if live is None or self._tape.get("live", live.key) is None:
+                continue  # not so any more
             lease = get(live, "lease_ns")
             if lease is not None and lease < now + grace_ns:
                 put(live, lease_ns=now + grace_ns)

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from penstock.gateway.queue.deadline_operations import DeadlineOperations
@@ -69,9 +70,8 @@ class Deadlines:
     async def start(self) -> None:
         """Takes up the attempts that an earlier process has handed out."""
         now = self._now_ns()
-        for rollout, attempt, due in await self._do(
-            lambda transaction: DeadlineOperations(transaction).take_up(now, int(GRACE_S * 1e9))
-        ):
+        # Nobody else hands out work, or ends any.
+        for rollout, attempt, due in await self._taken_up(self._reader.live(), now):
             self.watch(rollout, attempt, due)
         # How long they have been quiet is on the tape; their clients have time to come back.
         await self._take_up_unclaimed(now + int(min(GRACE_S, self._quiet_s) * 1e9))
@@ -147,13 +147,26 @@ class Deadlines:
         self._looked(looked)
         self._set_timer()
 
+    async def _taken_up(self, names: Sequence[tuple[str, str]], now: int) -> list[tuple[str, str, int | None]]:
+        grace_ns = int(GRACE_S * 1e9)
+        try:
+            return await self._do(lambda transaction: DeadlineOperations(transaction).take_up(names, now, grace_ns))
+        except Damaged as error:
+            if len(names) > 1:
+                # A gateway begins all the same.
+                found = await asyncio.gather(*(self._taken_up([name], now) for name in names))
+                return list(chain.from_iterable(found))
+            _log.error("attempt %s cannot be taken up: %s", "/".join(names[0]), error)
+            return []
+
     async def _look(self, due: Sequence[tuple[str, str]], now: int) -> list[Looked]:
         try:
             return await self._do(lambda transaction: DeadlineOperations(transaction).expire(due, now, self._quiet_s))
         except Damaged as error:
             if len(due) > 1:
                 # The others must not wait for the one that cannot be read.
-                return [looked for name in due for looked in await self._look([name], now)]
+                looked = await asyncio.gather(*(self._look([name], now) for name in due))
+                return list(chain.from_iterable(looked))
             _log.error("attempt %s could not be looked at: %s", "/".join(due[0]), error)
             return [Looked(*due[0], now + _DAMAGED_NS)]
         except TapeError as error:

@@ -219,6 +219,19 @@ async def test_an_attempt_that_cannot_be_read_does_not_stop_the_clock_for_others
         assert await life.claim(limit=2) == ["q1/a1", "q2/a1"]
         life.damage("q1/a1")
         await life.when(lambda: life.status("q2") == RolloutStatus.FAILED)
+        await life.enqueue("q3", config=config)
+        assert await life.claim() == ["q3/a1"]
+    finally:
+        await life.dispatcher.stop()
+        await life.recorder.close()
+        life.store.close()
+    # Nor does it keep the next gateway from beginning.
+    clock.ahead += int(deadlines.GRACE_S * SECOND)
+    life = Life(tmp_path, clock, 1800)
+    life.recorder.start()
+    await life.dispatcher.start()
+    try:
+        await life.when(lambda: life.status("q3") == RolloutStatus.FAILED)
     finally:
         await life.dispatcher.stop()
         await life.recorder.close()

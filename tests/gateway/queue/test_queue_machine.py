@@ -178,7 +178,8 @@ class QueueMachine(RuleBasedStateMachine):
         now = self.now
         self.model.take_up(now, GRACE)
         expected = {(*name, self.look_at(name)) for name in self.model.live()}
-        task = Task(lambda transaction: DeadlineOperations(transaction).take_up(now, GRACE))
+        names = QueueReader(self.store).live()
+        task = Task(lambda transaction: DeadlineOperations(transaction).take_up(names, now, GRACE))
         self.store.write([task])
         assert set(task.result or []) == expected
 
