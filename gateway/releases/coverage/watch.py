@@ -48,17 +48,20 @@ class Watch:
         self._stopping.set()
         if self._task is not None:
             await self._task
-        await self._add_up()
+        await self._safely()
 
     async def _run(self) -> None:
         while not self._stopping.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._stopping.wait()
-            try:
-                await self._add_up()
-            except Exception:
-                _log.exception("the coverage of prompts could not be added up")
+            await self._safely()
+
+    async def _safely(self) -> None:
+        try:
+            await self._add_up()
+        except Exception:
+            _log.exception("the coverage of prompts could not be added up")
 
     async def _add_up(self) -> None:
         calls, catalog, now = self._pins.notes.take(), self._pins.catalog, self._now_ns()

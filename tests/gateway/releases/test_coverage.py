@@ -34,6 +34,7 @@ from penstock.gateway.releases.coverage.operations import Added, CoverageOperati
 from penstock.gateway.releases.coverage.watch import Watch
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.retention.operations import RetentionOperations
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Task
 
 FROZEN = "You are a travel agent of Acme Air. Today is 2026-11-22. Never refund a basic fare."
@@ -217,6 +218,25 @@ async def test_what_is_being_added_up_when_the_gateway_stops_is_counted(
             await stopping
         assert ReleaseReader(context.tape).coverage(["travel"])["travel"].matched == 2
         assert figures.resource_calls["travel", "matched"] == 2
+
+
+async def test_what_cannot_be_added_up_does_not_keep_a_gateway_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Adding):
+        def added(self, calls: Iterable[Call], catalog: Catalog, now: int) -> dict[str, Added]:
+            raise TapeError("cannot read the tape")
+
+    monkeypatch.setattr("penstock.gateway.releases.coverage.watch.Adding", Failing)
+
+    async def fell(resource: str, coverage: Coverage) -> None:
+        raise AssertionError(resource)
+
+    async with counting() as provider, bench(tmp_path, provider) as made:
+        watch = Watch(made.context.pins, made.context.recorder, Metrics(), made.context.now_ns, fell, NONE)
+        made.context.pins.notes.add("r1", ("travel",), ())
+        await watch.stop()
+    assert "could not be added up" in caplog.text
 
 
 @pytest.fixture
