@@ -71,7 +71,11 @@ class Overwriting:
         env.reopen()
         self._env = env
         self._fd = os.open(env.file, os.O_RDWR)
-        meta = self._meta()
+        try:
+            meta = self._meta()
+        except BaseException:
+            os.close(self._fd)
+            raise
         self._page_bytes, self._end = meta.page_bytes, meta.last_page + 1
         self._zeros = bytes(self._page_bytes)
         self._at = 2  # the first two are metas

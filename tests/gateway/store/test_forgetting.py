@@ -430,3 +430,23 @@ def test_a_shared_body_is_read_back_cut() -> None:
     assert len(cut) < len(record) + 1
     found, _ = codec.unpack_body(made, codec.unpack_body(cut, None, 1)[1], 2)
     assert found == whole
+
+
+def test_a_file_of_another_layout_is_not_kept_open(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is tried again every few seconds, for as long as the gateway runs."""
+    store.write([call("r0")])
+
+    def held() -> int:
+        return sum(
+            os.path.samefile(f"/proc/self/fd/{fd}", store._env.file)
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}")
+        )
+
+    before = held()
+    monkeypatch.setattr(overwriting, "_VERSION", 2)
+    for _ in range(3):
+        with pytest.raises(TapeError, match="is not laid out as expected"):
+            store.overwriting()
+    assert held() == before
+    store.write([call("r1")])
