@@ -95,10 +95,12 @@ class Worker:
         await self._said[READY].wait()
         return not self._reading.done()
 
-    async def go_on(self) -> None:
-        """Returns when it accepts, or has died."""
+    async def go_on(self) -> bool:
+        """Returns when it accepts; False where it has died before."""
+        assert self._reading is not None
         self._say(GO_ON)
         await self._said[_SERVES].wait()
+        return not self._reading.done()
 
     async def leave(self) -> None:
         """Returns when it accepts no more, and does nothing of what only one may do."""
@@ -182,8 +184,8 @@ class Workers:
             raise
         for name in INSIDE:
             os.rename(*(self._config.data / WRITERS / one for one in (_own(name), name)))
-        await asyncio.gather(*(worker.go_on() for worker in self._workers))
-        self._tending = [asyncio.ensure_future(self._tend(worker)) for worker in self._workers]
+        serve = await asyncio.gather(*(worker.go_on() for worker in self._workers))
+        self._tending = [asyncio.ensure_future(self._tend(*one)) for one in zip(self._workers, serve, strict=True)]
         self.offer = Offer(self._config.data, self._lock, self._held, self._let_go)
         return address_of(self._held.sockets[0])
 
@@ -253,9 +255,8 @@ class Workers:
     async def _begin(self, worker: Worker) -> bool:
         return await worker.start(self._command, self._environment, self._held, self._lock)
 
-    async def _tend(self, worker: Worker) -> None:
+    async def _tend(self, worker: Worker, served: bool) -> None:
         """Starts it anew whenever it has died."""
-        served = True
         while True:
             status = await worker.ended()
             if self._stopping:
@@ -266,7 +267,7 @@ class Workers:
                 await self._wait(worker)
             served = await self._begin_again(worker)
             if served and not self._stopping:
-                await worker.go_on()
+                served = await worker.go_on()
             if self._stopping:
                 worker.stop()
 

@@ -15,10 +15,14 @@ from typing import Final
 
 import pytest
 from fakes.gateway_workers import workers
-from fakes.process import ROOT, Gateway, running
+from fakes.process import PATHS, ROOT, Gateway, running
 from fakes.waiting import until
 
+from penstock.gateway.config import load
+from penstock.gateway.server.workers import Worker, Workers
+
 TWO: Final = ("--workers", "2")
+PATIENCE_S: Final = 20.0
 PYTHON: Final = os.path.realpath(sys.executable)
 SUCCESSOR: Final = """
 import sys
@@ -181,3 +185,32 @@ async def test_a_worker_is_started_again_once_the_interpreter_can_be_executed(tm
 
         await until(is_there_again)
         assert await gateway.terminate() == 0
+
+
+ENDS_EARLY = f"""
+import socket, sys
+from penstock.gateway.server.handover import GO_ON, READY, received
+channel = received(socket.socket(fileno=int(sys.argv[1]))).channel
+channel.sendall(READY)
+assert channel.recv({len("go on")}) == GO_ON
+"""
+
+
+async def test_a_worker_that_never_serves_is_not_started_again_and_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may end after all is handed over to it: what only one may do cannot be done."""
+    waits = asyncio.Event()
+
+    async def wait(parent: Workers, _: Worker) -> None:
+        waits.set()
+        await parent._over.wait()
+
+    monkeypatch.setattr(Workers, "_wait", wait)
+    monkeypatch.setenv("PYTHONPATH", PATHS)
+    config = load(None, data=tmp_path, host="127.0.0.1", port=0)
+    parent = Workers(config, 1, [sys.executable, "-c", ENDS_EARLY])
+    await parent.start()
+    async with asyncio.timeout(PATIENCE_S):
+        await waits.wait()
+    await parent.stop()
