@@ -33,7 +33,7 @@ from penstock.gateway.model.grouping import By
 from penstock.gateway.model.prices import Prices, Tokens
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Rollout, RolloutSummary, Totals
-from penstock.gateway.model.span import Span, Usage
+from penstock.gateway.model.span import Span, SpanStatus, Usage
 
 QUARTILES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 SCANNED: Final = 20_000
@@ -90,7 +90,7 @@ def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000, pric
     for looked_at, (_, span) in enumerate(islice(tape.recent(), most + 1), 1):
         if looked_at > most:
             break
-        if span.kind != "llm" or own(span) or span.duration_ns is None:
+        if span.kind != "llm" or own(span) or span.status == SpanStatus.OPEN:
             continue
         settled = answered.settles(span)
         usage = span.usage or Usage()
@@ -100,7 +100,7 @@ def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000, pric
         for value in values:
             group = groups[value]
             count_call(group.totals, span, settled)
-            group.durations.append(span.duration_ns)
+            group.durations += [] if span.duration_ns is None else [span.duration_ns]
             group.rollouts.add(span.rollout)
             group.costs += [] if cost is None else [cost]
             group.unpriced += cost is None and tokens[:2] != (None, None)

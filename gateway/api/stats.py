@@ -68,9 +68,9 @@ class Tally:
         self.tools.add(span)
         self.by_status.update([span.status.value] if span.kind in CALLS else [])
         self.rewards += [Reward.of(span)] if span.kind == "reward" else []
-        if span.kind == "llm" and span.duration_ns is not None:
+        if span.kind == "llm" and span.status != SpanStatus.OPEN:
             model = "unknown" if span.model is None else span.model
-            self.durations[model].append(span.duration_ns)
+            self.durations[model] += [] if span.duration_ns is None else [span.duration_ns]
             settled = self.answered.settles(span)
             for totals in (self.totals, self.by_model[model]):
                 count_call(totals, span, settled)

@@ -42,13 +42,13 @@ class ToolTally:
     def add(self, span: Span) -> None:
         """Count a span of an agent."""
         self.rollouts.add(span.rollout)
-        if span.kind != "tool" or span.duration_ns is None:
+        if span.kind != "tool" or span.status == SpanStatus.OPEN:
             return
         runs = self.tools[span.upstream or "", str((span.attributes or {}).get(TOOL, ""))]
         runs.calls += 1
         runs.errors += span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
         runs.cancelled += span.status == SpanStatus.CANCELLED
-        runs.durations.append(span.duration_ns)
+        runs.durations += [] if span.duration_ns is None else [span.duration_ns]
         runs.rollouts.add(span.rollout)
 
     def figures(self, failed: dict[str, bool]) -> Iterator[ToolStats]:

@@ -22,7 +22,7 @@ _VALUES: Final[Mapping[By, str]] = {
     "day": _DAY.format(""),
     **{name: f'(select r."{name}" from rollouts r where r.number = s.number)' for name in ("mode", "group", "origin")},
 }
-_CALLS: Final = "s.kind = 'llm' and not s.of_release and s.duration_ns is not null"
+_CALLS: Final = "s.kind = 'llm' and not s.of_release and s.status <> 'open'"
 _REFUSED: Final = f"(s.status = 'error' and s.error = '{KIND}' and s.upstream is null)"
 _ANSWERS: Final = ", ".join(f"'{dialect.name}'" for dialect in DIALECTS if dialect.generates)
 _ANSWERED: Final = (
@@ -35,6 +35,11 @@ _COLUMNS: Final = (
     "unpriced", "median_ns", "p95_ns",
 )  # fmt: skip
 _EARNED: Final = ("rollouts", "rewarded", "reward", "reward_quartiles")
+
+
+def quantiles(column: str) -> str:
+    """Median and 95th percentile, of those that have it: a call that died with its gateway has no length."""
+    return f"coalesce(quantile_disc({column}, [0.5, 0.95]), [null, null])"
 
 
 def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, Any]], int]:
@@ -70,7 +75,7 @@ def summed_calls(ask: Ask, by: By, where: Sql) -> list[dict[str, Any]]:
         "cast(coalesce(sum(output_tokens), 0) as bigint), cast(sum(tool_calls) as bigint), "
         "count(*) filter (uncounted), sum(cost), "
         "count(*) filter (cost is null and (input_tokens is not null or output_tokens is not null)), "
-        "quantile_disc(duration_ns, [0.5, 0.95]) from c group by 1 order by calls desc, 1",
+        f"{quantiles('duration_ns')} from c group by 1 order by calls desc, 1",
         where.values,
     )
     return [dict(zip(_COLUMNS, (*row[:-1], *row[-1]), strict=True)) for row in rows]

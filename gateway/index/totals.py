@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from penstock.gateway.filters.sql import Sql
 from penstock.gateway.index.questions import Totalled
-from penstock.gateway.index.sums import Ask, summed_calls
+from penstock.gateway.index.sums import Ask, quantiles, summed_calls
 from penstock.gateway.model.base import CALLS
 
 _CALL_KINDS: Final = ", ".join(f"'{kind}'" for kind in CALLS)
@@ -15,7 +15,7 @@ _WENT: Final = (
     "when status = 'succeeded' then false end as failed from rollouts"
 )
 """Whether a rollout failed, as `gateway.api.tool_stats` says it."""
-_RUN: Final = "s.kind = 'tool' and not s.of_release and s.duration_ns is not null"
+_RUN: Final = "s.kind = 'tool' and not s.of_release and s.status <> 'open'"
 _TOOL: Final = "coalesce(s.upstream, '') as server, s.tools[1] as tool"
 _TOOL_COLUMNS: Final = (
     "server", "tool", "calls", "errors", "cancelled", "median_ns", "p95_ns", "failed", "rollouts", "share_of_failed",
@@ -43,7 +43,7 @@ def totalled(ask: Ask) -> Totalled:
 def _tools(ask: Ask) -> list[dict[str, Any]]:
     runs = ask(
         f"select {_TOOL}, count(*) as calls, count(*) filter (s.status in ('error', 'interrupted')), "
-        "count(*) filter (s.status = 'cancelled'), quantile_disc(s.duration_ns, [0.5, 0.95]) "
+        f"count(*) filter (s.status = 'cancelled'), {quantiles('s.duration_ns')} "
         f"from spans s where {_RUN} group by all order by calls desc, server, tool",
         (),
     )
@@ -62,10 +62,10 @@ def _tools(ask: Ask) -> list[dict[str, Any]]:
         )
     }
     made: list[dict[str, Any]] = []
-    for *sums, quantiles in runs:
+    for *sums, lengths in runs:
         failed, others = went.get((sums[0], sums[1]), (0, 0))
         shares = (failed / bad if bad else None, others / good if good else None)
-        row = (*sums, *quantiles, failed, failed + others, *shares)
+        row = (*sums, *lengths, failed, failed + others, *shares)
         made.append(dict(zip(_TOOL_COLUMNS, row, strict=True)))
     return made
 

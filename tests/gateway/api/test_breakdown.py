@@ -61,6 +61,16 @@ def test_a_refusal_after_which_the_agent_was_answered_is_no_error() -> None:
     assert asked(tape, "agent")["a"].errors == 0
 
 
+def test_a_call_that_died_with_its_gateway_counts_and_one_that_runs_does_not() -> None:
+    tape = MemoryTape()
+    tape.add(call(1, ms=20))
+    tape.add(call(2).model_copy(update={"status": "interrupted", "error": "gateway_died", "end_ns": None}))
+    tape.add(call(3).model_copy(update={"status": "open", "end_ns": None}))
+    rows = asked(tape, "error")
+    assert {value: (row.calls, row.errors) for value, row in rows.items()} == {"": (1, 0), "gateway_died": (1, 1)}
+    assert (rows[""].median_ns, rows["gateway_died"].median_ns) == (20_000_000, None)
+
+
 def test_it_says_how_much_was_looked_at(tape: MemoryTape) -> None:
     found = scanned(tape, "agent", parse("", "spans"), 3)
     assert (found.complete, found.looked_at) == (False, 3)

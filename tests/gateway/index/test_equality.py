@@ -156,6 +156,7 @@ actions = st.one_of(
     st.tuples(st.just("call"), numbers, st.sampled_from(["a1", "a2"]), entries),
     st.tuples(st.just("begin"), numbers, entries),
     st.tuples(st.just("end"), numbers),
+    st.tuples(st.just("die"), numbers),
     st.tuples(st.just("queue"), specs),
     st.tuples(st.just("hand"), st.sampled_from(["gpu-1", "GPU-1", "cpu"]), specs),
     st.tuples(
@@ -197,6 +198,13 @@ class History:
         if self._running:
             entry = self._running.pop(number % len(self._running))
             entry.status, entry.end_ns = "ok", entry.start_ns + 10**9
+            self.store.write([entry])
+
+    def _die(self, number: int) -> None:
+        """A gateway was killed while a call ran: nobody knows when that was."""
+        if self._running:
+            entry = self._running.pop(number % len(self._running))
+            entry.status, entry.error = "interrupted", "gateway_died"
             self.store.write([entry])
 
     def _queue(self, spec: dict[str, Any]) -> None:
@@ -378,6 +386,15 @@ def usual(**fields: Any) -> dict[str, Any]:
     ],
     ["tool"],
     [""],
+)
+@example(
+    [
+        *(("begin", 0, usual(kind=kind, **about)) for kind in ("llm", "tool", "llm") for about in ({}, {"model": "m"})),
+        *(("die", 0) for _ in range(5)),
+        ("call", 1, "a1", usual()),
+    ],
+    ["error", "status", "model"],
+    ["", "error:gateway_died"],
 )
 @given(
     st.lists(actions, min_size=5, max_size=60),
