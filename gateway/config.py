@@ -227,8 +227,13 @@ class Config(Section):
     @model_validator(mode="after")
     def _names_exist(self) -> Config:
         names = [upstream.name for upstream in self.upstreams()]
-        if len(set(names)) != len(names):
-            raise ValueError(f"upstream names must differ: {', '.join(names)}")
+        names_differ([upstream.name for upstream in self.upstream], "upstreams")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            family = next(known.dialect for known in _PUBLIC if known.name == twice)
+            raise ValueError(
+                f"{twice!r} is the name of the public endpoint of dialect {family!r}: give upstream {twice!r} another "
+                "name, or that dialect"
+            )
         if both := set(names) & self.mcp.servers.keys():
             raise ValueError(f"mcp.servers may not have the name of an upstream: {', '.join(sorted(both))}")
         for route in self.route:

@@ -30,6 +30,10 @@ def http_url(value: str, keys: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it must be an http:// or https:// URL, with a host")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError("its port is not a number up to 65535") from None
     if parts.username or parts.query or parts.fragment:
         raise ValueError(f"it may hold no user info, query or fragment; keys belong into {keys}")
     return value.rstrip("/")

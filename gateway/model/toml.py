@@ -69,7 +69,11 @@ def explained(root: type[BaseModel], tree: dict[str, Any], error: Any, whole: st
     """One of the errors of a tree of this model, with its place, and with the nearest right key where there is no such
     key. `whole`: what the tree is called; empty: it needs no name."""
     location = error["loc"]
+    # What pydantic says of a key, and not of its value.
+    location = location[:-1] if location[-1:] == ("[key]",) else location
     place = _place(root, tree, location) or whole
+    if error["type"] == "list_type" and isinstance(error["input"], dict) and _section(root, location) is not root:
+        return f"{place}: there may be several, so write [[{location[-1]}]] or a list of tables"
     if error["type"] != "extra_forbidden":
         return f"{place}: {sentence(error)}" if place else sentence(error)
     known = list(_section(root, location[:-1]).model_fields)

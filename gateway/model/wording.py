@@ -5,6 +5,7 @@ Each sentence follows the name of its field: it names the value and what would b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -54,6 +55,7 @@ _PATTERNS: Final = {
     r"^[^\x00-\x1f\x7f]{1,64}$": "text of 1 to 64 characters that can be seen",
 }
 """What a value should have been, by the pattern of its field; a pattern that is not here is shown."""
+_USER_INFO: Final = re.compile(r"://[^/?#]*@")
 _SIZES: Final = {"too_short": ("min_length", "or more"), "too_long": ("max_length", "or less")}
 
 
@@ -91,5 +93,6 @@ def _shown(value: object) -> str:
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
-    text = repr(value)
+    # What stands before the host of a URL may be a password.
+    text = _USER_INFO.sub("://***@", repr(value))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

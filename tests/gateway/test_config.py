@@ -111,6 +111,9 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: 
         ("[[budget]]\n[[budget]]\nname = 'team'\nlimit = 0\n", "budget 'team': limit: 0 is not more than 0"),
         ('names = ["a", "b c"]\n', "names 2: 'b c' is not the name of a host"),
         ("[mcp.servers.files]\ncommand = ['a', 1]\n", "mcp.servers.files.command 2: 1 is not text"),
+        ('[upstream]\nname = "a"\n', "upstream: there may be several, so write [[upstream]] or a list of tables"),
+        ("[names]\na = 1\n", "names: an object is not a list"),
+        ('[tape]\non_record_failure = { onlin = "pass" }\n', "tape.on_record_failure.onlin: 'onlin' is not 'train'"),
         (
             '[[policy]]\nname = "r"\nverdict = "deny"\nargument = [{ at = "/a", blob = 1 }]\n',
             "policy 'r': argument 1: blob: unknown key; did you mean 'glob'?",
@@ -304,8 +307,26 @@ def test_exact_tokens_are_those_of_a_model_that_is_trained(tmp_path: Path) -> No
 def test_names_must_exist_and_differ(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="route 'x' names upstream 'lokal'; there are: local, anthropic"):
         read(tmp_path, UPSTREAM + '[[route]]\nmodel = "x"\nupstream = "lokal"\n')
-    with pytest.raises(ConfigError, match="must differ"):
+    with pytest.raises(ConfigError, match="'local' is the name of two upstreams: choose one for each"):
         read(tmp_path, UPSTREAM + UPSTREAM)
+    with pytest.raises(ConfigError, match="'gemini' is the name of the public endpoint of dialect 'gemini': give"):
+        read(tmp_path, UPSTREAM.replace("local", "gemini"))
+
+
+URLS = ('[[upstream]]\nname = "a"\nbase_url', UPSTREAM + "proxy", "[otlp]\nendpoint", "[mcp.servers.a]\nurl")
+
+
+@pytest.mark.parametrize("setting", URLS)
+def test_a_port_that_there_cannot_be_is_refused(tmp_path: Path, setting: str) -> None:
+    for port in ("x", "65536"):
+        with pytest.raises(ConfigError, match=r"its port is not a number up to 65535 \(found 'http://localhost:"):
+            read(tmp_path, f'{setting} = "http://localhost:{port}/v1"\n')
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"found 'http://\*\*\*@localhost/v1'\)") as caught:
+        read(tmp_path, '[[upstream]]\nname = "a"\nbase_url = "http://me:pass@phrase@localhost/v1"\n')
+    assert "phrase" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("content", "problem"), [(b"port = ", "TOML"), (b"\xff", "TOML"), (None, "does not exist")])
