@@ -68,7 +68,7 @@ class Planes(Protocol):
 class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
-    __slots__ = ("_draining", "_reader", "_serving", "closing", "hints", "paused", "planes", "seen", "served",
+    __slots__ = ("_reader", "_serving", "closing", "draining", "hints", "paused", "planes", "seen", "served",
                  "switched", "transport", "tunnel")  # fmt: skip
 
     def __init__(self, planes: Planes) -> None:
@@ -89,7 +89,9 @@ class ClientConnection(asyncio.Protocol):
         self.tunnel: object | None = None
         """What a sidecar has said of all that comes here; None where nothing was said."""
         self._reader = RequestReader(planes.request_bytes, planes.epoch_ns)
-        self._draining = self._serving = False
+        self.draining = False
+        """True when no further request is served: whoever has not begun to answer says so."""
+        self._serving = False
 
     # -- transport callbacks -----------------------------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ class ClientConnection(asyncio.Protocol):
         """The answer has been written; the next request may come."""
         self.served = None
         self.seen = monotonic()
-        if not keep_alive or self._draining:
+        if not keep_alive or self.draining:
             self.close()
         elif self._reader.requests:
             self._serve_waiting()
@@ -199,7 +201,7 @@ class ClientConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """No further request: closes now when idle, else after the answer."""
-        self._draining = True
+        self.draining = True
         if self.switched is not None:
             self.switched.drain()
         elif self.served is None and not self._reader.unfinished and not self.closing:

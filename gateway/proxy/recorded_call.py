@@ -67,7 +67,7 @@ class RecordedCall(Relay, Recording):
         """Ends a call whose answer has not begun with one of our own, in the shape of its API."""
         # What an engine answers may be in the message.
         body = self.own.hide(self._refusal_body(refusal))
-        head = refusal_head(refusal, len(body), self.request.keep_alive)
+        head = refusal_head(refusal, len(body), self.keep_alive)
         body = b"" if self.head_only else body
         self.record.answered(refusal.status, body)
         self._end("error", refusal.kind)

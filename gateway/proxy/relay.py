@@ -76,12 +76,17 @@ class Relay(Caller):
         if not self.request.http10:
             self.client.transport.write(self.own.hide(head))
 
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the client may send another request behind this one."""
+        return self.request.keep_alive and not self.client.draining
+
     def begin_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """What the client gets of the answer's head, with the body bytes that came in the same read."""
         self.started = True
         self._changes = self._unchunk = self.request.http10 and connection.chunked
         self._until_close = not connection.ends_itself
-        close = not self.request.keep_alive or self._until_close
+        close = not self.keep_alive or self._until_close
         if close or connection.hops or head[5:8] != b"1.1":
             drop = connection.hops or HOP
             head = client_head(head, drop | {b"transfer-encoding"} if self._unchunk else drop, close)

@@ -98,6 +98,22 @@ async def test_a_request_that_is_being_sent_is_still_served(http: aiohttp.Client
         assert [span.status for span in recorded(rig.base)] == ["ok"]
 
 
+async def test_an_answer_that_had_not_begun_says_that_it_is_the_last(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    with stopping(tmp_path, http) as rig:
+        script = [request(), wait("signalled"), send(reply(200, b"{}"))]
+        async with rig.upstream(script) as upstream, rig.client() as client:
+            client.send(rig.call())
+            await (await upstream.connection(0)).when(lambda: bool(upstream.connections[0].requests))
+            os.kill(rig.base.pid, signal.SIGTERM)
+            await refuses_connections(rig.base)
+            upstream.go("signalled")
+            assert await client.message() == reply(200, b"{}").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            assert await client.gone() == "eof"
+            await ended(rig.base)
+
+
 async def test_what_is_queued_is_written(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     with stopping(tmp_path, http) as rig:
         script = [step for _ in range(200) for step in (request(), send(reply(200, b"{}")))]
