@@ -150,9 +150,9 @@ class Budgets:
         """What another worker may ask of the first one, and what is to be done when that has died."""
         others = ForOthers(self._limits, self._here)
 
-        async def reserve(said: Any) -> Answer | None:
+        def reserve(said: Any) -> Awaitable[Answer | None] | None:
             asked = others.asked(said) if self._alone else None
-            return None if asked is None else await others.reserve(asked, self._reserve_here)
+            return None if asked is None else others.reserve(asked, self._reserve_here)
 
         return {"reserve": reserve, "settled": others.settled}, others.gone
 
@@ -180,6 +180,8 @@ class Budgets:
     # -- on the recorder's thread ------------------------------------------------------------------------------------
 
     def _reserve(self, asked: Reservation, tape: Transaction) -> list[Short]:
+        if asked.settled:
+            return []  # its client has left while another worker, or the memory of this one, was asked
         self._open.add(asked.who)
         return BudgetOperations(tape).reserve(asked, self._now_ns())
 

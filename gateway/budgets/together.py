@@ -115,11 +115,19 @@ class ForOthers:
         claims = [Claim(self._limits[prefix], of, amount) for prefix, of, amount in told.claims]
         return Reservation(claims, told.rollout, told.began_ns, told.who)
 
-    async def reserve(
+    def reserve(
+        self, asked: Reservation, reserve: Callable[[Reservation], Awaitable[list[Short] | None]]
+    ) -> Awaitable[Answer | None]:
+        """Reserves it; None where that must be done on the tape."""
+        # Known at once: what is said in the same breath may be that it has ended.
+        self._open[asked.who] = asked
+        return self._reserve(asked, reserve)
+
+    async def _reserve(
         self, asked: Reservation, reserve: Callable[[Reservation], Awaitable[list[Short] | None]]
     ) -> Answer | None:
-        """Reserves it; None where that must be done on the tape."""
-        self._open[asked.who] = asked
+        if asked.settled:
+            return Answer()
         short = await reserve(asked)
         held = [(place, claim.of, key) for place, claim, key in asked.held]
         if short is not None and not short:

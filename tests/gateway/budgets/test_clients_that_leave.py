@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,49 @@ async def test_a_gateway_that_stops_settles_what_runs(tmp_path: Path, http: aioh
         await gateway.restart()
         assert await uses(http, gateway.url) == [("b", "", 1, 0)]
         assert [(await call(http, gateway)).status for _ in range(2)] == [200, 429]
+
+
+class _Team:
+    """What one of several workers knows of the first one, which leaves it to the tape."""
+
+    leads, several = False, True
+
+    def __init__(self) -> None:
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    def processes(self) -> set[str]:
+        return set()
+
+    async def ask_first(self, name: str, *said: Any) -> None:
+        self.asked.set()
+        await self.answers.wait()
+
+    def tell_first(self, name: str, *said: Any) -> None:
+        pass
+
+
+async def test_a_client_that_leaves_before_the_tape_is_asked_leaves_nothing_behind(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """Its span is written first, and what is reserved after that nobody would ever give back."""
+    async with inside(tmp_path, http, budget=[budget()]) as rig:
+        budgets, recorder, writes = rig.gateway.budgets, rig.gateway.recorder, threading.Event()
+        budgets._alone, budgets._team = False, (team := _Team())
+        async with rig.client() as client:
+            client.send(rig.call(json.dumps(CHAT).encode()))
+            await team.asked.wait()
+            writing = recorder.submit(lambda tape: writes.wait())
+
+        async def left() -> bool:
+            return not rig.gateway.proxy.running
+
+        await until(left)
+        team.answers.set()
+        await asyncio.sleep(0)
+        writes.set()
+        assert await writing
+        assert (await rig.span()).status == "cancelled"
+        _ = await recorder.flush_all()
+        with rig.gateway.store.view() as view:
+            assert list(view.scan(RESERVATIONS)) == []
+        assert budgets._open == set()

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.gateway.budgets.here import Here
 from penstock.gateway.budgets.limits import Limit
-from penstock.gateway.budgets.operations import BudgetOperations, Claim, Reservation, Used
+from penstock.gateway.budgets.operations import BudgetOperations, Claim, Reservation, Short, Used
 from penstock.gateway.budgets.reader import BudgetReader
+from penstock.gateway.budgets.together import Calls, ForOthers
 from penstock.gateway.budgets.windows import window_at
 from penstock.gateway.model.budget import Budget
 from penstock.gateway.store import Store, keys
@@ -109,3 +110,21 @@ def test_it_decides_as_one_would_who_knows_everything(
                 use = told[whose]
                 assert (use.reserved, use.running) == reserved(whose)
                 assert use.used == used.get((whose, since()), 0)
+
+
+async def test_a_call_that_another_worker_ends_in_the_breath_in_which_it_asks_reserves_nothing(store: Store) -> None:
+    """A first worker that was busy for a moment reads both at once, and hears the end before it has reserved."""
+    limit = Limit(Budget(name="both", unit="calls", window="total", limit=1))
+    here, asked = Here(store), Reservation([Claim(limit, "", 1)], "r", NOW, b"another process1")
+    others, told = ForOthers([limit], here), Calls([limit]).told(asked)
+    kept = others.asked(told)
+    assert kept is not None
+
+    async def reserve(asked: Reservation) -> list[Short]:
+        return here.reserve(asked, NOW)
+
+    reserving = others.reserve(kept, reserve)
+    others.settled(told, [(0, False)])
+    _ = await reserving
+    assert here.reserved() == {}
+    assert others._open == {}
