@@ -321,7 +321,7 @@ class Call(Choosing):
             self._reach(pool, fresh=True)
             return
         self._blame(reason)
-        if self._pools:
+        if self._has_spare():
             self._try_next(reason)
         else:
             self._fail(UpstreamFault(502, reason, f"{self._where()} {_BROKEN[reason]}"))

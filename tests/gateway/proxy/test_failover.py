@@ -103,6 +103,18 @@ async def test_what_makes_something_is_not_asked_for_twice(rig: Rig, spares: soc
     assert spare.connections == []
 
 
+@pytest.mark.parametrize("said", [b"", OK[:20]])
+async def test_what_makes_something_may_be_made_where_nobody_answers(
+    rig: Rig, spares: socket.socket, said: bytes
+) -> None:
+    script = [request(), *([send(said)] if said else []), close()]
+    async with both(rig, spares, script, [request(), send(OK)]) as (_, spare), rig.client() as client:
+        client.send(rig.call(below="/v1/batches"))
+        assert (await client.message()).startswith(b"HTTP/1.1 502 ")
+    assert spare.connections == []
+    assert ((await rig.span()).error, await tries(rig)) == ("upstream_closed", [])
+
+
 BEGINS: dict[str, Script] = {
     "says nothing": [request()],
     "accepts it and says nothing": [request(), send(events_head())],
