@@ -38,8 +38,8 @@ class Elsewhere(Protocol):
         """As `Joining.answered`."""
         ...
 
-    def undo(self, found: Found, key: int) -> None:
-        """As `Conversations.undo`."""
+    def undo(self, found: Found, key: int | None) -> None:
+        """As `Conversations.undo`. `key`: None where it has continued no conversation."""
         ...
 
 
@@ -80,9 +80,12 @@ class Joining:
 
         def done(following: asyncio.Future[None]) -> None:
             self._following.discard(following)
-            if not following.cancelled():
-                following.result()
-                then()
+            if following.cancelled():
+                return
+            if (error := following.exception()) is not None:
+                _log.error("a conversation could not be followed: it opens a new rollout", exc_info=error)
+                call.encodings, call.waits = None, False
+            then()
 
         following.add_done_callback(done)
 
@@ -184,15 +187,16 @@ class Joining:
         if story is None or call.waits or not dialect.answers:
             return
         key = story.key if story.items else None
-        if answer is None:
-            if key is not None:
-                (self._elsewhere or self.conversations).undo(call.found, key)
-            return
-        response = dialect.response_id(answer.body(), answer.stream) if dialect.stateful else None
-        if self._elsewhere is None:
+        response = None if answer is None or not dialect.stateful else dialect.response_id(answer.body(), answer.stream)
+        if answer is not None and self._elsewhere is None:
             self.answered(call.found, key, hints, call.address.rollout, answer, response)
-        elif key is not None or response is not None:
+        elif answer is not None and self._elsewhere is not None and (key is not None or response is not None):
             self._elsewhere.remember(call.found, key, hints, call.address.rollout, answer, response)
+        elif self._elsewhere is not None and (key is not None or call.found.number):
+            # Nobody can go on from it: whoever has found it need not remember that.
+            self._elsewhere.undo(call.found, key)
+        elif key is not None:
+            self.conversations.undo(call.found, key)
 
     def answered(
         self, found: Found, key: int | None, hints: Hints, rollout: str, answer: Readable, response: str | None

@@ -125,9 +125,9 @@ class Keeper:
         def remember(said: Any) -> None:
             self._remember(worker, link, msgspec.convert(said, Ended))
 
-        def undo(number: int, key: int) -> None:
+        def undo(number: int, key: int | None) -> None:
             found = worker.under_way.pop(number, None)
-            if found is not None:
+            if found is not None and key is not None:
                 self._joining.conversations.undo(found, key)
 
         return {"find": find, "remember": remember, "undo": undo}
@@ -190,8 +190,8 @@ class Asker:
         ended = Ended(found.number, key, hints.number, hints.peer, rollout, number, answer.weight, response)
         self._member.tell("remember", ended)
 
-    def undo(self, found: Found, key: int) -> None:
-        """As `Conversations.undo`."""
+    def undo(self, found: Found, key: int | None) -> None:
+        """As `calls.joining.Elsewhere.undo`."""
         self._member.tell("undo", found.number, key)
 
     async def said(self, number: int) -> bytes | None:

@@ -17,6 +17,7 @@ from fakes.raw import Headers, body_of, chunk, connect, events_head, get, head, 
 from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
 
 from penstock.gateway.calls.admission import Admission
+from penstock.gateway.calls.joining import Joining
 from penstock.gateway.calls.record import Record
 from penstock.gateway.dialects.chat import Chat
 from penstock.gateway.model.rollout import RolloutSummary
@@ -466,6 +467,22 @@ async def test_a_bug_ends_the_call_and_is_logged(
     assert "ZeroDivisionError: planted" in caplog.text
     found = await planted.tape.when(planted.rollout, "a1", lambda heads: len(heads) == spans)
     assert [(span.status, span.error) for span in found] == [("error", "internal")] * spans
+
+
+async def test_a_bug_in_following_a_conversation_costs_only_that(
+    planted: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Joining, "_given", fail)
+    said = [{"role": "user", "content": "a" * (300 << 10)}]
+    async with planted.upstream([request(), send(OK), gone()]), planted.client() as client:
+        client.send(post(f"{CHAT}?{planted.rollout}", json.dumps({"model": "m", "messages": said}).encode()))
+        assert await client.message() == OK
+    assert "planted" in caplog.text
+    (span,) = await planted.unaddressed(1)
+    assert (span.status, span.rollout[:2]) == ("ok", "i-")
 
 
 async def test_a_bug_in_the_middle_of_an_answer_breaks_it(
