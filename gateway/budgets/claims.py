@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from penstock.gateway.budgets.bounds import ADDED, Bound, Prompts, bound
-from penstock.gateway.budgets.limits import Limit, cost
+from penstock.gateway.budgets.limits import MOST, Limit, cost
 from penstock.gateway.budgets.operations import Claim
 from penstock.gateway.budgets.refusal import unpriced
 from penstock.gateway.calls.admitted import Admitted
@@ -15,9 +15,6 @@ from penstock.gateway.calls.turns import LIMIT
 from penstock.gateway.dialects.loose_json import peek
 from penstock.gateway.model.budget import Per
 from penstock.gateway.model.prices import Price
-
-_MOST: Final = 1 << 62
-"""What a call may claim at most: more than any budget has, and less than a record can hold."""
 
 
 def budgets_of(limits: Iterable[Limit], call: Admitted, record: Record) -> list[tuple[Limit, str | None]]:
@@ -39,10 +36,10 @@ def claims_of(
         if budget.unit == "calls":
             yield Claim(limit, of, 1)
         elif budget.unit == "tokens":
-            yield Claim(limit, of, min(_MOST, asked.prompt + asked.answered(budget.answer_tokens)))
+            yield Claim(limit, of, min(MOST, asked.prompt + asked.answered(budget.answer_tokens)))
         elif prices:
-            answer = min(_MOST, asked.answered(budget.answer_tokens))
-            yield Claim(limit, of, min(_MOST, max(cost(price, asked.prompt, answer) for price in prices)))
+            answer = min(MOST, asked.answered(budget.answer_tokens))
+            yield Claim(limit, of, min(MOST, max(cost(price, asked.prompt, answer) for price in prices)))
         elif budget.unpriced == "refuse":
             raise unpriced(budget, model)
 

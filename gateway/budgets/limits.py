@@ -17,6 +17,8 @@ from penstock.gateway.model.prices import Price
 
 PARTS: Final[dict[Unit, int]] = {"calls": 1, "tokens": 1, "usd": 10**9}
 """Of one of a unit: what is counted."""
+MOST: Final = 1 << 62
+"""What a call may claim, or have used, at most: more than any budget has, and less than a record can hold."""
 
 
 @dataclass(frozen=True)
@@ -72,5 +74,5 @@ def cost(price: Price, prompt: int, answer: int) -> int:
 
 
 def nanodollars(dollars: float) -> int:
-    """What is counted of them."""
-    return ceil(dollars * PARTS["usd"])
+    """What is counted of them. An upstream may report any number of tokens."""
+    return ceil(min(dollars * PARTS["usd"], MOST))

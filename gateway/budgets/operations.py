@@ -33,6 +33,7 @@ LEASE_NS: Final = 60 * 10**9
 """How long what a process has reserved stays reserved when nothing is heard of it."""
 RUN: Final = "penstock.run"
 """The member of a rollout's metadata in which a trainer names its run."""
+_FULL: Final = (1 << 64) - 1
 _SUM, _RESERVED = struct.Struct(">QQQQQ"), struct.Struct(">QQ")
 _WHO: Final = 16
 """Bytes behind the key of a sum that say whose a reservation is: the process, then the number of the call."""
@@ -58,9 +59,9 @@ class Sum:
         return Sum(*_SUM.unpack(stored))
 
     def count(self, used: Used) -> None:
-        """Adds what a call has used."""
-        self.used += used.amount
-        self.guessed += used.amount if used.guessed else 0
+        """Adds what a call has used, as far as a record holds it."""
+        self.used = min(_FULL, self.used + used.amount)
+        self.guessed = min(_FULL, self.guessed + (used.amount if used.guessed else 0))
 
     def packed(self) -> bytes:
         """As it is stored."""

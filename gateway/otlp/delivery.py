@@ -82,7 +82,8 @@ class Delivery:
                     self._fails(f"{answer.status} {answer.reason}")
                     return retry_after(answer.headers.get("Retry-After"), LONGEST_WAIT_S) or 0.0
                 told = await answer.content.read(LARGEST_ANSWER)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            # ValueError: a host name that is none (UnicodeError).
             self._fails(str(error) or type(error).__name__)
             return 0.0
         self._settle(answer.status, told, spans)

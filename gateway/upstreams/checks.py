@@ -68,7 +68,8 @@ class Checks:
                 return None if 200 <= answer.status < 300 else f"http_{answer.status}"
         except TimeoutError:
             return "timeout"
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError, ValueError):
+            # ValueError: a host name that is none (UnicodeError).
             return "connect"
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.budgets.limits import Limit
+from penstock.gateway.budgets.limits import Limit, nanodollars
 from penstock.gateway.budgets.operations import (
     LEASE_NS,
     RESERVATIONS,
@@ -27,6 +27,7 @@ from penstock.gateway.budgets.operations import (
 )
 from penstock.gateway.budgets.reader import BudgetReader
 from penstock.gateway.budgets.windows import window_at
+from penstock.gateway.dialects.loose_json import MOST_TOKENS
 from penstock.gateway.model.budget import Budget
 from penstock.gateway.store import Store, keys
 from penstock.gateway.store.operation import Task
@@ -36,6 +37,7 @@ T = TypeVar("T")
 HOUR = 3600 * 10**9
 NOW = 500_000 * HOUR
 NAMES = count()
+WHO = b"process "
 
 
 @pytest.fixture(scope="module")
@@ -332,3 +334,15 @@ def test_a_hundred_thousand_calls_of_four_processes(store: Store) -> None:
             refused += not room
     assert max(used.values()) <= most
     assert 1000 < refused < calls / 2, "the test itself: there were refusals, and most calls passed"
+
+
+def test_more_than_a_record_holds_is_as_much_as_it_holds(store: Store) -> None:
+    """What an upstream reports of tokens may be any number: the span of its call is written all the same."""
+    dear = limit(1, unit="usd", window="total")
+    reported = nanodollars(float("inf")), nanodollars(MOST_TOKENS * 15e-6)
+    for number in range(10):
+        asked = Reservation([Claim(dear, "a", 1)], "r", NOW, WHO + keys.number(number))
+        used = Used(reported[number % 2], guessed=True)
+        done(store, lambda tape, asked=asked, used=used: BudgetOperations(tape).settle(asked, [used]))
+    (use,) = BudgetReader(store, [dear]).uses(NOW)
+    assert use.used == use.guessed == (2**64 - 1) / 1e9

@@ -12,6 +12,7 @@ from fakes.collector import Collector, Reply, collecting
 from fakes.entries import body
 from fakes.exporting import T0, call, exporting
 from fakes.otlp import Inlet, Made, inlet_at, request
+from fakes.waiting import until
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from penstock.gateway.metrics import Metrics
@@ -372,6 +373,21 @@ async def test_nobody_listens_at_first(inlet: Inlet) -> None:
         await inlet.dispatcher.add([call()])
         async with collecting(port) as back:
             await back.until(spans=1)
+
+
+async def test_a_host_name_that_is_none_is_told_of_once(
+    inlet: Inlet, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its resolver raises `UnicodeError`, which is no error of a connection."""
+    collector.url, metrics = f"http://{64 * 'x'}.example/v1/traces", Metrics()
+    async with exporting(inlet, collector, metrics):
+        await inlet.dispatcher.add([call()])
+
+        async def has_been_tried_again() -> bool:
+            return metrics.otlp_retries > 0
+
+        await until(has_been_tried_again)
+    assert [one.levelname for one in caplog.records if one.name == "penstock.otlp"] == ["WARNING"]
 
 
 async def test_a_restart_goes_on_where_it_was(tmp_path: Path, collector: Collector) -> None:

@@ -115,3 +115,18 @@ async def test_what_is_gone_fails_and_what_is_silent_does(
                 return why == {"silent": "check_timeout", "gone": "check_connect"}
 
             await until(found)
+
+
+async def test_a_host_name_that_is_none_fails_again_and_again(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its resolver raises `UnicodeError`, which is no error of a connection."""
+    monkeypatch.setattr(checks, "AGAIN_S", 0.02)
+    upstreams = [{"name": "odd", "base_url": f"http://{64 * 'x'}.example/v1", "health_path": "/health"}]
+    async with inside(tmp_path, http, upstreams) as rig:
+
+        async def has_failed_twice() -> bool:
+            return rig.gateway.metrics.upstream_checks["odd", "failed"] > 1
+
+        await until(has_failed_twice)
+        assert rig.gateway.pools["odd"].health.why == "check_connect"
