@@ -27,10 +27,11 @@ class Unwritten:
         self._recorder = recorder
         self._wanted: dict[str, Wanted] = {}
         self._writing = False
+        self._most = _AT_ONCE
 
     def add(self, wanted: Wanted) -> None:
         """What a rollout is given now, in place of what it was."""
-        if len(self._wanted) < _MOST:
+        if len(self._wanted) < _MOST or wanted.rollout in self._wanted:
             self._wanted[wanted.rollout] = wanted
         if not self._writing:
             self._writing = True
@@ -44,7 +45,7 @@ class Unwritten:
         _ = asyncio.get_running_loop().call_later(_RETRY_S, self._write)
 
     def _write(self) -> None:
-        wanted = list(islice(self._wanted.values(), _AT_ONCE))
+        wanted = list(islice(self._wanted.values(), self._most))
 
         def pin(transaction: Transaction) -> None:
             for one in wanted:
@@ -58,11 +59,18 @@ class Unwritten:
         if isinstance(error, TapeError) and not isinstance(error, Damaged):
             self._write_later()
             return
-        if error is not None:
-            _log.error("the versions of %d rollouts are not on the tape", len(wanted), exc_info=error)
+        if error is not None and len(wanted) > 1:
+            # Which of them it is shows one by one.
+            self._most = 1
+            self._write()
+            return
         for one in wanted:
+            if error is not None:
+                _log.error("the versions of rollout %s are not on the tape", one.rollout, exc_info=error)
             if self._wanted.get(one.rollout) is one:
                 del self._wanted[one.rollout]
         self._writing = bool(self._wanted)
+        if error is not None or not self._writing:
+            self._most = _AT_ONCE
         if self._writing:
             self._write()

@@ -36,6 +36,9 @@ class Watch:
         """`fell` is told of each resource whose coverage has fallen."""
         self._pins, self._recorder, self._metrics, self._now_ns, self._fell = pins, recorder, metrics, now_ns, fell
         self._adding = Adding(secrets)
+        self._untold = dict[str, Coverage]()
+        """Resources whose coverage has fallen, of which `fell` is to be told."""
+        self._failing = ""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -62,6 +65,20 @@ class Watch:
             await self._add_up()
         except Exception:
             _log.exception("the coverage of prompts could not be added up")
+        # Also of one that could not be told before: its canaries must not go on.
+        for name, coverage in list(self._untold.items()):
+            await self._tell(name, coverage)
+
+    async def _tell(self, name: str, coverage: Coverage) -> None:
+        try:
+            await self._fell(name, coverage)
+        except Exception as error:
+            if str(error) != self._failing:
+                _log.error("canaries of %s are not held yet, it is tried again: %s", name, error)
+            self._failing = str(error)
+        else:
+            self._failing = ""
+            del self._untold[name]
 
     async def _add_up(self) -> None:
         calls, catalog, now = self._pins.notes.take(), self._pins.catalog, self._now_ns()
@@ -77,8 +94,9 @@ class Watch:
         for name, (coverage, turned) in changed.items():
             if turned == "fell":
                 _log.warning("the coverage of %s fell: %s%s", name, coverage.fell, _said(coverage.last))
-                await self._fell(name, coverage)
+                self._untold[name] = coverage
             elif turned == "back":
+                self._untold.pop(name, None)
                 _log.info("the coverage of %s is back", name)
 
     def _count(self, added: Mapping[str, Added], changed: Changed) -> None:

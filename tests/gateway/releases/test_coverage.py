@@ -16,6 +16,7 @@ from fakes.process import Gateway
 from fakes.provider import Provider
 from fakes.releasing import bench, counting
 from fakes.shell import Shell
+from fakes.waiting import until
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import examine
@@ -29,7 +30,7 @@ from penstock.gateway.model.resource import ResourceView
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.catalog import Catalog
 from penstock.gateway.releases.coverage.adding import Adding
-from penstock.gateway.releases.coverage.noting import Call
+from penstock.gateway.releases.coverage.noting import Call, Missed
 from penstock.gateway.releases.coverage.operations import Added, CoverageOperations
 from penstock.gateway.releases.coverage.watch import Watch
 from penstock.gateway.releases.reader import ReleaseReader
@@ -237,6 +238,49 @@ async def test_what_cannot_be_added_up_does_not_keep_a_gateway_from_ending(
         made.context.pins.notes.add("r1", ("travel",), ())
         await watch.stop()
     assert "could not be added up" in caplog.text
+
+
+async def test_a_canary_is_held_although_that_failed_at_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The tape may be full just then; and the resource that comes next is not kept waiting by it."""
+    told, held = list[str](), list[str]()
+
+    async def fell(resource: str, coverage: Coverage) -> None:
+        told.append(resource)
+        if resource == "travel" and told.count(resource) < 3:
+            raise TapeError("the disk is full")
+        held.append(resource)
+
+    async with counting() as provider, bench(tmp_path, provider) as made:
+        await made.add("other", prompt(CANDIDATE))
+        context, both = made.context, ("travel", "other")
+        watch = Watch(context.pins, context.recorder, Metrics(), context.now_ns, fell, NONE)
+        for number in range(20):
+            context.pins.notes.add(f"day-{number}", both, ())
+        for number in range(12):
+            missed = [Missed("miss", name) for name in both]
+            context.pins.notes.calls.append(Call(f"next-{number}", (), missed))
+        watch.start()
+
+        async def are_held() -> bool:
+            return held == ["other", "travel"]
+
+        await until(are_held)
+        await watch.stop()
+        assert told.count("other") == 1
+    assert len([one for one in caplog.records if "not held yet" in one.message]) == 1
+
+
+async def test_a_coverage_that_cannot_be_told_stops_no_gateway(tmp_path: Path) -> None:
+    async def fell(resource: str, coverage: Coverage) -> None:
+        raise TapeError("the disk is full")
+
+    async with counting() as provider, bench(tmp_path, provider) as made:
+        context = made.context
+        watch = Watch(context.pins, context.recorder, Metrics(), context.now_ns, fell, NONE)
+        for number in range(32):
+            missed = [] if number < 20 else [Missed("miss", "travel")]
+            context.pins.notes.calls.append(Call(f"r{number}", () if missed else ("travel",), missed))
+        await watch.stop()
 
 
 @pytest.fixture
