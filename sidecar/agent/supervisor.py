@@ -155,7 +155,10 @@ class Warden:
         """Waits for something to happen and reacts to it."""
         if self.ended:
             self._terminate()
-        ready = select.select([self.wake, *self.watched], [], [], None if self.kill_at is None else SWEEP_S)[0]
+        waiting = select.poll()  # `select` takes no number above 1,023, and a busy parent's are larger
+        for fd in (self.wake, *self.watched):
+            waiting.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in waiting.poll(None if self.kill_at is None else SWEEP_S * 1000)]
         if self.wake in ready:
             _ = os.read(self.wake, 4096)
         for fd in self.watched.intersection(ready):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -45,6 +46,26 @@ async def test_more_output_than_a_pipe_holds_is_read_to_its_end() -> None:
     process = await begin(PYTHON, "-c", "print('x' * (5 << 20))", output=output)
     assert (await process.wait()).exit_code == 0
     assert len(output.streams["stdout"]) == (5 << 20) + 1
+
+
+async def test_an_agent_lives_whose_runner_has_very_many_files_open() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 2048:
+        pytest.skip("too few files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    null = os.open(os.devnull, os.O_RDONLY)
+    files = [null, *(os.dup(null) for _ in range(1100))]
+    output = Output()
+    try:
+        process = await begin("sh", "-c", "echo here; sleep 600", output=output)
+        ending = asyncio.ensure_future(process.wait())
+        await until(lambda: output.streams["stdout"] == b"here\n")
+        process.terminate()
+        assert (await ending).signal == "SIGTERM"
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_an_agent_that_reads_nothing_is_not_waited_for() -> None:
