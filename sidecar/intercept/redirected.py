@@ -30,6 +30,8 @@ _ORIGINAL: Final = 80
 """SO_ORIGINAL_DST, and the same number for IPv6 (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h)."""
 _DENIED: Final = b"\x15\x03\x03\x00\x02\x02\x31"
 """TLS's own word for it: a fatal alert, access_denied (RFC 8446 section 6.2)."""
+_AGAIN: Final = 1.0
+"""Seconds after a connection that could not be taken."""
 _HERE: Final = (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6))
 
 
@@ -66,7 +68,12 @@ class Listener:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            accepted, _ = await loop.sock_accept(listening)
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError:
+                # Too many files are open, as a rule: as servers of asyncio do, it tries again.
+                await asyncio.sleep(_AGAIN)
+                continue
             RedirectedVisit(self._setting, accepted, self._names).begin()
 
     def close(self) -> None:

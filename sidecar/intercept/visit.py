@@ -141,6 +141,9 @@ class Visit(End):
             if refused.status == 403 and self._passed is not None:
                 self._passed.fate = "deny"
             self._refuse(refused.status, refused.message)
+        except Exception as error:
+            # A reset at the wrong moment, a name that is none: nobody may wait for this connection for ever.
+            self._refuse(502, f"this connection failed: {str(error) or type(error).__name__}")
         except asyncio.CancelledError:
             # In a handshake nobody else is told that the connection is gone.
             self._end("the agent left")

@@ -1,0 +1,90 @@
+"""Connections that fail in unforeseen ways: nobody waits for them for ever, and those that follow are served."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import struct
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from fakes.runs import until
+
+from penstock.sidecar.intercept import redirected
+from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.front import Front
+from penstock.sidecar.intercept.policy import Policy
+from penstock.sidecar.intercept.visit import Passed
+
+FAR = ("192.0.2.9", 443)
+
+
+@pytest.fixture
+async def passed() -> list[Passed]:
+    """Connections that are over."""
+    return []
+
+
+@pytest.fixture
+async def front(passed: list[Passed]) -> AsyncGenerator[Front]:
+    """A front in this process, which must come to its end."""
+    policy = Policy(frozenset({("api.openai.com", 443)}))
+    made = Front("http://127.0.0.1:1", policy, await Authority.made(policy.names), passed.append)
+    yield made
+    async with asyncio.timeout(5):
+        await made.stop()
+
+
+@pytest.mark.parametrize("where", ["a..b:80", f"{'a' * 64}.example:443", "127.0.0.1:99999"])
+async def test_a_host_that_cannot_be_one_is_refused(front: Front, where: str) -> None:
+    port = await front.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(5):
+        writer.write(f"CONNECT {where} HTTP/1.1\r\n\r\n".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 502 ")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_redirected_connection_that_is_reset_before_it_has_spoken_is_over(
+    front: Front, passed: list[Passed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redirected, "wanted", lambda _: FAR)
+    monkeypatch.setattr(redirected, "is_own", lambda _: False)
+    port = front.start_redirected()
+    client = socket.create_connection(("127.0.0.1", port))
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    await until(lambda: len(passed) == 1)
+    assert (passed[0].host, passed[0].port) == FAR
+
+
+async def test_redirected_connections_are_taken_again_when_there_were_too_many_files(
+    front: Front, passed: list[Passed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, accept, loop = list[OSError](), asyncio.get_running_loop().sock_accept, asyncio.get_running_loop()
+
+    async def accepted(listening: socket.socket) -> tuple[socket.socket, Any]:
+        try:
+            return await accept(listening)
+        except OSError as error:
+            failed.append(error)
+            raise
+
+    monkeypatch.setattr(redirected, "_AGAIN", 0.01)
+    monkeypatch.setattr(loop, "sock_accept", accepted)
+    port = front.start_redirected()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_connection(("127.0.0.1", port)):
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        try:
+            await until(lambda: len(failed) > 0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        # Nobody has redirected it: it is refused as soon as it is taken.
+        await until(lambda: len(passed) == 1)
