@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TextIO
 
 from penstock.gateway.model.queue import Claim
 from penstock.sidecar.agent.output import Stream
@@ -105,7 +106,14 @@ class Lines:
         self._show(text, "stderr")
 
     def _show(self, text: str, stream: Stream) -> None:
-        print(text, file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
+        """Nothing that is wrong with who reads it may keep an agent's output from being read."""
+        out = sys.stdout if stream == "stdout" else sys.stderr
+        encoding = out.encoding or "utf-8"
+        with suppress(OSError):
+            self._put(text.encode(encoding, "replace").decode(encoding), out)
+
+    def _put(self, text: str, out: TextIO) -> None:
+        print(text, file=out, flush=True)
 
 
 class Terminal(Lines):
@@ -149,7 +157,7 @@ class Terminal(Lines):
         total = self._most or self._done + self._running + self._waiting
         self._bar.update(self._task, total=total, completed=self._done, description=description)
 
-    def _show(self, text: str, stream: Stream) -> None:
+    def _put(self, text: str, out: TextIO) -> None:
         self._bar.console.print(text, soft_wrap=True)
 
 

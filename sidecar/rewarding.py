@@ -127,7 +127,7 @@ def _parts(value: Any) -> tuple[float | None, dict[str, float], str | None] | No
     return (
         None if number is None else _number("reward", number),
         dimensions,
-        str(reason)[:MOST_REASON] if reason else None,
+        str(reason)[:MOST_REASON].encode(errors="replace").decode() if reason else None,
     )
 
 

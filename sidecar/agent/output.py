@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NoReturn, cast
 
 Stream = Literal["stdout", "stderr"]
 LONGEST_LINE = 1 << 20
 """Bytes; a longer line comes in pieces of this size, and a piece is not JSON."""
+DEEPEST = 100
+"""Levels of nesting of an output: as many as the gateway reads of a body."""
 LAST_WORDS = 300
 LAST_LINES = 5
 
@@ -84,9 +86,32 @@ def parsed(line: str) -> Any:
     if not text or text[0] not in '{["-0123456789tf':
         return None
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return _whole(json.loads(text, parse_constant=_refuse), text)
     except (ValueError, RecursionError):
         return None
+
+
+def _whole(value: Any, text: str) -> Any:
+    """The value as it can be written again; raises `ValueError` for one that is nested too deep for the gateway."""
+    if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
+        raise ValueError("it is nested too deep")
+    if "\\u" not in text:
+        return value
+    # Half of a character, as of a text that was cut, is no Unicode: it becomes a question mark.
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+
+
+def _depth(value: Any) -> int:
+    depth, layer = 0, [value]
+    while layer := [inner for one in layer for inner in _inside(one)]:
+        depth += 1
+    return depth
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast(dict[str, Any], value).values()
+    return cast(list[Any], value) if isinstance(value, list) else ()
 
 
 def _refuse(name: str) -> NoReturn:

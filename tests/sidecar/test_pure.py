@@ -139,6 +139,9 @@ def test_a_line_without_an_end_takes_no_more_memory_than_it_may() -> None:
         ("NaN", None),
         ("{'a': 1}", None),
         ("", None),
+        (r'{"cut": "\ud83d", "whole": "\ud83d\ude00"}', {"cut": "?", "whole": "\U0001f600"}),
+        ("[" * 102 + "]" * 102, None),
+        ("9" * 5000, None),
     ],
 )
 def test_what_is_json(line: str, value: Any) -> None:

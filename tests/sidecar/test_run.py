@@ -122,6 +122,30 @@ async def test_a_failure_says_why(
     assert attempt.outcome.signal == ("SIGKILL" if reason == "SIGKILL" else None)
 
 
+@pytest.mark.parametrize(
+    ("printed", "output"), [(r'{"text": "\ud83d"}', {"text": "?"}), ("[" * 250 + "]" * 250, None)], ids=["cut", "deep"]
+)
+async def test_an_output_that_is_no_unicode_or_too_deep_costs_nothing_else(
+    client: Client, start_run: StartRun, printed: str, output: Any
+) -> None:
+    _ = await enqueue(client, None, max_attempts=1)
+    run = await start_run(agent=(PYTHON, "-c", f"print({printed!r})"))
+    assert await run.ended() == 0, run.stderr
+    attempt = await only_attempt(client)
+    assert attempt.status == AttemptStatus.SUCCEEDED
+    assert attempt.outcome is not None
+    assert attempt.outcome.output == output
+
+
+async def test_an_echo_that_cannot_be_written_keeps_no_agent_waiting(client: Client, start_run: StartRun) -> None:
+    _ = await enqueue(client, None, max_attempts=1)
+    script = "import sys\nfor _ in range(3): sys.stdout.buffer.write('\u00e9'.encode() * (1 << 18) + b'\\n')"
+    agent = (PYTHON, "-c", script)
+    run = await start_run("--echo", agent=agent, env={"PYTHONIOENCODING": "ascii"})
+    assert await run.ended() == 0, run.stderr
+    assert run.stdout.count("?") == 3 << 18
+
+
 async def test_what_fails_is_tried_again_when_it_is_to_be(client: Client, start_run: StartRun, tmp_path: Path) -> None:
     _ = await enqueue(client, None, retry_on=["failed"], max_attempts=3)
     script = f"import sys; open({str(tmp_path / 'tries')!r}, 'a').write('x'); sys.exit(1)"
