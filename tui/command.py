@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import FLAT, LOCAL, Failure, Url, note
+from penstock.gateway.client.console import FLAT, LOCAL, PORT, Failure, Url, note
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -61,7 +61,7 @@ class Browser:
 
     web: Flag = False
     """Serve it to a browser on this machine, by a link that works once; it changes nothing."""
-    port: int | None = None
+    port: Annotated[int | None, Parameter(validator=PORT)] = None
     """With --web, the port; a free one if not given."""
     writes: Flag = False
     """With --web, let the page change things."""
@@ -72,8 +72,6 @@ class Browser:
             raise Failure(f"--{'port' if self.port is not None else 'writes'} goes with --web", 2)
         if self.web and (plain or record is not None):
             raise Failure(f"--web does not go with --{'plain' if plain else 'record'}", 2)
-        if self.port is not None and not 0 < self.port < 65536:
-            raise Failure(f"--port: {self.port} is no port; they go from 1 to 65535", 2)
 
 
 LIVE, TERMINAL = Recorded(), Browser()

@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from penstock.gateway.client.console import Failure
+from penstock.gateway.client.console import PORT_OR_ANY, Failure
 
 DEFAULT_CONFIG = Path("penstock.toml")
 
@@ -21,7 +21,7 @@ def serve(
     config: Path | None = None,
     data: Path | None = None,
     host: str | None = None,
-    port: int | None = None,
+    port: Annotated[int | None, Parameter(validator=PORT_OR_ANY)] = None,
     workers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 1,
     take_over: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:

@@ -54,7 +54,7 @@ class Connection:
     def __init__(self, url: str, key: str | None = None, compressed: bool = False) -> None:
         """`compressed`: answers come with gzip, which is worth it from far away only."""
         self.url = url.rstrip("/")
-        _check(self.url)
+        check_url(self.url)
         self._headers = {"Accept-Encoding": "gzip" if compressed else "identity"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -147,7 +147,7 @@ class Connection:
         return ClientError(message, response.status)
 
 
-def _check(url: str) -> None:
+def check_url(url: str) -> None:
     """Raises `ClientError` for what cannot be the URL of a gateway."""
     if url.startswith(UNIX + "/"):
         return

@@ -69,6 +69,8 @@ Url = Annotated[
     ),
 ]
 Limit = Annotated[int, Parameter(validator=Number(gte=1), help="How many at most.")]
+PORT, PORT_OR_ANY = Number(gte=1, lte=65535), Number(gte=0, lte=65535)
+"""What ports are held against; 0 stands for one that is free."""
 FLAT = Parameter(name="*")
 """For a dataclass of options: each of its fields is an option of the command, and its docstring the help."""
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, one object a line.")]

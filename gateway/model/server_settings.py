@@ -31,9 +31,11 @@ def http_url(value: str, keys: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it must be an http:// or https:// URL, with a host")
     try:
-        _ = parts.port
+        wrong = parts.port == 0
     except ValueError:
-        raise ValueError("its port is not a number up to 65535") from None
+        wrong = True
+    if wrong:
+        raise ValueError("its port must be a number from 1 to 65535")
     if parts.username or parts.query or parts.fragment:
         raise ValueError(f"it may hold no user info, query or fragment; keys belong into {keys}")
     return value.rstrip("/")

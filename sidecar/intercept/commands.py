@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
-from penstock.gateway.client.console import FLAT, LOCAL, Failure, Url, note
+from penstock.gateway.client.console import FLAT, LOCAL, PORT, PORT_OR_ANY, Failure, Url, note
 
 if TYPE_CHECKING:
     from penstock.sidecar.intercept.policy import Policy
@@ -34,8 +35,12 @@ Fail = Annotated[
 Admin = Annotated[str, Parameter(help="Where the sidecar listens for rollouts: HOST:PORT, or the path of a socket.")]
 Mode = Literal["env", "transparent"]
 ADMIN: Final = "127.0.0.1:8099"
-Port = Annotated[int, Parameter(help="The port of the first agent; the others follow. 0 takes free ones.")]
-PORT: Final = 8100
+FirstPort = Annotated[
+    int,
+    Parameter(validator=PORT_OR_ANY, help="The port of the first agent; the others follow. 0 takes free ones."),
+]
+Port = Annotated[int, Parameter(validator=PORT)]
+USUAL_PORT: Final = 8100
 UID: Final = 10001
 """The user of our container images."""
 
@@ -129,7 +134,7 @@ def run(
         )
     ids = rollout or given("PENSTOCK_ROLLOUT_ID"), attempt or given("PENSTOCK_ATTEMPT_ID")
     wanted = session.Wanted(
-        gateway.rstrip("/"),
+        _gateway(gateway),
         _policy(passing),
         Whose(*ids, given("PENSTOCK_TOKEN")),
         getting.socket,
@@ -154,8 +159,8 @@ def serve(
     *,
     gateway: Url = LOCAL,
     mode: Mode = "env",
-    agents: int = 1,
-    port: Port = PORT,
+    agents: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 1,
+    port: FirstPort = USUAL_PORT,
     admin: Admin = ADMIN,
     passing: Passing = PASSING,
 ) -> None:
@@ -186,16 +191,15 @@ def serve(
     token = os.environ.pop(TOKEN, "")
     if len(token) < SHORTEST or not token.isascii():
         raise Failure(f"{TOKEN}: set it to a secret of {SHORTEST} characters or more, which binding needs", 2)
-    if not 1 <= agents <= 1000 or not 0 <= port <= 65536 - agents:
-        raise Failure(f"--agents {agents}, --port {port}: there is no room for so many ports", 2)
-    if "/" not in admin and not admin.rpartition(":")[2].isdecimal():
-        raise Failure(f"--admin {admin!r} is no HOST:PORT and no path of a socket", 2)
+    if port > 65536 - agents:
+        raise Failure(f"--agents {agents}, --port {port}: there is no room for so many ports below 65536", 2)
+    _check_admin(admin)
     given = os.environ.get
     whose = Whose(given("PENSTOCK_ROLLOUT_ID"), given("PENSTOCK_ATTEMPT_ID"), given("PENSTOCK_TOKEN"))
     if agents > 1 and (mode == "transparent" or whose.rollout):
         one = "--mode transparent takes" if mode == "transparent" else "PENSTOCK_ROLLOUT_ID is for"
         raise Failure(f"--agents {agents}: {one} one agent", 2)
-    service = Service(gateway.rstrip("/"), _policy(passing), folder.absolute(), mode)
+    service = Service(_gateway(gateway), _policy(passing), folder.absolute(), mode)
     ports = [port and port + number for number in range(agents)]
     try:
         problems = asyncio.run(serving.serve(service, ports, admin, token, whose if whose.rollout else None))
@@ -205,7 +209,7 @@ def serve(
         note(f"penstock: {problem}")
 
 
-def bind(port: int, /, *, rollout: str, attempt: str | None = None, admin: Admin = ADMIN) -> None:
+def bind(port: Port, /, *, rollout: str, attempt: str | None = None, admin: Admin = ADMIN) -> None:
     """Give the agent on a port of a sidecar its rollout: from now on its calls pass.
 
     The rollout's agent token comes from PENSTOCK_TOKEN, the sidecar's from PENSTOCK_SIDECAR_TOKEN.
@@ -223,7 +227,7 @@ def bind(port: int, /, *, rollout: str, attempt: str | None = None, admin: Admin
     _ask("PUT", port, admin, {name: value for name, value in said.items() if value is not None})
 
 
-def release(port: int, /, *, admin: Admin = ADMIN) -> None:
+def release(port: Port, /, *, admin: Admin = ADMIN) -> None:
     """Take its rollout from the agent on a port of a sidecar: its connections end, and calls wait for the next one.
 
     The sidecar's token comes from PENSTOCK_SIDECAR_TOKEN.
@@ -241,8 +245,8 @@ def iptables(
     print_: Annotated[bool, Parameter("--print", negative="")] = False,
     apply: Annotated[bool, Parameter(negative="")] = False,
     remove: Annotated[bool, Parameter(negative="")] = False,
-    port: int = PORT,
-    uid: int = UID,
+    port: Port = USUAL_PORT,
+    uid: Annotated[int, Parameter(validator=Number(gte=0, lt=1 << 32))] = UID,
     tool: Literal["nft", "iptables"] | None = None,
 ) -> None:
     """Redirect connections of agents to a sidecar in transparent mode, by rules of the kernel for this network.
@@ -269,8 +273,6 @@ def iptables(
 
     if print_ + apply + remove != 1:
         raise Failure("say one of --print, --apply and --remove", 2)
-    if not 0 < port < 65536 or not 0 <= uid < 1 << 32:
-        raise Failure(f"--port {port}, --uid {uid}: there is no such port or user", 2)
     try:
         # Rules may be printed here and be made elsewhere.
         chosen = (tool or "nft") if print_ else redirecting.chosen(tool)
@@ -318,7 +320,7 @@ def check(
             return found
         given = os.environ.get
         whose = Whose(rollout or given("PENSTOCK_ROLLOUT_ID"), given("PENSTOCK_ATTEMPT_ID"), given("PENSTOCK_TOKEN"))
-        wanted = session.Wanted(gateway.rstrip("/"), _policy(passing), whose, socket)
+        wanted = session.Wanted(_gateway(gateway), _policy(passing), whose, socket)
         with session.folder_for_sockets() as folder:
             async with session.behind(wanted, Path(folder)) as front:
                 found = Check(os.environ | front.variables)
@@ -337,10 +339,27 @@ def _ask(method: str, port: int, admin: str, said: dict[str, str] | None) -> Non
 
     from penstock.sidecar.intercept.serving import ask
 
+    _check_admin(admin)
     status, words = asyncio.run(ask(method, f"/agents/{port}", admin, said))
     if status != 200:
         raise Failure(f"the sidecar at {admin} answered {status}: {words}" if status else words)
     print(words)
+
+
+def _check_admin(admin: str) -> None:
+    port = admin.rpartition(":")[2]
+    if "/" not in admin and not (port.isdecimal() and int(port) < 65536):
+        raise Failure(f"--admin {admin!r} is no HOST:PORT and no path of a socket; ports go up to 65535", 2)
+
+
+def _gateway(url: str) -> str:
+    from penstock.gateway.client.connection import ClientError, check_url
+
+    try:
+        check_url(url)
+    except ClientError as error:
+        raise Failure(str(error), 2) from None
+    return url.rstrip("/")
 
 
 def _policy(passing: Passing) -> Policy:

@@ -107,6 +107,14 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: 
         ('[[upstream]]\nname = "one"\nbase_ulr = 1\n', "upstream 'one': base_ulr: unknown key; did you mean"),
         ('[[route]]\nmodel = "gpt-*"\nupstream = ["a", 1]\n', "route 'gpt-*': upstream 2: 1 is not text"),
         ('[[route]]\nmodel = "m"\nupstream = "a"\nweights = { a = 0 }\n', "route 'm': weights.a: 0 is not more than 0"),
+        (
+            '[[upstream]]\nname = "a"\nbase_url = "http://x:99999"\n',
+            "upstream 'a': base_url: its port must be a number from 1 to 65535 (found 'http://x:99999')",
+        ),
+        (
+            "[mcp.servers.files]\nurl = 'http://x:99999/mcp'\n",
+            "mcp.servers.files.url: its port must be a number from 1 to 65535 (found 'http://x:99999/mcp')",
+        ),
         ("[[budget]]\nmodel = 'm'\n", "budget 1: name: it is missing"),
         ("[[budget]]\n[[budget]]\nname = 'team'\nlimit = 0\n", "budget 'team': limit: 0 is not more than 0"),
         ('names = ["a", "b c"]\n', "names 2: 'b c' is not the name of a host"),
@@ -162,6 +170,9 @@ WRONG = [
     ("upstream", 'base_url = "ftp://x"'),
     ("upstream", 'base_url = "http://me:pw@x"'),
     ("upstream", 'base_url = "http://x?key=1"'),
+    ("upstream", 'base_url = "http://x:99999"'),
+    ("upstream", 'base_url = "http://x:http"'),
+    ("upstream", 'base_url = "http://x:0"'),
     ("upstream", 'dialect = "grpc"'),
     ("upstream", "key_env = 1"),
     ("upstream", "connect_timeout = 0"),
@@ -177,6 +188,7 @@ WRONG = [
     ("upstream", "client_cert = 1"),
     ("upstream", "client_key = 1"),
     ("upstream", 'proxy = "http://me:pw@x"'),
+    ("upstream", 'proxy = "http://x:99999"'),
     ("upstream", "proxy_auth_env = 1"),
     ("route", "model = 1"),
     ("route", "upstream = []"),
@@ -203,6 +215,7 @@ WRONG = [
     ("", "prices = 7"),
     ("", "reload_on_change = 1"),
     ("otlp", 'endpoint = "collector:4318"'),
+    ("otlp", 'endpoint = "http://collector:43180000"'),
     ("otlp", "wait = 301"),
     ("", "mcp = 1"),
     ("mcp", "servers = 1"),
@@ -319,7 +332,7 @@ URLS = ('[[upstream]]\nname = "a"\nbase_url', UPSTREAM + "proxy", "[otlp]\nendpo
 @pytest.mark.parametrize("setting", URLS)
 def test_a_port_that_there_cannot_be_is_refused(tmp_path: Path, setting: str) -> None:
     for port in ("x", "65536"):
-        with pytest.raises(ConfigError, match=r"its port is not a number up to 65535 \(found 'http://localhost:"):
+        with pytest.raises(ConfigError, match=r"its port must be a number from 1 to 65535 \(found 'http://localhost:"):
             read(tmp_path, f'{setting} = "http://localhost:{port}/v1"\n')
 
 

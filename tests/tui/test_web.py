@@ -154,7 +154,7 @@ async def test_the_key_is_in_no_command_and_in_nothing_that_is_said() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--port", "70000", "--web"], "--port: 70000 is no port; they go from 1 to 65535"),
+        (["--port", "70000", "--web"], 'Invalid value "70000" for --port. Must be <= 65535.'),
         (["--writes"], "--writes goes with --web"),
         (["--web", "--plain"], "--web does not go with --plain"),
         (["--web", "no-such-screen"], "there is no screen 'no-such-screen'"),

@@ -246,7 +246,12 @@ def test_there_is_one_name_for_the_key() -> None:
         (("rollouts", "--limit"), 2, "--limit needs a value. See penstock rollouts --help."),
         (("enqueue", "/dev/null", "--timeout", "-5s"), 2, "--timeout needs a value."),
         (("runs", "export", "x"), 2, "--to is missing. See penstock runs export --help."),
-        (("serve", "--port", "99999"), 1, "penstock: --port: 99999 is not 65535 or less"),
+        (
+            ("serve", "--port", "99999"),
+            2,
+            'Invalid value "99999" for --port. Must be <= 65535. See penstock serve --help.',
+        ),
+        (("serve", "--port", "-1"), 2, 'Invalid value "-1" for --port. Must be >= 0. See penstock serve --help.'),
         (("show", "a b"), 1, "rollout: 'a b' is not an id: up to 128 letters, digits and . _ -"),
         (("reward", "r1/a1", "good"), 2, "VALUE: 'good' is not a number."),
         (("reward", "r1/a1"), 2, "say what it is worth: penstock reward r1/a1 1, or --dimension NAME=VALUE"),

@@ -146,7 +146,14 @@ async def test_a_unix_socket(shell: Shell) -> None:
     [
         ((), "say one of --print, --apply and --remove"),
         (("--print", "--remove"), "say one of --print, --apply and --remove"),
-        (("--print", "--port", "0"), "--port 0, --uid 10001: there is no such port or user"),
+        (
+            ("--print", "--port", "0"),
+            'Invalid value "0" for --port. Must be >= 1. See penstock sidecar iptables --help.',
+        ),
+        (
+            ("--print", "--uid", "-1"),
+            'Invalid value "-1" for --uid. Must be >= 0. See penstock sidecar iptables --help.',
+        ),
     ],
 )
 async def test_rules_that_are_not_understood(shell: Shell, words: tuple[str, ...], said: str) -> None:

@@ -260,9 +260,12 @@ async def test_it_ends_with_a_signal_and_tells_where_agents_were(pod: Pod, http:
     ("words", "secret", "said"),
     [
         (("--port", "0"), "short", "PENSTOCK_SIDECAR_TOKEN: set it to a secret of 16 characters or more"),
-        (("--agents", "0"), SECRET, "--agents 0, --port 8100: there is no room for so many ports"),
+        (("--agents", "0"), SECRET, 'Invalid value "0" for --agents. Must be >= 1.'),
+        (("--port", "99999"), SECRET, 'Invalid value "99999" for --port. Must be <= 65535.'),
         (("--port", "65530", "--agents", "9"), SECRET, "there is no room for so many ports"),
         (("--admin", "here"), SECRET, "--admin 'here' is no HOST:PORT and no path of a socket"),
+        (("--admin", "127.0.0.1:99999"), SECRET, "--admin '127.0.0.1:99999' is no HOST:PORT"),
+        (("--gateway", "http://127.0.0.1:99999"), SECRET, "'http://127.0.0.1:99999' is not the URL of a gateway"),
         (("--intercept", "a:b:c:d"), SECRET, "--intercept 'a:b:c:d' is no HOST or HOST:PORT"),
     ],
 )
@@ -270,6 +273,22 @@ async def test_wrong_words(tmp_path: Path, words: tuple[str, ...], secret: str, 
     shell = Shell("http://127.0.0.1:1", tmp_path, PENSTOCK)
     done = await shell.run("sidecar", "serve", str(tmp_path / "files"), *words, PENSTOCK_SIDECAR_TOKEN=secret)
     assert done.code == 2
+    assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("bind", "99999", "--rollout", "r1"), 'Invalid value "99999" for PORT. Must be <= 65535.'),
+        (("release", "0"), 'Invalid value "0" for PORT. Must be >= 1.'),
+        (("release", "8100", "--admin", "127.0.0.1:99999"), "--admin '127.0.0.1:99999' is no HOST:PORT"),
+        (("check", "--gateway", "http://127.0.0.1:x"), "'http://127.0.0.1:x' is not the URL of a gateway"),
+        (("run", "--gateway", "http://127.0.0.1:99999", "--", "true"), "is not the URL of a gateway"),
+    ],
+)
+async def test_a_port_that_there_is_not(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    done = await Shell("http://127.0.0.1:1", tmp_path, PENSTOCK).run("sidecar", *words)
+    assert (done.code, done.err.count("\n")) == (2, 1)
     assert said in done.err
 
 
