@@ -47,16 +47,16 @@ _log = logging.getLogger("penstock.app")
 class Process:
     """What signals do."""
 
-    def __init__(self, command: list[str] | None, watched: Path | None) -> None:
+    def __init__(self, command: list[str] | None, watched: Path | None, tape: str = "") -> None:
         """`command`: what starts the next process, None where a parent does that; `watched`: the file whose change
-        does, too."""
+        does, too; `tape`: the one that it must take over."""
         self.stopping, self.hurry = asyncio.Event(), asyncio.Event()
         self.children = set[int]()
         """Processes that were to take over, and have not ended."""
         self.code = 0
         """Of one that had taken over and has ended since."""
         self._taken = asyncio.Event()
-        self._command = command
+        self._command, self._tape = command, tape
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._watched = watched
         self._seen = self._tried = _content(watched)
@@ -102,7 +102,7 @@ class Process:
         elif self.children and not self._taken.is_set():
             _log.warning("SIGHUP: another process is taking over already")
         elif not self.stopping.is_set():
-            self.children.add(parent.start(self._command))
+            self.children.add(parent.start(self._command, {**os.environ, parent.TAPE: self._tape}))
             self._look()
 
     def _look(self) -> None:
@@ -140,6 +140,7 @@ class Process:
         """Of the process that has taken over. Not after the loop has ended: a signal would have its usual effect then,
         and nobody could stop that process any more."""
         caught = parent.hold_signals()
+        os.environ[parent.TAPE] = self._tape
         # The loop passes on those that came before.
         for _ in range(3):
             await asyncio.sleep(0)
@@ -207,7 +208,7 @@ def _run(asked: Asked, serve: Callable[[Config], Coroutine[Any, Any, Process]]) 
 
 
 async def _alone_or_parent(asked: Asked, config: Config, take_over: bool) -> Process:
-    process = Process(asked.command, asked.file if config.reload_on_change else None)
+    process = Process(asked.command, asked.file if config.reload_on_change else None, _tape(config))
     taken = take(config.data) if take_over else None
     if take_over and taken is None:
         _log.info("no gateway writes the tape in %s, so there is none to take over from: one is started", config.data)
@@ -224,6 +225,14 @@ async def _worker(config: Config, taken: Taken) -> Process:
     process = Process(None, None)
     await process.run(Gateway(config, taken), _scheme(config))
     return process
+
+
+def _tape(config: Config) -> str:
+    """Which one is written; raises `ConfigError` where another is served by the process that has started this one."""
+    tape, served = os.path.realpath(config.data), os.environ.pop(parent.TAPE, None)
+    if served not in (None, tape):
+        raise ConfigError(f"data: {config.data} is another tape than {served}, which is served: that takes a restart")
+    return tape
 
 
 def _scheme(config: Config) -> str:

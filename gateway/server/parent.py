@@ -11,18 +11,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Final
 
 _PASSED: Final = (signal.SIGTERM, signal.SIGINT)
 _AWAITED: Final = (*_PASSED, signal.SIGHUP, signal.SIGCHLD)
+TAPE: Final = "PENSTOCK_RELOADED_TAPE"
+"""The variable that tells a process which was started to take over whose tape that is. Not a word of its command: the
+version that is installed by then may be another one."""
 
 
-def start(command: list[str]) -> int:
+def start(command: list[str], variables: Mapping[str, str] = os.environ) -> int:
     """Starts a process that gets the terminal's signals from us only; its process id."""
-    return os.posix_spawn(command[0], command, os.environ, setpgroup=0, setsigmask=(), setsigdef=_AWAITED)
+    return os.posix_spawn(command[0], command, variables, setpgroup=0, setsigmask=(), setsigdef=_AWAITED)
 
 
 def hold_signals() -> int:

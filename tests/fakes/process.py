@@ -126,7 +126,8 @@ class Gateway:
 
     async def start(self, port: int = 0) -> None:
         """Start the process and wait until it is ready."""
-        words = ["serve", "--config", self.config, "--data", self.data, "--port", str(port), *self.flags]
+        data = () if "data = " in self.config.read_text() else ("--data", self.data)
+        words = ["serve", "--config", self.config, *data, "--port", str(port), *self.flags]
         env = dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(self.env)
         with self.log_path.open("ab") as log:
             if self.under or self.python != Path(sys.executable):

@@ -194,6 +194,33 @@ async def test_wrong_settings_are_refused_and_the_old_ones_stay(
             assert answer.status == 200
 
 
+@pytest.mark.parametrize(("as_parent", "flags"), [(True, ()), (False, ("--workers", "2"))])
+async def test_another_tape_is_refused_and_nothing_is_left_there(
+    tmp_path: Path, as_parent: bool, flags: tuple[str, ...]
+) -> None:
+    async with running(tmp_path, f'data = "{tmp_path / "data"}"\n', *flags) as gateway:
+        if as_parent:
+            await reload(gateway)
+            await until(lambda: is_parent(gateway))
+        gateway.config.write_text(f'data = "{tmp_path / "elsewhere"}"\n')
+        os.kill(gateway.pid, signal.SIGHUP)
+
+        async def is_refused() -> bool:
+            return "goes on" in gateway.log
+
+        await until(is_refused)
+        said = f"data: {tmp_path / 'elsewhere'} is another tape than {gateway.data}, which is served"
+        assert said in gateway.log
+        assert not (tmp_path / "elsewhere").exists()
+
+
+async def test_a_tape_by_another_name_is_the_same(tmp_path: Path) -> None:
+    async with running(tmp_path, f'data = "{tmp_path / "data"}"\n') as gateway:
+        (tmp_path / "link").symlink_to(gateway.data)
+        gateway.config.write_text(f'data = "{tmp_path / "link"}"\n')
+        await gateway.reload()
+
+
 async def test_what_lies_in_its_folder_is_not_run_in_its_place(tmp_path: Path) -> None:
     """An agent's own code, mostly: `python -m` looks there first."""
     async with beside_an_agent(tmp_path) as gateway:
