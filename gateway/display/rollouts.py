@@ -122,6 +122,7 @@ def spans(rows: Iterable[Span]) -> Listing:
         end = plain(s.error, "red") if s.error else plain(s.finish if s.kind in CALLS else content(s))
         times = (length(s), duration(s.first_byte_ns), tokens(s), s.tool_calls or "")
         head = (plain(s.attempt), plain(s.sequence), moment(s.start_ns)[5:], _what(s), plain(s.model or s.name))
+        end = Text(", ").join(filter(None, (end, lacks(s))))
         made.add_row(*head, status(s.status), plain(s.http_status), *map(plain, times), end)
     return made
 
@@ -130,7 +131,7 @@ def recent(rows: Iterable[Span], now_ns: int) -> Listing:
     """A line for each call of several rollouts, by the name that `penstock show` takes."""
     made = Listing(*RECENT)
     for s in rows:
-        facts = (plain(s.http_status), length(s), tokens(s), plain(s.error, "red"))
+        facts = (plain(s.http_status), length(s), tokens(s), troubles(s))
         place = plain(f"{s.rollout}/{s.attempt}#{s.sequence}")
         made.add_row(place, age(s.start_ns, now_ns), _what(s), plain(s.model or s.name), status(s.status), *facts)
     return made
@@ -226,7 +227,21 @@ def span_line(span: Span) -> Text:
     first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
     facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := tokens(span)) else "")
     asked = counted(span.tool_calls, "tool call") if span.tool_calls else ""
-    return joined(*label(span), status(span.status), span.error or "", *facts, asked, _tried(span))
+    return joined(*label(span), status(span.status), span.error or "", lacks(span), *facts, asked, _tried(span))
+
+
+def lacks(span: Span) -> Text:
+    """What the tape lacks of a call that has ended; empty where it has all that came."""
+    if span.kind not in CALLS or span.status in (SpanStatus.OPEN, SpanStatus.INTERRUPTED):
+        return Text()
+    if span.body is None and span.request_bytes + span.response_bytes:
+        return Text("not recorded", style="red")
+    return Text("recorded in part" if span.truncated else "", style="yellow")
+
+
+def troubles(span: Span) -> Text:
+    """Its error, and what the tape lacks of it."""
+    return Text(", ").join(filter(None, (plain(span.error, "red"), lacks(span))))
 
 
 def _tried(span: Span) -> str:

@@ -272,7 +272,7 @@ def cells(row: Row) -> list[Text | str]:
     line = Text("  " * row.depth).append(f"{number} ", "dim").append(" ".join(filter(None, what)))
     if span.kind not in CALLS and (said := shown.content(span)):
         line.append(f"  {clean(said)}", "dim")
-    standing = joined(shown.status(span.status), plain(span.error, "red")) if span.kind in CALLS or span.error else ""
+    standing = joined(shown.status(span.status), shown.troubles(span)) if span.kind in CALLS or span.error else ""
     return [line, standing, shown.length(span), shown.tokens(span)]
 
 

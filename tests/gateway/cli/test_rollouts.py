@@ -6,16 +6,18 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from fakes.process import Gateway
+from fakes.process import Gateway, limit_files, running, upstreams
+from fakes.provider import serving
 from fakes.shell import Done, Shell
 from fakes.tape import Tape
+from fakes.waiting import until
 
 from penstock.gateway.__main__ import main
 from penstock.gateway.client.client import Client
@@ -341,6 +343,34 @@ async def test_a_spans_list_may_be_empty_too(shell: Shell, client: Client) -> No
     empty, none = await asyncio.gather(shell.run("spans", "r1"), shell.run("spans", "r1", "kind:llm"))
     assert (empty.text, empty.err) == ("", "r1 has no spans yet.\n")
     assert (none.text, none.err) == ("", "No span matches.\n")
+
+
+async def test_a_call_that_a_full_disk_took_says_so(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with serving() as provider, running(tmp_path, upstreams(openai=provider.openai_url)) as gateway:
+        limit_files(gateway.pid, 8192)
+        async with http.post(f"{gateway.openai('r1')}/chat/completions", json={"model": "m"}) as answer:
+            assert answer.status == 200
+        await until(said(gateway, "recording stopped"))
+        limit_files(gateway.pid, None)
+        await until(said(gateway, "recording goes on"))
+        shell = Shell(gateway.url, tmp_path)
+        listed, tree, screen = await asyncio.gather(
+            shell.run("spans", "r1", COLUMNS="80"),
+            shell.run("show", "r1"),
+            shell.run("tui", "--plain", "rollout", "r1", COLUMNS="80"),
+        )
+        for done in (listed, tree, screen):
+            (line,) = [line for line in done.text.splitlines() if "chat" in line and " m " in line]
+            assert "not recorded" in line
+
+
+def said(gateway: Gateway, words: str) -> Callable[[], Awaitable[bool]]:
+    """Whether its log has that."""
+
+    async def has() -> bool:
+        return words in gateway.log
+
+    return has
 
 
 async def test_what_a_limit_leaves_out_is_said(shell: Shell, client: Client) -> None:

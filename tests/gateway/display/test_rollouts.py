@@ -136,6 +136,24 @@ def test_rewards_and_events_among_spans() -> None:
     check_widths("rewarded-spans", rollouts.spans(rewarded_tape().spans("r1")))
 
 
+def test_what_the_tape_lacks_of_calls() -> None:
+    """The disk was full, or an answer was too large; what runs, or came to nobody, lacks nothing."""
+    sent: dict[str, Any] = {"request_bytes": 100, "response_bytes": 1000}
+    bare: dict[str, Any] = sent | {"body": None}
+    calls = [
+        call(1, **bare),
+        call(2, status="error", error="http_500", http_status=500, **bare),
+        call(3, truncated=True, **sent),
+        call(4, status="open", end_ns=None, finish=None, **bare),
+        call(5, status="interrupted", finish=None, **bare),
+        call(6, kind="llm", dialect="opaque", model=None, method="GET", path="/v1/files", body=None),
+        call(7, kind="tool", dialect="mcp", model=None, name="tools/call search", **bare),
+        call(8, kind="event", name="exit", **none_but()),
+    ]
+    check_widths("lacking-spans", rollouts.spans(calls))
+    check_golden("lacking-calls", Group(rollouts.recent(calls, NOW), *map(rollouts.span_line, calls)))
+
+
 def test_a_summary_has_the_reward_of_the_newest_attempt_that_has_one() -> None:
     tape = weather_tape()
     rollout, attempts = tape.rollout("r1"), tape.attempts("r1")
