@@ -22,6 +22,8 @@ FIRST = "asking for work"
 """Shown before the first attempt has begun."""
 SAID = {"timeout": "timed out", "returned": "given back", "environment": "handed back"}
 ORDER = ("succeeded", "failed", "timeout", "lost", "returned", "environment")
+BACK = ("returned", "environment")
+"""Ends after which the rollout waits for another attempt."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,11 @@ class Tally:
         """Attempts."""
         return self.ends.total()
 
+    @property
+    def done(self) -> int:
+        """Attempts whose rollouts do not come back to the queue."""
+        return self.total - sum(self.ends[end] for end in BACK)
+
     def __str__(self) -> str:
         if not self.total:
             return "no attempt was made; `penstock queue` says what waits"
@@ -89,6 +96,9 @@ class Lines:
         reward = "" if result.reward is None else f", reward {result.reward:g}"
         reason = f": {' '.join(result.reason.split())}" if result.reason and result.end != "succeeded" else ""
         self.say(f"{result.name} {SAID.get(result.end, result.end)} after {result.seconds:.1f} s{reward}{reason}")
+
+    def handed_back(self, tally: Tally) -> None:
+        """One that had ended was handed back. Prints nothing."""
 
     def line(self, claim: Claim, stream: Stream, text: str) -> None:
         """Echoes a line to the stream that it came from, with the attempt in front."""
@@ -147,10 +157,16 @@ class Terminal(Lines):
         self._draw(None if self._done else f"{self._running} running")
 
     def ended(self, result: Result, tally: Tally) -> None:
-        """The bar goes on; what did not succeed is said above it."""
-        self._running, self._done = self._running - 1, self._done + 1
+        """The bar goes on, unless its rollout waits again; what did not succeed is said above it."""
+        self._running, self._done = self._running - 1, tally.done
+        self._waiting += result.end in BACK
         if result.end != "succeeded":
             super().ended(result, tally)
+        self._draw(str(tally))
+
+    def handed_back(self, tally: Tally) -> None:
+        """The bar goes back."""
+        self._done, self._waiting = tally.done, self._waiting + 1
         self._draw(str(tally))
 
     def _draw(self, description: str | None = None) -> None:

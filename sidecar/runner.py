@@ -174,6 +174,7 @@ class Runner:
             handed = await unless(self._abandoned, hand_back(client, one, self._progress.away))
             if handed:
                 self.tally.hand_back(one)
+                self._progress.handed_back(self.tally)
             else:
                 self._progress.say(f"{one.name} could not be handed back: it counts as failed")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from fakes.goldens import check_widths
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from penstock.gateway.model.queue import Claim, Event
@@ -314,6 +316,35 @@ def test_progress_says_what_goes_on_and_leaves_the_tally_to_the_command() -> Non
         assert said() == ["2 running"]
         shown.ended(Result("q1.0", "a1", "w", "succeeded", 1.0), Tally())
     assert said() == []
+
+
+@pytest.mark.parametrize(("most", "length"), [(None, 3), (10, 10)])
+def test_what_is_given_back_is_not_done(most: int | None, length: int) -> None:
+    """Its rollout waits again, and the bar is as long as before."""
+    tally = Tally()
+    with Terminal(echo=False, most=most, clock=lambda: 100.0) as shown:
+
+        def ends(end: str) -> str:
+            shown.begun(claim(), waiting=2 - tally.done)
+            result = Result("q1.0", "a1", "w", end, 1.0)  # pyright: ignore[reportArgumentType]
+            tally.add(result)
+            shown.ended(result, tally)
+            return bar()
+
+        def bar() -> str:
+            written = io.StringIO()
+            Console(width=80, file=written).print(*shown.picture())
+            (found,) = re.findall(r"(\d+/\d+) ", written.getvalue())
+            return found
+
+        assert ends("succeeded") == f"1/{length}"
+        assert ends("environment") == ends("returned") == f"1/{length}"
+        assert ends("failed") == f"2/{length}"
+        # What the runner takes back later, because agents could not work.
+        tally.hand_back(Result("q1.0", "a1", "w", "failed", 1.0))
+        shown.handed_back(tally)
+        assert bar() == f"1/{length}"
+        assert ends("succeeded") == f"2/{length}"
 
 
 def test_nothing_to_do_is_told() -> None:
