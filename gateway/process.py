@@ -108,7 +108,7 @@ class Process:
     def _look(self) -> None:
         code = parent.ended(self.children)
         if code is not None and not self._taken.is_set():
-            _log.error("the process that was to take over has ended with status %d: this one goes on as it is", code)
+            _log.error(parent.GOES_ON, code)
         elif code or (code is not None and not self.children):
             _log.error("a process that had taken over has ended with status %d", code)
             self.code = code

@@ -18,6 +18,7 @@ from typing import Final
 
 _PASSED: Final = (signal.SIGTERM, signal.SIGINT)
 _AWAITED: Final = (*_PASSED, signal.SIGHUP, signal.SIGCHLD)
+GOES_ON: Final = "a process that was started to take over has ended with status %d: the gateway goes on as it is"
 TAPE: Final = "PENSTOCK_RELOADED_TAPE"
 """The variable that tells a process which was started to take over whose tape that is. Not a word of its command: the
 version that is installed by then may be another one."""
@@ -75,7 +76,7 @@ def main(children: set[int], caught: int, command: list[str]) -> int:
             found = ended(children)
             code = code if found is None else found
             if found and children:
-                print(f"penstock: a process has ended with status {found}: the other goes on", file=sys.stderr)
+                print(f"penstock: {GOES_ON % found}", file=sys.stderr)
         else:
             for child in children:
                 with suppress(ProcessLookupError):
