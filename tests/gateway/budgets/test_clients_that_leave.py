@@ -133,12 +133,13 @@ class _Team:
 
 
 async def test_a_client_that_leaves_before_the_tape_is_asked_leaves_nothing_behind(
-    tmp_path: Path, http: aiohttp.ClientSession
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its span is written first, and what is reserved after that nobody would ever give back."""
     async with inside(tmp_path, http, budget=[budget()]) as rig:
         budgets, recorder, writes = rig.gateway.budgets, rig.gateway.recorder, threading.Event()
-        budgets._alone, budgets._team = False, (team := _Team())
+        budgets._alone, team = False, _Team()
+        monkeypatch.setattr(budgets, "_team", team)
         async with rig.client() as client:
             client.send(rig.call(json.dumps(CHAT).encode()))
             await team.asked.wait()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
+from fakes.runs import until
 
 from penstock.gateway.calls.joining import Joining
 from penstock.gateway.metrics import Metrics
@@ -21,8 +22,6 @@ from penstock.gateway.server.figures import dump
 from penstock.gateway.server.handover import Place
 from penstock.gateway.server.link import Handler, Link
 from penstock.gateway.server.teamwork import Parts, Teamwork
-
-PATIENCE = 10.0
 
 
 class First:
@@ -38,9 +37,14 @@ class First:
         self.metrics = Metrics()
 
     async def start(self) -> None:
-        waiting, budgets = Waiting(), SimpleNamespace(for_others=lambda: ({}, lambda: None), look_again=lambda: None)
+        waiting, nothing = Waiting(), cast(dict[str, Any], {})
+
+        def follower(kind: type[Waiting]) -> Waiting:
+            return waiting
+
+        budgets = SimpleNamespace(for_others=lambda: (nothing, lambda: None), look_again=lambda: None)
         parts: Any = SimpleNamespace(
-            store=SimpleNamespace(follower=lambda _: waiting), metrics=self.metrics, budgets=budgets, pools={},
+            store=SimpleNamespace(follower=follower), metrics=self.metrics, budgets=budgets, pools={},
             pins=None, wrote=lambda: None,
         )  # fmt: skip
         self.work.repaired(cast(Any, SimpleNamespace(repaired=None)))
@@ -51,13 +55,8 @@ class First:
         link = Link(lambda _: None, lambda _: None, {"figures": figures, "past": lambda *_: None})
         await asyncio.get_running_loop().create_unix_connection(lambda: link, self.path)
         link.tell("hello", {"process": name, "past": (0.0, []), "paused": {}})
-        await self.when(lambda: name in self.work.processes())
+        await until(lambda: name in self.work.processes())
         return link
-
-    async def when(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not holds():  # noqa: ASYNC110 - nobody tells of what comes over a link
-                await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ async def test_what_a_worker_has_counted_that_died_while_others_were_asked_count
     # Its answer to that has come when that to the next question has.
     await first.work.leader.links[0].ask("figures")
     dies.close()
-    await first.when(lambda: first.work.processes() == {"lives"})
+    await until(lambda: first.work.processes() == {"lives"})
     late.set_result(counts(2))
     assert (await asking).otlp_spans[("stored",)] == 7
     assert (await first.work.figures()).otlp_spans[("stored",)] == 7
@@ -100,5 +99,6 @@ async def test_calls_of_which_nothing_is_heard_any_more_are_forgotten(monkeypatc
     for number in range(50):
         asked = Asked(number, "peer", None, b"", b"", f"resp-{number}", answers=True)
         await find(msgspec.to_builtins(asked))
-    (worker,) = (cell.cell_contents for cell in find.__closure__ if isinstance(cell.cell_contents, conversing._Worker))
+    held = [cell.cell_contents for cell in cast(Any, find).__closure__]
+    (worker,) = [one for one in held if isinstance(one, conversing._Worker)]
     assert len(worker.under_way) == 10

@@ -49,11 +49,19 @@ async def test_a_host_that_cannot_be_one_is_refused(front: Front, where: str) ->
         await writer.wait_closed()
 
 
+def far(accepted: socket.socket) -> tuple[str, int]:
+    return FAR
+
+
+def no(accepted: socket.socket) -> bool:
+    return False
+
+
 async def test_a_redirected_connection_that_is_reset_before_it_has_spoken_is_over(
     front: Front, passed: list[Passed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redirected, "wanted", lambda _: FAR)
-    monkeypatch.setattr(redirected, "is_own", lambda _: False)
+    monkeypatch.setattr(redirected, "wanted", far)
+    monkeypatch.setattr(redirected, "is_own", no)
     port = front.start_redirected()
     client = socket.create_connection(("127.0.0.1", port))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

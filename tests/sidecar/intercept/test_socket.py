@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +73,8 @@ async def rig(start_gateway: StartGateway, tmp_path: Path) -> AsyncGenerator[Rig
 async def test_calls_on_a_socket_are_those_of_the_rollout(
     rig: Rig, http: aiohttp.ClientSession, lies: str, tmp_path: Path
 ) -> None:
-    given = {"TMPDIR": deep_folder(tmp_path)} if lies == "deep" else {}
-    done = await rig.shell.run("sidecar", "--socket", "--rollout", "r1", *AGENT, **given)
+    given = deep_folder(tmp_path) if lies == "deep" else tempfile.gettempdir()
+    done = await rig.shell.run("sidecar", "--socket", "--rollout", "r1", *AGENT, TMPDIR=given)
     assert (done.code, done.err) == (0, "")
     assert done.text.count('{"id": "c-1"') == 2
     first, second = await Tape(rig.gateway.url, http).spans("r1", 2)
