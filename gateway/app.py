@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ from penstock.gateway.server import cautions
 from penstock.gateway.server.bridge import ControlPlane, LeaderPlane
 from penstock.gateway.server.dispatch import Dispatch
 from penstock.gateway.server.duties import Duties
-from penstock.gateway.server.ending import cut_off, first
+from penstock.gateway.server.ending import cut_off, ended, first
 from penstock.gateway.server.handover import ALONE, Offer, Taken
 from penstock.gateway.server.health import State
 from penstock.gateway.server.inside import Inside
@@ -315,9 +316,8 @@ class Gateway:
         self.state.draining = True
         self._port.leave()
         self._work.leave()
-        await self.budgets.share()
         # That may take a moment, and nobody is to wait for it.
-        await self._duties.end(last=False)
+        await ended(self.budgets.share, partial(self._duties.end, last=False))
         self._listening.accept_no_more()
         await end_followers(self._runner.app)
         # What has ended for a client is on the tape before the other process can be asked about it.
@@ -372,16 +372,11 @@ class Gateway:
         if self._first is not None:
             await self._first.finish(_CONTROL_SECONDS)
         self.mcp.sessions.close()
-        await self.audit.finish(_CONTROL_SECONDS)
-        await self.bridge.stop()
-        await self._checks.stop()
-        await self.budgets.stop()
-        await self.coverage.stop()
-        await self.offer.close()
-        await self._duties.end(last=True)
-        await self._others.stop()
-        await self.definitions.close()
-        await self._work.stop()
+        await ended(
+            partial(self.audit.finish, _CONTROL_SECONDS), self.bridge.stop, self._checks.stop, self.budgets.stop,
+            self.coverage.stop, self.offer.close, partial(self._duties.end, last=True), self._others.stop,
+            self.definitions.close, self._work.stop,
+        )  # fmt: skip
         # This releases answers that wait for the tape.
         await self.recorder.close()
         await self.operations.finish(_CONTROL_SECONDS)

@@ -87,6 +87,8 @@ class Control:
     heavy: HeavyReads = field(default_factory=HeavyReads)
     """Where whatever reads the bytes of calls waits for its turn."""
     followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])
+    doing: set[asyncio.Future[object]] = field(default_factory=set[asyncio.Future[object]])
+    """Operations that are done to their end, whoever waits for the answer."""
 
 
 CONTROL = web.AppKey("control", Control)

@@ -75,11 +75,18 @@ class Route:
     """The least role of a key that opens it, where that is not told by its path."""
     often: bool = False
     """True for a GET that runners ask for with every rollout."""
+    waits: bool = False
+    """True for a POST that waits for something to be there, which its client may give up."""
 
     @property
     def operation(self) -> bool:
         """Whether it is answered where it was parsed (`gateway.api.operations`)."""
         return self.often or self.body is not None
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is an operation that is done as a whole."""
+        return self.body is not None and not (self.reads or self.waits)
 
     @property
     def needs(self) -> Role:

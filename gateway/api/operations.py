@@ -76,10 +76,15 @@ class Operations:
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
+    @property
+    def running(self) -> int:
+        """How many are being done."""
+        return len(self._running)
+
     async def finish(self, seconds: float) -> None:
         """Waits for running operations, but not for long."""
-        if self._running:
-            await asyncio.wait(self._running, timeout=seconds)
+        if left := {*self._running, *self._control.doing}:
+            await asyncio.wait(left, timeout=seconds)
 
     async def _answer(
         self, client: ClientConnection, request: Request, route: Route, ids: dict[str, str], trusted: bool
@@ -161,4 +166,10 @@ async def operate(
         asked.came_with(key)
     for name, value in ids.items():
         guard.check_id(name, value)
-    return await route.handler(control, ids, asked)
+    if not route.changes:
+        return await route.handler(control, ids, asked)
+    # What is on the tape is followed here too, also where nobody waits for the answer any more.
+    doing = asyncio.ensure_future(route.handler(control, ids, asked))
+    control.doing.add(doing)
+    doing.add_done_callback(control.doing.discard)
+    return await asyncio.shield(doing)

@@ -232,7 +232,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", f"{_RELEASE}/rehearse", "rehearse", "Take runs of a rehearsal",
-        ClaimAnswer, rehearse, body=ClaimRequest, errors=(409,),
+        ClaimAnswer, rehearse, body=ClaimRequest, errors=(409,), waits=True,
     ),
     Route("GET", "/api/rollouts/{rid}/pins", "pins", "What a rollout was given", PinList, get_pins),
 )  # fmt: skip

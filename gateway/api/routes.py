@@ -249,7 +249,7 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/api/rollouts/{rid}/requeue", "requeue", "Queue a rollout again",
         Rollout, queue.requeue, body=Said, errors=(409,),
     ),
-    Route("POST", "/api/claims", "claim", "Take work", ClaimAnswer, queue.claim, body=ClaimRequest),
+    Route("POST", "/api/claims", "claim", "Take work", ClaimAnswer, queue.claim, body=ClaimRequest, waits=True),
     Route(
         "POST", "/api/workers/{wid}/heartbeat", "heartbeat", "Keep what was claimed",
         HeartbeatAnswer, queue.heartbeat, body=HeartbeatRequest,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.gateway.index.link import Link
@@ -13,6 +14,7 @@ from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.adapter_keeper import AdapterKeeper
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.retention.service import Retention
+from penstock.gateway.server.ending import ended
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.webhooks.service import Webhooks
 
@@ -53,11 +55,8 @@ class Duties:
             return
         self.begun = False
         if self.exporter is not None:
-            await self.recorder.flush()
-            await self.exporter.stop(last)
-        await self.retention.stop()
-        await self.dispatcher.stop()
-        await self.releases.stop()
-        await self.adapter_keeper.stop()
-        await self.webhooks.stop()
-        await asyncio.to_thread(self.index.close)
+            await ended(self.recorder.flush, partial(self.exporter.stop, last))
+        await ended(
+            self.retention.stop, self.dispatcher.stop, self.releases.stop, self.adapter_keeper.stop,
+            self.webhooks.stop, partial(asyncio.to_thread, self.index.close),
+        )  # fmt: skip

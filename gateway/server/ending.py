@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from penstock.gateway.model.wording import counted
@@ -21,6 +21,16 @@ async def first(events: Sequence[asyncio.Event], seconds: float | None = None) -
     await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for one in waiting:
         one.cancel()
+
+
+async def ended(*parts: Callable[[], Awaitable[object]]) -> None:
+    """Ends one part after the other. What fails at it keeps no other from its end, and nothing that is queued from the
+    tape."""
+    for end in parts:
+        try:
+            await end()
+        except Exception:
+            _log.exception("a part of the gateway has not ended as it should")
 
 
 def cut_off(running: Iterable[Running]) -> None:
