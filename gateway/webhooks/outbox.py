@@ -8,6 +8,7 @@ was written. A webhook that is new is told nothing of links from before.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
@@ -26,6 +27,7 @@ KEPT: Final = 10_000
 NOTE: Final = "webhooks"
 """The note on the tape with the names of the webhooks that there were."""
 _SLICE: Final = 256
+_log = logging.getLogger("penstock.webhooks")
 
 Wanted = Mapping[str, Collection[Event]]
 """What each webhook is told of, by its name."""
@@ -71,8 +73,17 @@ class Outbox:
         told, there = int.from_bytes(self._tape.get(TOLD, name.encode()) or b""), _revision(stored)
         if there > told:
             self._tape.put(TOLD, name.encode(), keys.u32(there))
-        found = (self._tape.get("audit", keys.numbered_key(name, number)) for number in range(told + 1, there + 1))
-        return [(name, Entry.model_validate_json(link)) for link in found if link is not None]
+        found = (self._link(name, number) for number in range(told + 1, there + 1))
+        return [(name, link) for link in found if link is not None]
+
+    def _link(self, name: str, number: int) -> Entry | None:
+        """One that is damaged must not keep back all that follow, of this release and of others."""
+        stored = self._tape.get("audit", keys.numbered_key(name, number))
+        try:
+            return None if stored is None else Entry.model_validate_json(stored)
+        except ValueError:
+            _log.error("no webhook is told of entry %d of release %s: it cannot be read", number, name)
+            return None
 
     def _made(self, release: str, entry: Entry, event: Event, webhook: str) -> Delivery:
         number = self._tape.last(DELIVERIES) + 1
@@ -146,10 +157,13 @@ class OutboxReader:
             return [key.decode() for key, it in view.scan("releases") if _revision(it) > told.get(key, 0)]
 
     def link(self, delivery: Delivery) -> tuple[Release, Entry] | None:
-        """What a delivery tells of; None where the tape has lost it."""
+        """What a delivery tells of; None where the tape has lost it, or it cannot be read."""
         with self._tape.view() as view:
             release = view.get("releases", delivery.release.encode())
             entry = view.get("audit", keys.numbered_key(delivery.release, delivery.entry))
         if release is None or entry is None:
             return None
-        return Release.model_validate_json(release), Entry.model_validate_json(entry)
+        try:
+            return Release.model_validate_json(release), Entry.model_validate_json(entry)
+        except ValueError:
+            return None

@@ -37,6 +37,7 @@ AT_ONCE: Final = 4
 BETWEEN_S, RETRY_S, GRACE_S = 0.05, 1.0, 2.0
 """Between two looks at the tape; until a tape that failed is looked at again; how long requests may still take when the
 gateway stops."""
+_UNSENT: Final = Answer(None, "the gateway failed at it; its log says why")
 _log = logging.getLogger("penstock.webhooks")
 
 
@@ -155,7 +156,8 @@ class Webhooks:
                 queue[0] = await self._attempt(queue[0])
             except Exception:
                 _log.exception("delivery %d to webhook %s could not be sent", queue[0].number, lane.webhook)
-                await asyncio.sleep(RETRY_S)
+                now = self._now_ns()
+                queue[0] = after(queue[0], _UNSENT, now, now, random.uniform(0.5, 1.5))
             if queue[0].status != "waiting":
                 queue.popleft()
             self._measure(lane.webhook)
@@ -182,7 +184,7 @@ class Webhooks:
         hook, sent_ns = self._hooks[delivery.webhook], self._now_ns()
         found = self.reader.link(delivery)
         if found is None:
-            done = given_up(delivery, "its entry is not on the tape any more")
+            done = given_up(delivery, "its entry is not on the tape any more, or cannot be read")
         elif hook.name in self._gone:
             done = given_up(delivery, f"{GONE} before: it wants no more messages")
         else:

@@ -1,0 +1,88 @@
+"""A link of an audit chain that cannot be read keeps back nothing that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from fakes.experiment import prompt
+from fakes.hook import SECRET, Hook, hooked
+from fakes.releasing import Bench, bench, counting
+from fakes.waiting import until
+
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.webhook import Delivery
+from penstock.gateway.model.webhook_settings import Webhook
+from penstock.gateway.releases.operations import ReleaseOperations
+from penstock.gateway.releases.transitions import WANTED, entry
+from penstock.gateway.store import keys
+from penstock.gateway.store.feed import Feed
+from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.webhooks.service import Webhooks
+
+
+@asynccontextmanager
+async def telling(made: Bench, hook: Hook) -> AsyncGenerator[Webhooks]:
+    """The webhooks of a gateway, with one that is told of everything."""
+    context = made.context
+    hooks = [Webhook(name="pager", url=hook.url, secret_env="PAGER_SECRET")]
+    feed = Feed(context.tape.cursor())
+    patched = pytest.MonkeyPatch()
+    patched.setattr(context.recorder, "_committed", feed.committed)
+    webhooks = Webhooks(hooks, context.tape, context.recorder, feed, Metrics(), context.now_ns)
+    await webhooks.start()
+    try:
+        yield webhooks
+    finally:
+        await webhooks.stop()
+        patched.undo()
+
+
+async def damaged(made: Bench, release: Release) -> None:
+    """One more link of its chain, which cannot be read."""
+
+    def abort(tape: Transaction) -> None:
+        link = entry("abort", "ann", "it is worse")
+        _ = ReleaseOperations(tape).change(release.id, None, WANTED["abort"](release), link, made.context.now_ns())
+        tape.put("audit", keys.numbered_key(release.id, 2), b"damaged")
+
+    await made.do(abort)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the start", "later"])
+async def test_others_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+    monkeypatch.setenv("PAGER_SECRET", SECRET)
+    async with counting() as provider, bench(tmp_path, provider) as made, hooked() as hook:
+        await made.add("other", prompt("You are a helpful librarian. Never lend a rare book.", sent=True))
+        await made.add("other", prompt("You are a helpful librarian. Never lend a rare book to anybody."))
+        async with telling(made, hook):
+            bad = await made.release()
+            await hook.until(lambda: len(hook.taken) == 1)
+            if not before:
+                await damaged(made, bad)
+        if before:
+            await damaged(made, bad)
+        _ = await made.release("other")
+        async with telling(made, hook):
+            await hook.until(lambda: len(hook.taken) == 2)
+        assert hook.types == ["release.start", "release.start"]
+
+
+async def test_what_cannot_be_sent_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGER_SECRET", SECRET)
+    async with counting() as provider, bench(tmp_path, provider) as made, hooked() as hook:
+        async with telling(made, hook):
+            release = await made.release()
+            await hook.until(lambda: len(hook.taken) == 1)
+        await made.do(lambda tape: tape.put("audit", keys.numbered_key(release.id, 1), b"damaged"))
+        waits = Delivery(number=1, webhook="pager", id="m", event="start", release=release.id, entry=1, made_ns=1)
+        await made.do(lambda tape: tape.put("deliveries", keys.number(1), waits.model_dump_json().encode()))
+        async with telling(made, hook) as webhooks:
+
+            async def is_given_up() -> bool:
+                return [one.status for one in webhooks.reader.newest()] == ["given_up"]
+
+            await until(is_given_up)
