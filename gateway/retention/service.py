@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from time import monotonic
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.audit import Said
@@ -28,6 +28,7 @@ from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.retention import ForgottenPage, HoldingList, RetentionRule, RetentionStatus
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.summaries import last_seen_ns, summarised
+from penstock.gateway.retention.due import Due, some_of
 from penstock.gateway.retention.operations import (
     FORGOTTEN,
     HELD,
@@ -49,8 +50,6 @@ SHARE: Final = 20
 """How many times as long as a look, or a pass over the file, the pause after it is."""
 AT_ONCE: Final = 64
 """Rollouts that are taken off the tape in one transaction."""
-LOOKED: Final = 512
-"""Rollouts that are looked at without a pause."""
 RETRY_S: Final = 5.0
 """After how long a step is tried again that the tape did not take."""
 READER_S: Final = 1.0
@@ -59,14 +58,6 @@ FOR_SPACE: Final = "space"
 """Why rollouts go that no rule names."""
 T = TypeVar("T")
 _log = logging.getLogger("penstock.retention")
-
-
-class Due(NamedTuple):
-    """A rollout whose time is over."""
-
-    rollout: str
-    why: str
-    """The rule."""
 
 
 class Retention:
@@ -96,6 +87,9 @@ class Retention:
         self._given_up = dict[str, str]()
         """Rollouts of which not all can be wiped, because the tape is damaged there: why. They wait for the next start.
         """
+        self._unreadable = dict[str, str]()
+        """Rollouts that cannot be read, or taken off the tape, because it is damaged there: why. They keep back no
+        others."""
         self._hiding = set[asyncio.Future[Forgotten]]()
         self._recalled = self._urgent = False
         self.hidden_at = store.cursor()
@@ -164,8 +158,9 @@ class Retention:
     @property
     def _unwipeable(self) -> str:
         """Why calls of some rollouts stay where they are."""
-        said = "; ".join(f"{rollout}: {why}" for rollout, why in list(self._given_up.items())[:3])
-        return f"{len(self._given_up):,} rollouts cannot be deleted ({said})" if said else ""
+        found = {**self._given_up, **self._unreadable}
+        said = "; ".join(f"{rollout}: {why}" for rollout, why in list(found.items())[:3])
+        return f"{len(found):,} rollouts cannot be deleted ({said})" if said else ""
 
     def holds(self) -> HoldingList:
         """Who is kept."""
@@ -313,12 +308,12 @@ class Retention:
         more = True
         while more and not self._stopping.is_set() and (most := wanted()):
             began = monotonic()
-            some, more = await asyncio.to_thread(_some, found, most)
+            some, more = await asyncio.to_thread(some_of, found, most)
             self._looking += monotonic() - began
             for why in dict.fromkeys(one.why for one in some):
                 busy = await self._busy()
                 names = [one.rollout for one in some if one.why == why and one.rollout not in busy]
-                made = await self._step(partial(_retire, names, why, self._now_ns()))
+                made = await self._taken_off(names, why)
                 for one in made:
                     self._gone(one.rollout)
                     self._to_wipe.append(one.rollout)
@@ -328,6 +323,21 @@ class Retention:
             await self._wipe()
             await asyncio.sleep(0)
 
+    async def _taken_off(self, names: Sequence[str], why: str) -> list[Forgotten]:
+        try:
+            return await self._step(partial(_retire, names, why, self._now_ns()))
+        except Damaged as error:
+            if len(names) == 1:
+                self._leave(names[0], error)
+                return []
+        # Which of them it is shows one by one.
+        return [made for name in names for made in await self._taken_off([name], why)]
+
+    def _leave(self, rollout: str, error: TapeError) -> None:
+        if rollout not in self._unreadable:
+            _log.error("rollout %s stays, whatever the rules say: %s", rollout, error)
+        self._unreadable[rollout] = str(error)
+
     def _over(self, now: int) -> Iterator[Due | None]:
         """For each rollout that may be old enough, by which rule its time is over; None where by none."""
         youngest = now - min(rule.after_ns for rule, _ in self._rules)
@@ -335,7 +345,10 @@ class Retention:
             # One of a clock that was wrong says nothing of those that follow.
             if youngest < rollout.created_ns <= now:
                 return
-            yield self._rule_of(rollout, now) if self._may_go(rollout) else None
+            try:
+                yield self._rule_of(rollout, now) if self._may_go(rollout) else None
+            except TapeError as error:
+                self._leave(rollout.id, error)
 
     def _rule_of(self, rollout: Rollout, now: int) -> Due | None:
         attempts = self._store.attempts(rollout.id)
@@ -347,7 +360,7 @@ class Retention:
         return next((Due(rollout.id, str(rule)) for rule, query in due if query.matches_rollout(row)), None)
 
     def _may_go(self, rollout: Rollout) -> bool:
-        if rollout.status not in FINAL:
+        if rollout.status not in FINAL or rollout.id in self._unreadable:
             return False
         with self._store.view() as view:
             return view.get(HELD, keys.rollout_key(rollout.id)) is None
@@ -369,21 +382,6 @@ class Retention:
                 "runs, is kept by somebody, or a release has not counted it"
             )
             _log.warning("%s", self._full)
-
-
-def _some(found: Iterator[Due | None], most: int) -> tuple[list[Due], bool]:
-    """At most so many of those that are found, and whether there may be more."""
-    some: list[Due] = []
-    for _ in range(LOOKED):
-        try:
-            one = next(found)
-        except StopIteration:
-            return some, False
-        if one is not None:
-            some.append(one)
-            if len(some) == most:
-                break
-    return some, True
 
 
 def _wipe(going: Sequence[tuple[str, Place]], tape: Transaction) -> list[Place | None]:

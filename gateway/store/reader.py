@@ -16,6 +16,7 @@ from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import codec, keys
+from penstock.gateway.store.directory import Damaged
 from penstock.gateway.store.environment import ORDER, Cursor, Environment
 from penstock.gateway.store.exchanges import exchange
 from penstock.gateway.store.records import Style
@@ -95,11 +96,11 @@ class Reader:
             before = found[-1]
 
     def oldest_first(self, after: int = 0) -> Iterator[tuple[int, Rollout]]:
-        """All rollouts beyond this number, the oldest first, with their numbers."""
+        """All rollouts beyond this number that can be read, the oldest first, with their numbers."""
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
                 numbers = _numbers_above(cursor, after)
-                stored = [(number, view.rollout_of(number)) for number in numbers]
+                stored = [(number, _readable(view, number)) for number in numbers]
             yield from ((number, rollout) for number, rollout in stored if rollout is not None)
             if len(numbers) < _SLICE:
                 return
@@ -261,6 +262,14 @@ class Reader:
 def _possible(*names: str) -> bool:
     """False when no such name can exist."""
     return all(map(_ID.fullmatch, names))
+
+
+def _readable(view: View, number: int) -> Rollout | None:
+    """The rollout with this number, unless it is damaged: `check` reports that."""
+    try:
+        return view.rollout_of(number)
+    except (Damaged, *codec.UNREADABLE):
+        return None
 
 
 def _numbers(cursor: Cursor, before: int | None) -> list[int]:

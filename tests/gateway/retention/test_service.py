@@ -52,7 +52,7 @@ class Call:
 
 @asynccontextmanager
 async def retaining(
-    store: Store, rules: Sequence[RetentionRule] = (), busy: Collection[str] = ()
+    store: Store, rules: Sequence[RetentionRule] = (), busy: Collection[str] = (), keep_bytes: int | None = None
 ) -> AsyncGenerator[tuple[Retention, Recorder]]:
     """What a gateway does with a tape, while calls of these rollouts are being served."""
     metrics = Metrics()
@@ -62,7 +62,7 @@ async def retaining(
     async def busy_now() -> Collection[str]:
         return busy
 
-    retention = Retention(rules, None, store, recorder, metrics, time.time_ns, busy_now, list[str]().append)
+    retention = Retention(rules, keep_bytes, store, recorder, metrics, time.time_ns, busy_now, list[str]().append)
     retention.start()
     try:
         yield retention, recorder
@@ -108,6 +108,38 @@ async def test_a_rollout_whose_bodies_are_damaged_stays_alone(store: Store) -> N
     with store.view() as view:
         left = {key for key, record in view.scan("forgotten") if b'"wiped":true' not in record}
     assert left == {b"r2\0"}
+
+
+@pytest.mark.parametrize("database", ["attempts", "rollouts"])
+async def test_a_rule_goes_on_behind_a_rollout_that_is_damaged(store: Store, database: str) -> None:
+    for at in range(4):
+        ended(store, call(f"r{at}"))
+    with store.view() as view:
+        origins = view.origins("r1")
+        assert origins is not None
+        prefix = keys.rollout_key("r1") if database == "rollouts" else keys.number(origins.number)
+        (key,) = [key for key, _ in view.scan(database, prefix)]
+    store.write([Task(lambda tape: tape.put(database, key, b"\xc1"))])
+    async with retaining(store, [RetentionRule(filter="", after="1d")]) as (retention, _):
+
+        async def gone() -> bool:
+            return retention.status(0).retired == 3
+
+        await until(gone)
+        assert ("r1: " in retention.status(0).stuck) == (database == "attempts")
+
+
+async def test_where_the_tape_is_full_what_is_damaged_stays_alone(store: Store) -> None:
+    for at in range(4):
+        ended(store, call(f"r{at}"))
+    store.write([Task(lambda tape: tape.put("pins", keys.rollout_key("r1"), b"damaged"))])
+    async with retaining(store, keep_bytes=1) as (retention, _):
+
+        async def gone() -> bool:
+            return retention.status(0).retired == 3
+
+        await until(gone)
+        assert "r1: " in retention.status(0).stuck
 
 
 async def test_a_rule_leaves_a_rollout_alone_while_a_call_of_it_is_served(store: Store) -> None:
