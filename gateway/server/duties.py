@@ -5,9 +5,11 @@ tell others of what happens, keep an index.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.gateway.index.link import Link
 from penstock.gateway.queue.dispatcher import Dispatcher
@@ -15,11 +17,18 @@ from penstock.gateway.releases.adapter_keeper import AdapterKeeper
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.retention.service import Retention
 from penstock.gateway.server.ending import ended
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.webhooks.service import Webhooks
 
 if TYPE_CHECKING:
     from penstock.gateway.otlp.exporter import Exporter
+
+
+RETRY_S: Final = 1.0
+"""After how long what could not begin is begun again."""
+_log = logging.getLogger("penstock.app")
+Start: TypeAlias = "Callable[[], Awaitable[None]]"
 
 
 @dataclass(slots=True)
@@ -36,27 +45,52 @@ class Duties:
     exporter: Exporter | None
     begun: bool = False
     """Whether this process has them."""
+    _beginning: asyncio.Future[None] | None = None
 
     async def begin(self) -> None:
         """Nobody else has them."""
         self.begun = True
         self.index.begin()
-        await self.dispatcher.start()
-        await self.webhooks.start()
-        await self.releases.start()
+        starts = [self.dispatcher.start, self.webhooks.start, self.releases.start]
+        starts += [] if self.exporter is None else [self.exporter.start]
+        waiting = await _not_started(starts)
         self.adapter_keeper.start()
         self.retention.start()
-        if self.exporter is not None:
-            await self.exporter.start()
+        if waiting:
+            self._beginning = asyncio.ensure_future(self._begin_later(waiting))
+
+    async def _begin_later(self, waiting: Sequence[Start]) -> None:
+        """Where the tape was full just then. Calls are served meanwhile: whoever has handed over to this process does
+        not serve any more."""
+        while waiting:
+            await asyncio.sleep(RETRY_S)
+            waiting = await _not_started(waiting)
+        _log.info("all that only one process may do has begun")
 
     async def end(self, last: bool) -> None:
         """Lets go of them, once. `last`: nobody goes on with them at once, so the collector gets all that is there."""
         if not self.begun:
             return
         self.begun = False
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.gather(self._beginning, return_exceptions=True)
         if self.exporter is not None:
             await ended(self.recorder.flush, partial(self.exporter.stop, last))
         await ended(
             self.retention.stop, self.dispatcher.stop, self.releases.stop, self.adapter_keeper.stop,
             self.webhooks.stop, partial(asyncio.to_thread, self.index.close),
         )  # fmt: skip
+
+
+async def _not_started(starts: Sequence[Start]) -> list[Start]:
+    """Those that the tape did not let start."""
+    left = list[Start]()
+    for start in starts:
+        try:
+            await start()
+        except TapeError as error:
+            # The recorder tells of a tape that it cannot write, once.
+            _log.debug("a part of the gateway waits for the tape: %s", error)
+            left.append(start)
+    return left

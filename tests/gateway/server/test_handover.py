@@ -24,11 +24,13 @@ from fakes.waiting import until
 
 from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.queue import ClaimRequest
+from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.server import parent
 from penstock.gateway.store import Store
 
 EVENT = chunk(b"data: 1\n\n")
+FULL = 16_384
+"""The first pages of a tape: what is written comes after them."""
 END = chunk(b"data: [DONE]\n\n") + chunk(b"")
 STREAM = [request(), send(events_head() + EVENT), wait("go"), send(END)]
 
@@ -220,6 +222,31 @@ async def test_a_tape_by_another_name_is_the_same(tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to(gateway.data)
         gateway.config.write_text(f'data = "{tmp_path / "link"}"\n')
         await gateway.reload()
+
+
+async def test_a_reload_while_the_disk_is_full_leaves_a_gateway(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """What the next process has to write of work that was handed out waits until there is room."""
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url)) as gateway,
+        Client(gateway.url) as client,
+    ):
+        _ = await client.enqueue([RolloutSpec(id="r1")])
+        assert len((await client.claim(ClaimRequest(worker="w1", lease_s=600))).claims) == 1
+        limit_files(gateway.pid, FULL)
+        successor = await reload(gateway)
+        async with http.post(f"{gateway.openai('r')}/chat/completions", json={"model": "m"}) as answer:
+            assert answer.status == 200
+        await until(lambda: is_parent(gateway))
+        async with http.post(f"{gateway.openai('r')}/chat/completions", json={"model": "m"}) as answer:
+            assert answer.status == 200
+        limit_files(successor, None)
+
+        async def has_begun() -> bool:
+            return "all that only one process may do has begun" in gateway.log
+
+        await until(has_begun)
+        limit_files(gateway.pid, None)
 
 
 async def test_what_lies_in_its_folder_is_not_run_in_its_place(tmp_path: Path) -> None:
