@@ -55,6 +55,8 @@ class Exporter:
         self._reader = batches.Reader(tape, settings, servers, metrics, now_ns, pace.batch)
         self._cursor = self._noted = 0
         self._noted_at = 0.0
+        self._said = ""
+        """Why the tape could not be read, as it was told."""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -86,9 +88,13 @@ class Exporter:
                 await self._follow()
                 return
             except TapeError as error:
-                _log.error("the tape cannot be exported: %s", error)
+                if str(error) != self._said:
+                    self._said = str(error)
+                    _log.error("the tape cannot be exported, it is tried again: %s", error)
             except Exception:
                 _log.exception("exporting failed at change %d", self._cursor)
+            if self._stopping.is_set():
+                return  # the next start goes on from there
             await self._pause(RETRY_S)
 
     async def _follow(self) -> None:
@@ -99,7 +105,7 @@ class Exporter:
             piece = await asyncio.to_thread(self._reader.read, self._cursor, not self._stopping.is_set())
             if piece.spans:
                 await self._delivery.send(piece.body, piece.spans, self._measure)
-            self._cursor = piece.after
+            self._cursor, self._said = piece.after, ""
             self._measure()
             await self._note(NOTE_S)
             if not piece.full:

@@ -22,6 +22,8 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.model.trace import span_id, trace_id
 from penstock.gateway.otlp import batches, fill_request
 from penstock.gateway.otlp.exporter import NOTE
+from penstock.gateway.store import keys
+from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
 
 
@@ -388,6 +390,27 @@ async def test_a_host_name_that_is_none_is_told_of_once(
 
         await until(has_been_tried_again)
     assert [one.levelname for one in caplog.records if one.name == "penstock.otlp"] == ["WARNING"]
+
+
+async def test_a_tape_that_cannot_be_read_is_told_of_once_and_keeps_no_gateway_from_its_end(
+    inlet: Inlet, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with exporting(inlet, collector, timeout=60.0):
+        await inlet.dispatcher.add([call(1)])
+        await collector.until(spans=1)
+    await inlet.dispatcher.add([call(2)])
+    damage = Task[None](lambda tape: tape.put("rollouts", keys.rollout_key("r1"), b"\xc1"))
+    inlet.store.write([damage])
+    loop = asyncio.get_running_loop()
+    async with exporting(inlet, collector, timeout=60.0):
+
+        async def is_told() -> bool:
+            return any("cannot be exported" in one.message for one in caplog.records)
+
+        await until(is_told)
+        began = loop.time()
+    assert loop.time() - began < 30.0
+    assert len([one for one in caplog.records if "cannot be exported" in one.message]) == 1
 
 
 async def test_a_restart_goes_on_where_it_was(tmp_path: Path, collector: Collector) -> None:
