@@ -40,7 +40,7 @@ from penstock.gateway.upstreams.pool import Pool
 class Call(Choosing):
     """One call. It is in `Shared.running` from `run` until it is handed to the recorder."""
 
-    __slots__ = ("_aliases", "_asked_again", "_given", "_sent")
+    __slots__ = ("_aliases", "_asked_again", "_came", "_given", "_sent")
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
@@ -48,6 +48,8 @@ class Call(Choosing):
         """What it uses of the catalog, and what its rollout was given of it."""
         self._aliases: Mapping[str, str] = {}
         """What upstreams call the model, where they do not all call it the same."""
+        self._came = request.headers
+        """Its headers, before anything was changed."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
         self._asked_again = False
 
@@ -94,6 +96,8 @@ class Call(Choosing):
             self._do("switched", lambda: self._plan_given(found, done.exception()))
 
     def _plan_given(self, found: Uses, error: BaseException | None = None) -> None:
+        # It may have been made ready for a version that it is not given after all.
+        self.request.headers = self._came
         self._carry_out(plan_given(self._shared, self._admitted, self.request, found, error))
 
     def _adopt(self, send: Send) -> None:
