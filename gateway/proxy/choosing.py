@@ -284,6 +284,9 @@ class Choosing(RecordedCall):
 
     def _try_next(self, reason: str) -> None:
         """The next upstream. `reason`: why this one does not serve it."""
+        if self.record.pool is not None:
+            # It may never have come to it: then another call may show how it is.
+            self.record.pool.health.left(self._given_at)
         self._note_try(reason)
         self._move(State.PLANNING)
         self._forward()

@@ -179,7 +179,10 @@ async def test_a_call_that_has_waited_for_a_place_in_vain_goes_elsewhere(
         pools = made.rig.gateway.proxy.pools
         pools["up"].places.running += 1
         pools["spare"].health.failed("timeout", monotonic(), 300.0)
+        # It was to show how that one is, and has not come to it.
+        pools["up"].health.failed("timeout", monotonic() - 10.0)
         made.client.send(made.rig.call())
         assert await made.client.message() == OK
         assert ((await made.rig.span()).attributes or {})[TRIES][0]["why"] == "busy"
         assert pools["up"].places.waiting == 0
+        assert not pools["up"].health.passed_over(monotonic())
