@@ -30,6 +30,8 @@ _PREAMBLES: Final = frozenset({
     "response.output_item.added", "response.content_part.added",
 })  # fmt: skip
 """Types of events that come before anything is said (Anthropic's messages, OpenAI's responses)."""
+_OF_UPSTREAMS: Final = (None, "server_error", "rate_limit_exceeded", "vector_store_timeout")
+"""Codes with which responses fail that another upstream may make; the others are the request's own."""
 _TOO_LONG: Final = re.compile(
     rb"context_length_exceeded|context (?:length|window)|prompt is too long|input is too long|"
     rb"exceeds the maximum number of tokens",
@@ -109,8 +111,16 @@ def _is_error(event: Mapping[str, Any]) -> bool:
     """Whether it ends the stream before it has begun, for a reason that is not the request's."""
     error = event.get("error")
     if not error:
-        return False
+        return _is_failed_response(event)
     return not (isinstance(error, dict) and cast("Mapping[str, Any]", error).get("type") == "invalid_request_error")
+
+
+def _is_failed_response(event: Mapping[str, Any]) -> bool:
+    """The same, as OpenAI's responses say it."""
+    error: Any = event if event.get("type") == "error" else None
+    if event.get("type") == "response.failed" and isinstance(event.get("response"), dict):
+        error = cast("Mapping[str, Any]", event["response"]).get("error")
+    return isinstance(error, dict) and cast("Mapping[str, Any]", error).get("code") in _OF_UPSTREAMS
 
 
 def _is_preamble(event: Mapping[str, Any]) -> bool:

@@ -178,6 +178,7 @@ async def test_a_connection_that_closes_after_a_while_was_no_race(
 
 CHUNK = b'data: {"object":"chat.completion.chunk","choices":[%s]}\n\n'
 ROLE = b'{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}'
+FAILED = b'data: {"type":"response.failed","response":{"status":"failed","error":%s}}\n\n'
 SSE = b"text/event-stream"
 
 
@@ -196,6 +197,11 @@ SSE = b"text/event-stream"
         ([CHUNK % ROLE, b'data: {"error":{"message":"overloaded"}}\n\n'], SSE, "an error"),
         ([b'data: {"error":"no"}\n\n'], SSE, "an error"), ([b'data: {"error":null}\n\n'], SSE, "something"),
         ([b'data: {"error":{"type":"invalid_request_error"}}\n\n'], SSE, "something"),
+        ([b'data: {"type":"error","code":"server_error","message":"no"}\n\n'], SSE, "an error"),
+        ([b'data: {"type":"error","code":"invalid_prompt","message":"no"}\n\n'], SSE, "something"),
+        ([FAILED % b'{"code":"rate_limit_exceeded","message":"no"}'], SSE, "an error"),
+        ([FAILED % b'{"code":"invalid_prompt","message":"no"}'], SSE, "something"), ([FAILED % b"1"], SSE, "something"),
+        ([b'data: {"type":"response.failed"}\n\n'], SSE, "something"),
         ([b'data: {"type":"message_start"}\n\ndata: {"type":"ping"}\n\n'], SSE, "nothing"),
         ([b'data: {"type":"message_start"}\n\ndata: {"type":"content_block_delta"}\n\n'], SSE, "something"),
         ([b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n'], SSE, "an error"),
