@@ -97,7 +97,7 @@ def _line_says(line: bytes) -> Said:
         return "nothing"
     try:
         event = json.loads(line[5:])
-    except ValueError:
+    except (ValueError, RecursionError):
         return "something"  # such as `[DONE]`
     if not isinstance(event, dict):
         return "something"
@@ -124,7 +124,8 @@ def _is_failed_response(event: Mapping[str, Any]) -> bool:
 
 
 def _is_preamble(event: Mapping[str, Any]) -> bool:
-    if event.get("type") in _PREAMBLES:
+    kind = event.get("type")
+    if isinstance(kind, str) and kind in _PREAMBLES:
         return True
     choices = event.get("choices")
     if event.get("object") != "chat.completion.chunk" or not isinstance(choices, list):

@@ -202,6 +202,8 @@ SSE = b"text/event-stream"
         ([FAILED % b'{"code":"rate_limit_exceeded","message":"no"}'], SSE, "an error"),
         ([FAILED % b'{"code":"invalid_prompt","message":"no"}'], SSE, "something"), ([FAILED % b"1"], SSE, "something"),
         ([b'data: {"type":"response.failed"}\n\n'], SSE, "something"),
+        ([b'data: {"type":{}}\n\n'], SSE, "something"), ([b'data: {"type":["ping"]}\n\n'], SSE, "something"),
+        ([b"data: " + b"[" * 100_000 + b"\n\n"], SSE, "something"),
         ([b'data: {"type":"message_start"}\n\ndata: {"type":"ping"}\n\n'], SSE, "nothing"),
         ([b'data: {"type":"message_start"}\n\ndata: {"type":"content_block_delta"}\n\n'], SSE, "something"),
         ([b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n'], SSE, "an error"),
