@@ -135,7 +135,7 @@ class _Asked(Peek):
 class _Told(Peek):
     instructions: msgspec.Raw = msgspec.Raw()
     input: list[msgspec.Raw] | str | None = None
-    previous_response_id: Any = None
+    previous_response_id: msgspec.Raw = msgspec.Raw()
 
 
 _asked = msgspec.json.Decoder(_Asked).decode

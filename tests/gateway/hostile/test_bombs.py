@@ -180,6 +180,23 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.parametrize("named", ["[300000000]", "[-1]", "[null]", '["a"]', "[[1]]", "1e400", "{}"])
+@pytest.mark.parametrize("addressed", [True, False])
+async def test_a_response_that_is_continued_by_no_id(rig: Rig, named: str, addressed: bool) -> None:
+    """What stands there is looked at by whoever joins conversations, and by the thread that records."""
+    below = "/v1/responses" if addressed else f"/v1/responses?{rig.rollout}"
+    said = b'{"model":"m","input":"go on","previous_response_id":%b}' % named.encode()
+    answer = reply(400, b'{"error":{"message":"no such id"}}')
+    rig.base.forget_peak()
+    before = rig.base.peak
+    async with rig.upstream([request(), send(answer)]), rig.client() as client:
+        client.send(post(rig.path(below) if addressed else below, said))
+        assert await client.message() == answer
+    (span,) = await (rig.tape.spans(rig.rollout, 1) if addressed else rig.unaddressed(1))
+    assert (span.error, span.model) == ("http_400", "m")
+    assert rig.base.peak - before < MOST_GROWN
+
+
 @given(VALUES)
 def test_what_is_of_common_size_is_read(value: object) -> None:
     body = json.dumps(value).encode()
