@@ -129,7 +129,7 @@ def quoted_content(content: msgspec.Raw, path: Path, role: Role) -> Iterator[Quo
         yield from quoted_text(content, path, role)
         return
     for at, block in enumerate(_blocks(content)):
-        if block.type in TEXT:
+        if isinstance(block.type, str) and block.type in TEXT:
             yield from quoted_text(block.text, (*path, at, "text"), role)
 
 

@@ -133,5 +133,5 @@ def _said(content: Any) -> str | None:
     if isinstance(content, str):
         return content
     parts = [obj(part) for part in arr(content)]
-    texts = [text(part.get("text")) for part in parts if part.get("type") in TEXT]
+    texts = [text(part.get("text")) for part in parts if text(part.get("type")) in TEXT]
     return "\n".join(said or "" for said in texts) if parts and len(texts) == len(parts) else None

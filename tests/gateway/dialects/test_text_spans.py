@@ -164,6 +164,19 @@ def test_a_prompt_of_several_blocks_has_several_places() -> None:
     assert texts("messages", body) == texts("count_tokens", body) == ["one", "two"]
 
 
+@pytest.mark.parametrize("name", ["messages", "chat", "responses"])
+def test_a_block_whose_type_is_no_text_has_no_place(name: str) -> None:
+    blocks: list[Any] = [
+        {"type": {"text": 1}, "text": "a"},
+        {"type": ["text"], "text": "b"},
+        {"type": "text", "text": "c"},
+    ]
+    field = "input" if name == "responses" else "messages"
+    body = {"model": "m", "system": blocks, field: [{"role": "system", "content": blocks}]}
+    places = by_name(name).system_texts(json.dumps(body).encode()).places
+    assert {place.text for place in places} == {"c"}
+
+
 def test_newer_models_take_system_messages_in_mid_conversation() -> None:
     turns = [{"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}]
     assert texts("messages", json.dumps({"system": "Hello.", "messages": turns})) == ["Hello.", "Be brief."]

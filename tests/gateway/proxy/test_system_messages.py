@@ -105,6 +105,8 @@ def test_a_conversation_that_goes_on_keeps_its_beginning() -> None:
         of("x"),
         of([CODEX[0], "x", CODEX[1]]),
         of([CODEX[0], {"role": "system", "content": [{"type": "image_url"}]}]),
+        of([CODEX[0], {"role": "system", "content": [{"type": {"text": "x"}, "text": "x"}]}]),
+        of([CODEX[0], {"role": ["system"], "content": "x"}]),
         of([CODEX[0], {"role": "user", "content": "?"}, {"role": "system", "content": None}]),
         b"[1]",
         b"{",
