@@ -284,12 +284,16 @@ class Call(Choosing):
         error = problem or (None if status < 400 else f"http_{status}")
         self._end("ok" if error is None else "error", error)
         if status < 400:
-            self._learn_patience()
-            for part in self._parts:
-                part.completed(self.record, self.token_ids)
+            self._learn_from_it()
         self._write_last(out)
         for part in self._parts:
             part.handed_over(self.record)
+
+    def _learn_from_it(self) -> None:
+        """It was a good answer, and its client has had all of it."""
+        self._learn_patience()
+        for part in self._parts:
+            part.completed(self.record, self.token_ids)
 
     def _problem(self) -> str | None:
         """Why an answer that came whole is none."""
@@ -303,6 +307,7 @@ class Call(Choosing):
             self.cancel_upstream()
             if self.record.stream and self._admitted.dialect.over(self.told()):
                 self._end("ok", None)
+                self._learn_from_it()
             else:
                 self._end("cancelled", "client_gone")
             self._shared.recorder.put(self.record, self._recorded)

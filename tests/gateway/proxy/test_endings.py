@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
-from fakes.odd import request, send, wait
+from fakes.odd import gone, request, send, wait
 from fakes.raw import body_of, chunk, events_head, reply
-from fakes.rig import CHAT, MESSAGES, Rig
+from fakes.rig import CHAT, MESSAGES, Rig, inside
 
 DELTA = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hel"}}]}\n\n'
 FINISH = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
@@ -78,6 +80,20 @@ async def test_a_client_that_leaves_after_the_last_event_has_had_it_all(rig: Rig
         client.close()
         span = await rig.span()
     assert (span.status, span.error) == ("ok", None)
+
+
+async def test_what_is_learnt_of_a_whole_answer_is_learnt_of_one_whose_client_leaves_after_the_last_event(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """A session of exact tokens would wait for ever for a call that has gone on from it."""
+    script = [request(), send(events_head() + chunk(DELTA + FINISH + DONE)), gone()]
+    async with inside(tmp_path, http, route=[{"model": "m", "upstream": ["up"], "train": True}]) as rig:
+        async with rig.upstream(script), rig.client() as client:
+            client.send(rig.call(b'{"model":"m","stream":true,"messages":[]}'))
+            await client.until(DONE)
+            client.close()
+            assert (await rig.span()).status == "ok"
+        assert rig.gateway.metrics.captured_calls == {("no",): 1}
 
 
 async def test_it_is_counted_as_it_ended(rig: Rig) -> None:
