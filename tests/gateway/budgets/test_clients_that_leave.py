@@ -131,6 +131,9 @@ class _Team:
     def tell_first(self, name: str, *said: Any) -> None:
         pass
 
+    async def ask_others(self, name: str, *said: Any) -> dict[str, Any]:
+        return {}
+
 
 async def test_a_client_that_leaves_before_the_tape_is_asked_leaves_nothing_behind(
     tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
