@@ -164,7 +164,8 @@ def _post(home: Home, path: str, body: object) -> None:
                 answer = response.read()
             break
         except HTTPError as e:
-            with e:
+            text = ""
+            with e, suppress(OSError, HTTPException):  # a gateway that is killed breaks off in the middle
                 text = e.read().decode(errors="replace")[:500]
             if e.code < 500 and e.code != 429:
                 raise _Refused(f"{e.code}: {text}") from None

@@ -20,6 +20,7 @@ from penstock.gateway.model.passed import PATH, heads
 from penstock.sidecar.wrapping.spool import ABOUT, Spool, left, used
 
 if TYPE_CHECKING:
+    from urllib.error import HTTPError
     from urllib.request import OpenerDirector
 
 BATCH: Final = 1 << 20
@@ -115,8 +116,7 @@ def post(home: Home, body: bytes) -> dict[str, Any]:
         with _opener(home.url).open(Request(home.url + PATH, body, headers), timeout=TIMEOUT_S) as response:
             return _read(response.read())
     except HTTPError as e:
-        with e:
-            text = " ".join(e.read().decode(errors="replace").split())
+        text = " ".join(_body(e).decode(errors="replace").split())
         problem = _message(text) or f"{e.code} {e.reason}"
         if e.code in (401, 403):
             way = "start the agent by `penstock run`, or set PENSTOCK_TOKEN (`penstock token ROLLOUT` makes one)"
@@ -128,6 +128,17 @@ def post(home: Home, body: bytes) -> dict[str, Any]:
         raise Refused(f"{home.url} is not the address of a gateway: {e}") from None
     except (OSError, HTTPException) as e:
         raise Away(str(getattr(e, "reason", e)) or type(e).__name__) from None
+
+
+def _body(error: HTTPError) -> bytes:
+    """What a refusal says, as far as it comes: a gateway that is killed breaks off in the middle."""
+    from http.client import HTTPException
+
+    with error:
+        try:
+            return error.read()
+        except (OSError, HTTPException):
+            return b""
 
 
 def _opener(url: str) -> OpenerDirector:
@@ -244,7 +255,7 @@ def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
             Spool(folder, 0).remove()
             return False
         about = json.loads((folder / ABOUT).read_bytes())
-        home = Home(about["url"], about["key"])
+        home, server = Home(str(about["url"]), about["key"]), str(about["server"])
         if home.key is None and urlsplit(home.url)[:2] == urlsplit(own.url)[:2]:
             # The admin's key is not written down, and is for nobody but its gateway.
             home = home._replace(key=os.environ.get("PENSTOCK_ADMIN_KEY"))
@@ -254,7 +265,7 @@ def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
     age_s = time.time() - folder.stat().st_mtime
     try:
         spool.recover(time.time_ns())
-        delivery = Delivery(spool, home, about["server"])
+        delivery = Delivery(spool, home, server)
         while not delivery.complete and not stopped() and delivery.step():
             pass
         if delivery.complete or not spool.last:

@@ -238,7 +238,7 @@ class Spool:
 
     def recover(self, now_ns: int) -> None:
         """Finds what a wrapper has left that was killed, and says that it was."""
-        for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
+        for path in sorted(self.folder.glob(f"{'[0-9]' * 12}{_SUFFIX}")):
             segment = _Segment(path, int(path.name.removesuffix(_SUFFIX)))
             for head in heads(path.read_bytes()):
                 segment.last, segment.size = head.sequence, head.end

@@ -1,0 +1,87 @@
+"""A gateway that breaks off its answer, and folders that are damaged: what passes is sent nevertheless."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.gateway.model.passed import CLIENT
+from penstock.sidecar.agent import helper_sender
+from penstock.sidecar.wrapping.lines import Piece
+from penstock.sidecar.wrapping.sending import Away, Home, post, send_left
+from penstock.sidecar.wrapping.spool import SPOOL_BYTES, Spool
+
+BROKEN_OFF = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 100\r\n\r\n{"
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.fixture
+def answering() -> Generator[Callable[..., str]]:
+    """A server that gives these answers, one for each connection, and closes each; its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def start(*answers: bytes) -> str:
+            def serve() -> None:
+                for one in answers:
+                    client, _ = listening.accept()
+                    with client:
+                        _ = client.recv(1 << 16)
+                        client.sendall(one)
+
+            threading.Thread(target=serve, daemon=True).start()
+            return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+        yield start
+
+
+def test_a_gateway_that_breaks_off_its_refusal_is_away(answering: Callable[..., str]) -> None:
+    with pytest.raises(Away, match="503"):
+        _ = post(Home(answering(BROKEN_OFF), None), b"{}\n")
+
+
+def test_an_agent_asks_a_gateway_again_that_breaks_off_its_refusal(
+    answering: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    sender = helper_sender.Sender()
+    sender.put((answering(BROKEN_OFF, GOOD), "pst_x"), helper_sender.EVENTS, {"name": "said"})
+    assert sender.wait(10)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"url": "http://127.0.0.1:1", "key": None},
+        {"url": 5, "key": None, "server": "s"},
+        {"url": "http://127.0.0.1:1", "key": 5, "server": {}},
+        [],
+        None,
+    ],
+)
+def test_a_damaged_folder_keeps_nobody_from_sending(tmp_path: Path, about: Any) -> None:
+    folder = tmp_path / "0-1"
+    spool = Spool(folder, SPOOL_BYTES)
+    spool.put(CLIENT, [Piece(b"{}\n", 3, True)], 1)
+    spool.close()
+    (folder / "about.json").write_text(json.dumps(about))
+    (folder / "copy of 1.frames").write_bytes(b"x")
+    assert not send_left(folder, Home("http://127.0.0.1:1", None), lambda: False)
+
+
+def test_files_of_others_in_a_folder_are_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "0-1"
+    spool = Spool(folder, SPOOL_BYTES)
+    spool.put(CLIENT, [Piece(b"{}\n", 3, True)], 1)
+    spool.close()
+    (folder / "copy of 1.frames").write_bytes(b"x")
+    found = Spool(folder, 0)
+    found.recover(2)
+    assert found.last == 2
+    assert found.over
+    found.close()
