@@ -12,12 +12,16 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from penstock.sidecar.agent.process import Command, Process, Sink
 
+STARTS_S = 120.0
+"""How long the fork server may take for an order; the first one waits for the import of the function's module."""
+ENDS_S = 5.0
+"""How long it may take to end."""
 FLOOD = 1 << 20
 """The most bytes of output that may wait to be read."""
 
@@ -58,12 +62,23 @@ class Preloaded:
         async with self._turn:
             if self._orders is not None:
                 try:
-                    return await asyncio.to_thread(_ask, self._orders, told, fds)
+                    return await self._asked(self._orders, told, fds)
                 except OSError:
                     # It has died since.
                     await self.close()
             self._orders = await self._begin()
-            return await asyncio.to_thread(_ask, self._orders, told, fds)
+            return await self._asked(self._orders, told, fds)
+
+    async def _asked(self, orders: socket.socket, told: bytes, fds: list[int]) -> int:
+        try:
+            return await asyncio.to_thread(_ask, orders, told, fds)
+        except TimeoutError:
+            self._kill()
+            raise OSError(f"{self._function} was not imported within {STARTS_S:g} s") from None
+        except asyncio.CancelledError:
+            # What it answers would be taken for the answer to the next order.
+            self._kill()
+            raise
 
     async def _begin(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -76,6 +91,7 @@ class Preloaded:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
+        ours.settimeout(STARTS_S)
         return ours
 
     async def close(self) -> None:
@@ -84,7 +100,18 @@ class Preloaded:
             self._orders.close()
             self._orders = None
         if self._process is not None:
-            _ = await self._process.wait()
+            try:
+                async with asyncio.timeout(ENDS_S):
+                    _ = await self._process.wait()
+            except TimeoutError:
+                # It still imports, and looks at no socket.
+                self._kill()
+                _ = await self._process.wait()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
 
 
 async def _pipe(theirs: ExitStack) -> tuple[asyncio.StreamReader, int]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from penstock.gateway.model.rollout import Figures
 from penstock.sidecar.agent.supervisor import below, table
@@ -20,6 +22,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._smi = shutil.which("nvidia-smi")
+        self._late: asyncio.subprocess.Process | None = None
         self._ticks: dict[int, int] = {}
         self._at = time.monotonic()
 
@@ -42,17 +45,22 @@ class Meter:
         return round(100 * seconds / max(self._at - before, 1e-3), 1), pages * os.sysconf("SC_PAGE_SIZE")
 
     async def _gpus(self) -> tuple[float | None, int | None]:
-        if self._smi is None:
+        if self._smi is None or (self._late is not None and self._late.returncode is None):
             return None, None
         process = await asyncio.create_subprocess_exec(
-            self._smi, *SMI, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            *(self._smi, *SMI),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             async with asyncio.timeout(SMI_S):
                 text = (await process.communicate())[0].decode(errors="replace")
         except TimeoutError:
-            process.kill()
-            _ = await process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # Where a driver hangs it cannot be killed. Nobody waits for it, and none is started beside it.
+            self._late = process
             return None, None
         return gpus(text)
 

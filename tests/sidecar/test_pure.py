@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.goldens import check_widths
+from fakes.runs import until
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, Group, RenderableType
@@ -17,6 +19,7 @@ from rich.text import Text
 
 from penstock.gateway.model.queue import Claim, Event
 from penstock.gateway.model.rollout import Attempt, Judgement, Rollout
+from penstock.sidecar.agent import usage
 from penstock.sidecar.agent.environment import LARGEST_VARIABLE, environment, plan, variables
 from penstock.sidecar.agent.output import LONGEST_LINE, Lines, Outputs, parsed
 from penstock.sidecar.agent.templates import TemplateError, fill
@@ -277,6 +280,22 @@ def test_options() -> None:
     for wrong in (lambda: seconds("-t", "0s"), lambda: size("-k", "1 MB"), lambda: variable("1A=b")):
         with pytest.raises(UsageError):
             _ = wrong()
+
+
+async def test_an_nvidia_smi_that_hangs_keeps_no_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho x >> {tmp_path}/asked\nsleep 600\necho 1, 1\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(usage, "SMI_S", 0.3)
+    meter = usage.Meter()
+    async with asyncio.timeout(10):
+        assert (await meter.read([os.getpid()])).gpu_percent is None
+        await until((tmp_path / "asked").exists)
+        # One that has ended meanwhile is followed by another.
+        while (tmp_path / "asked").read_text() == "x\n":
+            assert (await meter.read([])).gpu_percent is None
+            await asyncio.sleep(0.01)
 
 
 def test_what_nvidia_smi_prints() -> None:

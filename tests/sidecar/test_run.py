@@ -186,6 +186,7 @@ async def test_a_judge_has_the_word_over_what_the_agent_prints(client: Client, s
         (("--reward-command", "echo sorry; exit 4"), "'echo sorry; exit 4': exit code 4: "),
         (("--reward-command", "echo much"), "'echo much' printed no number and no JSON object"),
         (("--reward-command", "sleep 600", "--reward-timeout", "100ms"), "it took longer than 0.1 s"),
+        (("--reward", "functions:endless", "--reward-timeout", "100ms"), "it took longer than 0.1 s"),
     ],
 )
 async def test_a_judge_that_fails_costs_the_reward_only(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fakes.runs import alive, gone, until
 
+from penstock.sidecar.agent import fork_client
 from penstock.sidecar.agent.environment import NOWHERE, imported
 from penstock.sidecar.agent.fork_client import Preloaded
 from penstock.sidecar.agent.process import Command, Ending
@@ -125,6 +126,29 @@ async def test_where_warnings_are_shown_its_end_shows_none(rig: Rig, capfd: pyte
     await preloaded.close()
     assert (ending.exit_code, output.streams["stderr"]) == (0, b"")
     assert "socket" not in capfd.readouterr().err
+
+
+async def test_an_import_without_an_end_keeps_no_runner(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_client, "STARTS_S", 0.5)
+    (rig.home / "prepared.py").write_text("import time\ntime.sleep(600)\n")
+    preloaded = rig.preloaded("facts")
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"prepared:facts was not imported within 0\.5 s"):
+            _ = await ran(rig, preloaded)
+    (rig.home / "prepared.py").write_text(PREPARED)
+    monkeypatch.setattr(fork_client, "STARTS_S", 30.0)
+    assert (await ran(rig, preloaded))[0].exit_code == 0
+
+
+async def test_a_fork_server_that_still_imports_can_be_closed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_client, "ENDS_S", 0.1)
+    (rig.home / "prepared.py").write_text("import time\nopen('begun', 'w').close()\ntime.sleep(600)\n")
+    preloaded = rig.preloaded("facts")
+    starting = asyncio.ensure_future(ran(rig, preloaded))
+    await until((rig.home / "begun").exists)
+    starting.cancel()
+    async with asyncio.timeout(10):
+        await preloaded.close()
 
 
 async def test_what_is_made_at_import_can_reach_nobody_and_has_no_key(rig: Rig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import Any
 
 from penstock.gateway.model.rollout import Judgement
@@ -46,3 +47,9 @@ async def judged(task: Any, output: Any, transcript: Transcript) -> Judgement:
 def nobody(task: Any, output: Any, transcript: Transcript) -> float:
     """A judge that fails."""
     raise KeyError("answer")
+
+
+def endless(task: Any, output: Any) -> float:
+    """A judge that never comes to its end."""
+    time.sleep(600)
+    return 1.0
