@@ -16,7 +16,8 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
 
 from penstock.gateway.client.client import Client
@@ -58,10 +59,10 @@ class SyncClient:
         self._end: asyncio.Event | None = None
 
     def __enter__(self) -> Self:
-        ready = threading.Event()
+        ready: Future[None] = Future()
         self._thread = threading.Thread(target=asyncio.run, args=(self._live(ready),), name="penstock", daemon=True)
         self._thread.start()
-        ready.wait()
+        ready.result()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,10 +70,15 @@ class SyncClient:
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join()
 
-    async def _live(self, ready: threading.Event) -> None:
-        async with self.client:
+    async def _live(self, ready: Future[None]) -> None:
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self.client)
+            except Exception as e:
+                ready.set_exception(e)
+                return
             self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-            ready.set()
+            ready.set_result(None)
             await self._end.wait()
             self._loop = None
 

@@ -18,6 +18,7 @@ from penstock.gateway.client import connection
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import Connection
 from penstock.gateway.client.sync import SyncClient
+from penstock.gateway.client.tls import CLIENT_CERT
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import Outcome, RolloutSummary
 from penstock.gateway.model.span import Span
@@ -44,6 +45,12 @@ def test_it_has_every_method_with_its_parameters() -> None:
         ours, theirs = getattr(SyncClient, name), getattr(Client, name)
         assert inspect.signature(ours) == inspect.signature(theirs)
         assert ours.__doc__ == theirs.__doc__
+
+
+def test_what_keeps_it_from_beginning_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CLIENT_CERT, "/nowhere/client.pem")
+    with pytest.raises(ClientError, match=CLIENT_CERT), SyncClient("https://127.0.0.1:1"):
+        pass
 
 
 async def test_it_reads_page_by_page(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
