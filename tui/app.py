@@ -44,6 +44,8 @@ from penstock.tui.widgets.dialogs import Confirm, Help
 
 FEED_S: Final = {False: 0.5, True: 2.0}
 """How often the feed tells of changes, by whether the gateway is far away; s."""
+AGAIN_S: Final = 1.0
+"""Between two tries to follow the feed; s."""
 PARENT_S: Final = 1.0
 """How often it is seen whether the server of a page is still there; s."""
 FIRST_THEME: Final = "textual-dark"
@@ -143,11 +145,12 @@ class PenstockApp(App[None], inherit_bindings=False):
                 async for digest in client.digests(every_s=FEED_S[far], lost=self._lost):
                     self._changed(digest)
             except ClientError as e:
-                if not e.temporary:
+                if e.temporary:
+                    self._lost(e)
+                else:
+                    # A key that is being changed, a gateway that has come back with another tape: it may be over soon.
                     self.main.say(str(e))
-                    return
-                self._lost(e)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(AGAIN_S)
 
     async def _learn(self, client: Client) -> None:
         """What a session needs to know once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -100,3 +101,22 @@ async def test_a_selection_stays_on_its_row_when_the_gateway_returns_with_more(t
         await until(pilot, lambda text: "t19" in text and "live" in text.splitlines()[0], 30)
         await until(pilot, lambda text: "▶ t07" in text)
         assert main_of(pilot).shown.chosen == "t07"
+
+
+async def test_the_feed_is_followed_again_when_the_gateway_returns_with_another_tape(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as made, running(options(made.url, "rollouts"), LARGE) as pilot:
+        await until(pilot, lambda text: "t11" in text)
+        await made.kill()
+        await until(pilot, lambda text: "lost for" in text.splitlines()[0])
+        shutil.rmtree(made.data)
+        await made.restart()
+        await until(pilot, lambda text: "live" in text.splitlines()[0], 30)
+        app = pilot.app
+        assert isinstance(app, PenstockApp)
+        told, number = app.traffic.flow(lambda _: 1).now, 12
+        async with asyncio.timeout(20):
+            while app.traffic.flow(lambda _: 1).now <= told:
+                await enqueue(made, range(number, number + 1))
+                number += 1
+                await pilot.pause(0.2)
+        await until(pilot, lambda text: f"t{number - 1}" in text)
