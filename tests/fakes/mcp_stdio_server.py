@@ -62,6 +62,15 @@ class Tools:
     def hangs(self, id: Any, arguments: Json, meta: Json) -> None:
         """Answers never."""
 
+    def mute(self, id: Any, arguments: Json, meta: Json) -> None:
+        os.close(1)
+        time.sleep(600)
+
+    def deaf(self, id: Any, arguments: Json, meta: Json) -> None:
+        os.close(0)
+        self.result(id, {"content": []})
+        time.sleep(600)
+
     def held_back(self, id: Any, arguments: Json, meta: Json) -> None:
         """Answers when `release` is called."""
         self.held.append(id)

@@ -122,10 +122,10 @@ class Process:
     async def write(self, line: bytes) -> None:
         """Sends it a line. Raises `OSError` when it does not read any more."""
         await self._started.wait()
-        child = self._child
-        if child is None or child.stdin is None or child.stdin.is_closing() or self._gone:
-            raise BrokenPipeError("it does not read any more")
         async with self._writing:
+            child = self._child
+            if child is None or child.stdin is None or child.stdin.is_closing() or self._gone:
+                raise BrokenPipeError("it does not read any more")
             child.stdin.write(line + b"\n")
             await child.stdin.drain()
 
@@ -137,6 +137,11 @@ class Process:
         if self._child is not None and self._child.stdin is not None:
             self._child.stdin.close()
         self._stopping = asyncio.get_running_loop().call_later(GRACE_S, self._order, b"T")
+
+    def give_up(self) -> None:
+        """It does not listen any more, or cannot answer: nobody can use it."""
+        if not self.asked:
+            self._order(b"T")
 
     def kill(self, why: str) -> None:
         """Ends it at once. `why`: what it did, in words."""
@@ -160,8 +165,7 @@ class Process:
             _log.exception("a line of MCP server %r could not be handled", self.name)
             self.kill("wrote a line on which the gateway failed (its log says why)")
         else:
-            # It cannot answer any more.
-            self._order(b"T")
+            self.give_up()
 
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
         rest = b""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from time import monotonic
 from typing import Any, Final
 
@@ -86,7 +85,8 @@ class Session:
     async def ask(self, sent: list[Sent], line: bytes) -> Exchange:
         """Sends requests; what belongs to them is in the exchange, until `left` is called with it."""
         asks = [one for one in sent if one.kind == "request"]
-        tokens = {orjson.dumps(about["progressToken"]) for one in asks if "progressToken" in (about := meta(one))}
+        found = {_written(about["progressToken"]) for one in asks if "progressToken" in (about := meta(one))}
+        tokens = {one for one in found if one is not None}
         exchange = Exchange(asks, tokens, any(one.method == LISTEN for one in asks))
         self._open |= dict.fromkeys(exchange.waiting, exchange)
         try:
@@ -112,8 +112,11 @@ class Session:
     async def send(self, sent: list[Sent], line: bytes) -> None:
         """Sends what needs no answer."""
         self.touched = monotonic()
-        with suppress(OSError):  # it has ended, or will: that is told to who waits
+        try:
             await self.process.write(line)
+        except OSError:
+            # It has ended, or will: that is told to who waits.
+            self.process.give_up()
         for one in sent:
             if (unwanted := cancelled(one)) is not None and unwanted in self._open:
                 asyncio.get_running_loop().call_later(_CANCELLED_S, self._give_up, unwanted, self._open[unwanted])
@@ -178,7 +181,7 @@ class Session:
             return next((found for found in self._open.values() if of in found.tokens), None) or self._nobody
         subscription = meta(one).get(_SUBSCRIPTION)
         if subscription is not None:
-            return self._open.get(orjson.dumps(subscription))
+            return self._open.get(_written(subscription) or b"")
         if one.kind != "request" and one.method not in _OF_A_REQUEST:
             return self._nobody
         waiting = [found for found in self._open.values() if found.attached and not found.listens]
@@ -190,3 +193,11 @@ class Session:
     def _nobody(self) -> Stream | None:
         """Where what belongs to no request goes; nowhere where the protocol has no such stream."""
         return self.listener if self.id else None
+
+
+def _written(value: Any) -> bytes | None:
+    """An id or a token as canonical JSON; None for one that nobody can have, such as a number without bounds."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return None

@@ -11,10 +11,12 @@ from uuid import uuid4
 
 import aiohttp
 import pytest
+import uvloop
 from conftest import StartGateway
 from fakes.mcp_hosted import Hosted, config, error, processes, text, until_left
 from fakes.mcp_wire import INITIALIZE, call
 from fakes.process import PATIENCE
+from fakes.runs import until
 from fakes.tape import Tape
 
 from penstock.gateway.dialects.mcp import messages
@@ -157,6 +159,56 @@ async def test_a_request_is_forgotten_whose_client_leaves_before_the_process_has
     session.process.stop()
     await session.task
     assert (before, after) == (False, (True, False))
+
+
+@pytest.mark.parametrize("tool", ["mute", "deaf"])
+async def test_one_that_lives_without_speaking_or_listening_is_ended(starts: Starts, tool: str) -> None:
+    hosted = await hosting(starts)
+    client = await hosted.opened()
+    if tool == "deaf":
+        assert (await client.say(call(tool)))[0] == 200
+    told = await error(client, "echo" if tool == "deaf" else tool)
+    assert told["message"].startswith("MCP server 'evil' was ended by SIGTERM")
+    await hosted.gone()
+
+
+async def test_a_number_that_is_too_large_for_a_token_or_a_subscription_harms_nobody() -> None:
+    session = Session("cat", McpServer(command=["cat"]), Secrets([]), ("", ""), lambda _: None)
+    session.id = "s"
+    stream, large = session.listen(), 10**30
+    asked = {**call("echo", id=1), "params": {"_meta": {"progressToken": large}}}
+    told = {"jsonrpc": "2.0", "method": "x", "params": {"_meta": {"io.modelcontextprotocol/subscriptionId": large}}}
+    for sent in (asked, told, {"jsonrpc": "2.0", "method": "last"}):
+        line = json.dumps(sent).encode()
+        ask = session.ask if "id" in sent else session.send
+        await ask(messages(line), line)
+    async with asyncio.timeout(PATIENCE):
+        assert json.loads(await stream.next() or b"")["method"] == "last"
+    session.process.stop()
+    await session.task
+
+
+def test_what_waits_to_be_written_when_it_is_told_to_end_is_not_written() -> None:
+    async def told() -> list[BaseException | None]:
+        session = Session("cat", McpServer(command=["sleep", "600"]), Secrets([]), ("", ""), lambda _: None)
+        begun = asyncio.Event()
+
+        async def write() -> None:
+            begun.set()
+            await session.process.write(b"x" * (4 << 20))
+
+        first = asyncio.ensure_future(write())
+        await begun.wait()
+        await until(lambda: session.process.pid > 0)
+        second = asyncio.ensure_future(session.process.write(b"x"))
+        await asyncio.sleep(0)
+        session.process.stop()
+        found = await asyncio.gather(first, second, return_exceptions=True)
+        await session.task
+        return found
+
+    found = uvloop.run(told())
+    assert isinstance(found[1], BrokenPipeError)
 
 
 async def test_there_is_a_limit_to_processes(starts: Starts) -> None:
