@@ -146,8 +146,16 @@ class Host:
                 self.end(session)
             elif unused > _LOOK_S and now - session.looked > _LOOK_S:
                 session.looked = now
-                if self._rollouts.over(session.owner):
+                if self._over(session.owner):
                     self.end(session)
+
+    def _over(self, owner: Owner) -> bool:
+        try:
+            return self._rollouts.over(owner)
+        except Exception as error:
+            # A damaged record concerns its own session, and none of what else is looked after at the same time.
+            _log.warning("MCP server %r: whether the attempt of a session has ended is not known: %s", self.name, error)
+            return False
 
     async def close(self) -> None:
         """Ends all, and waits until nothing of them is left, if that takes no longer than it must."""

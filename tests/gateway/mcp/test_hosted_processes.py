@@ -20,10 +20,12 @@ from fakes.runs import until
 from fakes.tape import Tape
 
 from penstock.gateway.dialects.mcp import messages
-from penstock.gateway.mcp.hosted.session import Session
+from penstock.gateway.mcp.hosted.host import Ending, Host
+from penstock.gateway.mcp.hosted.session import Owner, Session
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.server_settings import McpServer
 from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.store.directory import Damaged
 
 Starts = tuple[StartGateway, aiohttp.ClientSession]
 
@@ -209,6 +211,23 @@ def test_what_waits_to_be_written_when_it_is_told_to_end_is_not_written() -> Non
 
     found = uvloop.run(told())
     assert isinstance(found[1], BrokenPipeError)
+
+
+async def test_a_damaged_record_of_one_attempt_keeps_no_other_session() -> None:
+    class Tape:
+        def tell(self, ending: Ending) -> None: ...
+
+        def over(self, owner: Owner) -> bool:
+            if owner[0] == "damaged":
+                raise Damaged("style 7 is missing")
+            return True
+
+    host = Host("cat", McpServer(command=["cat"]), Secrets([]), Tape())
+    damaged, other = host.begin(("damaged", "a1")), host.begin(("r1", "a1"))
+    host.expire(other.touched + 10)
+    await other.task
+    assert host.find(damaged.id, "damaged") is damaged
+    await host.close()
 
 
 async def test_there_is_a_limit_to_processes(starts: Starts) -> None:
