@@ -154,9 +154,9 @@ async def _port(process: asyncio.subprocess.Process) -> int:
     words: list[str] = []
     try:
         async with asyncio.timeout(_START):
-            async for line in process.stdout:
+            async for line in _lines(process.stdout):
                 said = _said(line)
-                if isinstance(said, dict):
+                if isinstance(said, dict) and "port" in said:
                     return said["port"]
                 words.append(said)
     except TimeoutError:
@@ -167,12 +167,24 @@ async def _port(process: asyncio.subprocess.Process) -> int:
 async def _listen(process: asyncio.subprocess.Process, engine: Engine, on_passed: Callable[[Passed], None]) -> None:
     """Until it ends: what it says of agents, and its own words."""
     assert process.stdout is not None
-    async for line in process.stdout:
+    async for line in _lines(process.stdout):
         said = _said(line)
-        if isinstance(said, dict):
+        if isinstance(said, dict) and said.keys() >= {"host", "port", "error"}:
             on_passed(Passed(said["host"], said["port"], "intercept", monotonic(), problem=said["error"]))
         elif len(engine.problems) < _WORDS:
             engine.problems.append(f"mitmproxy: {said}")
+
+
+async def _lines(stdout: asyncio.StreamReader) -> AsyncGenerator[bytes]:
+    """All that it says, but for lines that are too long: it must never wait for us."""
+    while True:
+        try:
+            line = await stdout.readline()
+        except ValueError:
+            continue  # what has come of it is dropped
+        if not line:
+            return
+        yield line
 
 
 def _said(line: bytes) -> dict[str, Any] | str:

@@ -7,13 +7,15 @@ import os
 import resource
 import socket
 import struct
+import sys
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.runs import until
 
-from penstock.sidecar.intercept import redirected
+from penstock.sidecar.intercept import mitm, redirected
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.front import Front
 from penstock.sidecar.intercept.policy import Policy
@@ -96,3 +98,19 @@ async def test_redirected_connections_are_taken_again_when_there_were_too_many_f
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         # Nobody has redirected it: it is refused as soon as it is taken.
         await until(lambda: len(passed) == 1)
+
+
+async def test_long_lines_of_mitmproxy_do_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, written = tmp_path / "mitmdump", tmp_path / "written"
+    program.write_text(
+        f"#!{sys.executable}\nimport time\nprint('{{\"port\": 1}}', flush=True)\n"
+        f"for _ in range(3): print('x' * 200_000, flush=True)\nopen({str(written)!r}, 'w').close()\ntime.sleep(600)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv(mitm.PROGRAM, str(program))
+    trusted = tmp_path / "trusted.pem"
+    trusted.touch()
+    policy = Policy(frozenset({("api.openai.com", 443)}))
+    async with asyncio.timeout(30), mitm.standing(policy, tmp_path, 1, trusted, lambda _: None) as engine:
+        await until(written.exists)
+    assert engine.port == 1
