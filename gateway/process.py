@@ -126,7 +126,7 @@ class Process:
         # Whoever reads the address may send a signal at once.
         shown = f"[{host}]" if ":" in host else host
         if self._command is not None:
-            print(f"penstock listening on {scheme}://{shown}:{port}", flush=True)
+            _say(f"penstock listening on {scheme}://{shown}:{port}")
         await first((self.stopping, self._taken))
         if self._taken.is_set() and self._command is not None:
             _log.info("another process has taken over: this one ends when its clients have gone or were served")
@@ -246,6 +246,16 @@ def _collect_rarely() -> None:
     gc.collect(1)
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def _say(line: str) -> None:
+    """On stdout, if anybody reads it: the program behind a pipe may have gone since the gateway was started."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        _log.warning("stdout cannot be written (%s): %s", error.strerror, line)
+        # What could not be written would be tried again at the end, which would be a failure then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave_to_parent(number: int) -> None:

@@ -76,7 +76,8 @@ def main(children: set[int], caught: int, command: list[str]) -> int:
             found = ended(children)
             code = code if found is None else found
             if found and children:
-                print(f"penstock: {GOES_ON % found}", file=sys.stderr)
+                with suppress(OSError):  # nobody may read it any more
+                    print(f"penstock: {GOES_ON % found}", file=sys.stderr)
         else:
             for child in children:
                 with suppress(ProcessLookupError):

@@ -131,6 +131,23 @@ async def test_a_reload_changes_the_settings_and_breaks_no_stream(tmp_path: Path
     assert examine(gateway.data)[1] == []
 
 
+async def test_a_reload_needs_nobody_who_reads_what_it_prints(tmp_path: Path) -> None:
+    until_its_first_line = ("bash", "-c", 'exec "$@" > >(head -n 1)', "bash")
+    async with running(tmp_path, "", under=until_its_first_line) as gateway:
+        os.kill(gateway.pid, signal.SIGHUP)
+        said = f"stdout cannot be written (Broken pipe): penstock listening on {gateway.url}"
+
+        async def is_said() -> bool:
+            return said in gateway.log
+
+        await until(is_said)
+        await until(lambda: is_parent(gateway))
+        async with connect(gateway.url) as client:
+            client.send(get("/healthz", host="127.0.0.1"))
+            assert (await client.message()).startswith(b"HTTP/1.1 200 ")
+        assert await gateway.terminate() == 0
+
+
 async def _one_is_left(gateway: Gateway) -> bool:
     return len(successors(gateway.pid)) == 1
 
