@@ -253,6 +253,8 @@ class Gateway:
             await self._taken.ready()
         if self._work.leads:
             await self._duties.begin()
+        else:
+            await self.pins.reload()  # as the first one's duties do: who has waited for this one is served at once
         await self._work_together()
         await self._listening.accept()
         self.offer = self._made_offer()

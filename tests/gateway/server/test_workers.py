@@ -336,6 +336,24 @@ async def test_a_worker_that_is_killed_takes_no_other_along(tmp_path: Path, http
     assert examine(gateway.data)[1] == []
 
 
+async def test_a_worker_knows_what_is_released_before_it_serves(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url), *TWO) as gateway,
+        Client(gateway.url) as client,
+    ):
+        await client.add_version("travel", prompt(STABLE, sent=True))
+        traffic, tape = Traffic(gateway.url, http, client), Tape(gateway.url, http)
+        killed = workers(gateway.pid)[1]
+        os.kill(killed, signal.SIGKILL)
+        # Some of them come to the worker that is gone, and wait for the next one.
+        names = [f"r{number}" for number in range(24)]
+        await asyncio.gather(*map(traffic.call, names))
+        await is_there_again(gateway, 1, killed)
+        spans = [span for name in names for span in await tape.spans(name, 1)]
+        assert [span.versions for span in spans] == [{"travel": "v1"}] * len(names)
+
+
 async def test_each_of_several_workers_is_started_again(tmp_path: Path) -> None:
     """Those that are started side by side inherit nothing of each other, or the death of one would not be seen."""
     async with (
