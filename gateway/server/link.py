@@ -45,6 +45,8 @@ class Link(asyncio.Protocol):
         self._answering = set[asyncio.Future[None]]()
         self.name = ""
         """Of the other process (`store.processes`), once it has said so."""
+        self.pid = 0
+        """The system's id of it, for people; the same."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The other end is there."""

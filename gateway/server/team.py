@@ -81,24 +81,29 @@ class Leader:
     async def ask(self, name: str, *said: Any) -> dict[str, Any]:
         """What the others answer, by the names of their processes. One that dies meanwhile has no answer, nor one that
         cannot, or does not in time."""
-        asked = {link.name: link.ask(name, *said) for link in self.links}
+        asked = {link: link.ask(name, *said) for link in self.links}
         if not asked:
             return {}
         done, late = await asyncio.wait(asked.values(), timeout=PATIENCE_S)
         for one in late:
             one.cancel()
         answers: dict[str, Any] = {}
-        for process, one in asked.items():
+        for link, one in asked.items():
             if one not in done:
-                _log.error("worker %s has not answered %r within %g s", process, name, PATIENCE_S)
+                _log.error(
+                    "the worker with process id %d has not answered %r within %g s: it stands still, or has too little "
+                    "CPU; what connects to it waits",
+                    link.pid, name, PATIENCE_S,
+                )  # fmt: skip
             elif (error := one.exception()) is None:
-                answers[process] = one.result()
+                answers[link.name] = one.result()
             elif not isinstance(error, LinkLost):
-                _log.error("worker %s: %s", process, error)
+                _log.error("the worker with process id %d: %s", link.pid, error)
         return answers
 
     def _hello(self, link: Link, said: dict[str, Any]) -> None:
-        link.name = said["process"]
+        # One that was started again after an upgrade may say more than this one knows, or less.
+        link.name, link.pid = said["process"], said.get("pid", 0)
         self.links.append(link)
         self.alone.clear()
         self._joined(link, said)

@@ -11,6 +11,7 @@ counter must not fall because a worker has.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
@@ -260,7 +261,7 @@ class Teamwork:
 
     def _hello(self) -> dict[str, Any]:
         paused = {name: pool.gate.bound_s for name, pool in self._parts.pools.items() if pool.gate.paused}
-        return {"process": self._parts.store.process, "past": self._known, "paused": paused}
+        return {"process": self._parts.store.process, "pid": os.getpid(), "past": self._known, "paused": paused}
 
     def _joined(self, link: Link, said: dict[str, Any]) -> None:
         """Another one has come: this one may have been started in the place of the first, or that one."""

@@ -250,7 +250,7 @@ class Workers:
         first, *others = self._workers
         # One makes the tape if need be, and says what is wrong with the configuration, once.
         if not await self._begin(first) or not all(await asyncio.gather(*map(self._begin, others))):
-            raise ConfigError("a worker has not started: its own words are above")
+            raise ConfigError("a worker has not started: its own words are above, unless it was killed")
 
     async def _begin(self, worker: Worker) -> bool:
         return await worker.start(self._command, self._environment, self._held, self._lock)

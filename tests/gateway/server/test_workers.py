@@ -397,7 +397,7 @@ async def test_who_dies_during_a_handover_is_not_started_again(tmp_path: Path) -
             os.kill(gateway.pid, signal.SIGHUP)
 
             async def leaves() -> bool:
-                return "has not answered 'share'" in gateway.log
+                return f"the worker with process id {pids[1]} has not answered 'share'" in gateway.log
 
             async def is_gone() -> bool:
                 return pids[0] not in children(gateway.pid)
