@@ -65,6 +65,8 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._expiring: asyncio.Task[None] | None = None
+        self._failing = False
+        """Whether the tape did not take the last look; said once."""
         self._stopped = False
 
     async def start(self) -> None:
@@ -161,17 +163,21 @@ class Deadlines:
 
     async def _look(self, due: Sequence[tuple[str, str]], now: int) -> list[Looked]:
         try:
-            return await self._do(lambda transaction: DeadlineOperations(transaction).expire(due, now, self._quiet_s))
+            looked = await self._do(lambda transaction: DeadlineOperations(transaction).expire(due, now, self._quiet_s))
         except Damaged as error:
             if len(due) > 1:
                 # The others must not wait for the one that cannot be read.
-                looked = await asyncio.gather(*(self._look([name], now) for name in due))
-                return list(chain.from_iterable(looked))
+                found = await asyncio.gather(*(self._look([name], now) for name in due))
+                return list(chain.from_iterable(found))
             _log.error("attempt %s could not be looked at: %s", "/".join(due[0]), error)
             return [Looked(*due[0], now + _DAMAGED_NS)]
         except TapeError as error:
-            _log.error("%d attempts could not be looked at: %s", len(due), error)
+            if not self._failing:
+                _log.error("no attempt ends by its timeout, its lease or quiet until the tape takes it: %s", error)
+            self._failing = True
             return [Looked(*name, now + _RETRY_NS) for name in due]
+        self._failing = False
+        return looked
 
     def _sweep(self) -> None:
         """Finds attempts of which this module was not told: those that were given up and revived by a call, and those

@@ -582,6 +582,7 @@ class Faulty:
 
     def __init__(self, life: Life) -> None:
         self.full = False
+        self.refused = 0
         self._environment: Any = life.store._writer._env
         self._write = self._environment.write
         self._environment.write = self.write
@@ -589,12 +590,13 @@ class Faulty:
     def write(self, apply: Callable[[Any], Any]) -> Any:
         if not self.full:
             return self._write(apply)
+        self.refused += 1
         with self._environment._env.begin(write=True) as txn:
             _ = apply(txn)
             raise TapeError("the disk is full")
 
 
-async def test_a_tape_that_fails_loses_nothing_and_starves_nobody(life: Life) -> None:
+async def test_a_tape_that_fails_loses_nothing_and_starves_nobody(life: Life, caplog: pytest.LogCaptureFixture) -> None:
     disk = Faulty(life)
     await life.enqueue("q1", "q2")
     assert await life.claim(lease_s=1) == ["q1/a1"]
@@ -611,6 +613,9 @@ async def test_a_tape_that_fails_loses_nothing_and_starves_nobody(life: Life) ->
         lambda: life.attempt("q1/a1").lease_ns is not None and life.clock() > (life.attempt("q1/a1").lease_ns or 0)
     )
     assert life.attempt("q1/a1").status == AttemptStatus.PREPARING
+    before = disk.refused
+    await life.when(lambda: disk.refused >= before + 2)
+    assert caplog.text.count("no attempt ends by its timeout") == 1, "it is looked at each second, and said once"
     disk.full = False
     both = [await life.claim("w2", wait_s=PATIENCE) for _ in range(2)]
     assert sorted(both) == [["q1/a2"], ["q2/a1"]]
