@@ -158,7 +158,7 @@ async def _port(process: asyncio.subprocess.Process) -> int:
                 said = _said(line)
                 if isinstance(said, dict) and "port" in said:
                     return said["port"]
-                words.append(said)
+                words.append(str(said))
     except TimeoutError:
         words.append(f"it did not listen within {_START:g} s")
     raise EngineError(f"mitmdump could not be started: {' '.join(words[-_WORDS:]) or 'it ended'}")
