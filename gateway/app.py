@@ -131,7 +131,7 @@ class Gateway:
         self.recorder = Recorder(self.store, config.tape, self.metrics, self._committed, tell, self._work.written)
         self.state = State(self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.
-        self._epoch_ns = time.time_ns() - time.monotonic_ns()
+        self._epoch_ns = self._place.epoch_ns or time.time_ns() - time.monotonic_ns()
         self.dispatcher = Dispatcher(
             self.recorder, self.metrics, self._now_ns, config.trust_agent_rewards, config.quiet_seconds
         )

@@ -72,6 +72,9 @@ class Place:
     """From 0. That one has what only one may do."""
     of: int
     """How many there are."""
+    epoch_ns: int = 0
+    """Where the clock of all of them begins, whatever has become of the machine's since the first one was started; 0
+    where there are no others."""
     inside: tuple[int, int] | None = None
     """The first one's: descriptors of the sockets by which the others reach it (`server.team`)."""
 
@@ -156,7 +159,10 @@ def received(channel: socket.socket) -> Taken:
 def send(channel: socket.socket, held: Held, lock: int, place: Place = ALONE) -> None:
     """Sends to another process what it needs to serve; raises `OSError`."""
     told = {"host": held.host, "port": held.port, "path": held.path, "pid": os.getpid()}
-    told |= {"place": None if place is ALONE else [place.number, place.of], "inside": place.inside is not None}
+    told |= {
+        "place": None if place is ALONE else [place.number, place.of, place.epoch_ns],
+        "inside": place.inside is not None,
+    }
     handles = [lock, *held.handles, *reversed(place.inside or ())]
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", handles))
     _ = channel.sendmsg([json.dumps(told).encode()], [rights])

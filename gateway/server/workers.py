@@ -25,9 +25,11 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from secrets import randbelow
@@ -159,7 +161,9 @@ class Workers:
         # All make the same numbers of what conversations say (`calls.fingerprints`), which nobody can foresee.
         self._environment = {**os.environ, "PYTHONHASHSEED": str(randbelow(1 << 32))}
         self._lock = hold(config.data) if taken is None else taken.lock
-        self._workers = [Worker(Place(number, count), []) for number in range(count)]
+        # An attempt must not end because the one that looks at it has another clock than the one that serves its calls.
+        epoch_ns = time.time_ns() - time.monotonic_ns()
+        self._workers = [Worker(Place(number, count, epoch_ns), []) for number in range(count)]
         self._held: Held
         self._inside: list[socket.socket] = []
         self._tending: list[asyncio.Future[None]] = []
@@ -234,7 +238,7 @@ class Workers:
             self._held.path, self._held.unix = str(config.socket), self._unix(config.socket)
         self._inside = [_inside(config.data, name) for name in INSIDE]
         relays, links = (one.fileno() for one in self._inside)
-        self._workers[0].place = Place(0, count, (relays, links))
+        self._workers[0].place = replace(self._workers[0].place, inside=(relays, links))
 
     def _unix(self, path: Path) -> int:
         taken = self._taken

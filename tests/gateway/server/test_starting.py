@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import sysconfig
+import time
 from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -14,12 +15,16 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from fakes.gateway_workers import workers
-from fakes.process import PATHS, ROOT, Gateway, running
+from fakes.gateway_workers import served_by, workers
+from fakes.process import PATHS, ROOT, Gateway, running, upstreams
+from fakes.provider import Provider
+from fakes.raw import post
+from fakes.rig import CHAT
 from fakes.waiting import until
 
 from penstock.gateway.config import load
 from penstock.gateway.server.workers import Worker, Workers
+from penstock.gateway.store import Store
 
 TWO: Final = ("--workers", "2")
 PATIENCE_S: Final = 20.0
@@ -185,6 +190,37 @@ async def test_a_worker_is_started_again_once_the_interpreter_can_be_executed(tm
 
         await until(is_there_again)
         assert await gateway.terminate() == 0
+
+
+OTHER_TIME = """
+import time
+real = time.time_ns
+time.time_ns = lambda: real() - 2 * 3600 * 10**9
+"""
+
+
+async def test_a_worker_that_is_started_again_has_the_clock_of_the_others(tmp_path: Path, provider: Provider) -> None:
+    """Also where the machine's was set, or has gone on while it slept: its calls would be as of long ago, and the
+    attempts that make them would end for being quiet."""
+    (tmp_path / "other").mkdir()
+    env = {"PYTHONPATH": os.pathsep.join((str(tmp_path / "other"), str(ROOT)))}
+    config = upstreams(openai=provider.openai_url)
+    async with running(tmp_path, config, *TWO, env=env) as gateway:
+        (tmp_path / "other" / "sitecustomize.py").write_text(OTHER_TIME)
+        dead = workers(gateway.pid)[1]
+        os.kill(dead, signal.SIGKILL)
+
+        async def is_back() -> bool:
+            return workers(gateway.pid).get(1, dead) != dead and "another one is started" in gateway.log
+
+        await until(is_back)
+        async with served_by(gateway, workers(gateway.pid)[1]) as wire:
+            wire.send(post(f"/rollout/r1/attempt/a1{CHAT}", b'{"model":"m","messages":[]}'))
+            assert (await wire.message()).startswith(b"HTTP/1.1 200")
+        assert await gateway.terminate() == 0
+    with Store(tmp_path / "data", readonly=True) as store:
+        (span,) = store.spans("r1")
+        assert abs(time.time_ns() - span.start_ns) < 600 * 10**9
 
 
 ENDS_EARLY = f"""

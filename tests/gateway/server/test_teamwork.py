@@ -33,7 +33,7 @@ class First:
         for listener, name in zip(listeners, ("relay", "links"), strict=True):
             listener.bind(str(folder / name))
         relays, links = (listener.detach() for listener in listeners)
-        self.work = Teamwork(Place(0, 3, (relays, links)))
+        self.work = Teamwork(Place(0, 3, inside=(relays, links)))
         self.metrics = Metrics()
 
     async def start(self) -> None:
