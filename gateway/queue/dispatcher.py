@@ -39,6 +39,7 @@ from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
 from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.queue.waiting import Waiting
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
@@ -67,6 +68,8 @@ class Dispatcher:
         self.now_ns = now_ns
         self._trust_agent = trust_agent
         self.deadlines = Deadlines(self._do, self.reader, self.waiting, now_ns, quiet_s, self._looked)
+        self._finished: Counter[str] = Counter()
+        """Attempts that each worker has finished since it was last heard of."""
         self._line: dict[asyncio.Future[None], frozenset[Mode]] = {}
         self._stopped = False
 
@@ -242,7 +245,14 @@ class Dispatcher:
     async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> list[HeldAnswer]:
         """Renews a worker's leases."""
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
-        answers = await self._do(lambda transaction: QueueOperations(transaction).heartbeat(worker, asked, lease, now))
+        finished = self._finished.pop(worker, 0)
+        try:
+            answers = await self._do(
+                lambda transaction: QueueOperations(transaction).heartbeat(worker, asked, lease, now, finished)
+            )
+        except TapeError:
+            self._finished[worker] += finished
+            raise
         for answer in answers:
             # A shorter lease than the last one, or one that was revived.
             if answer.held:
@@ -266,6 +276,8 @@ class Dispatcher:
             )
             self.deadlines.ended(name)
             self._count(done.ended, done.rewarded)
+            if done.by is not None:
+                self._finished[done.by] += 1
             return done
         finally:
             # Also when it is refused: its rollout may have waited for this worker to let go of it.

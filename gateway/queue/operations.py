@@ -19,6 +19,7 @@ Operations and calls go through one queue in order: when one has been committed,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Mode
@@ -215,8 +216,10 @@ class QueueOperations(Attempts):
             number += 1
         return f"a{number}"
 
-    def heartbeat(self, worker: str, asked: HeartbeatRequest, lease_ns: int, now: int) -> list[HeldAnswer]:
-        """Renews leases, and says which of them are lost."""
+    def heartbeat(
+        self, worker: str, asked: HeartbeatRequest, lease_ns: int, now: int, finished: int = 0
+    ) -> list[HeldAnswer]:
+        """Renews leases, and says which of them are lost. `finished`: attempts since the last one."""
         answers = [self._renew(worker, one, lease_ns, now) for one in asked.attempts]
         known = self._worker(worker, now)
         if asked.complete:
@@ -225,7 +228,7 @@ class QueueOperations(Attempts):
                 self._let_go(worker, name)
             known.attempts, known.figures = names, asked.figures
         known.last_seen_ns = now
-        known.finished += self._waiting.finished.pop(worker, 0)
+        known.finished += finished
         self._tape.put("workers", worker.encode(), known.model_dump_json(exclude_defaults=True).encode())
         return answers
 
@@ -307,12 +310,11 @@ class QueueOperations(Attempts):
             self._end_attempt(live, end, now, outcome)
             rollout.tries -= end == AttemptStatus.ENVIRONMENT
             self._follow(rollout, live, end, now)
-            if holder is not None:
-                self._waiting.finished[holder] += 1
         elif more:
             put(live, outcome=records.outcome_values(outcome))
             self._tape.tell(live)
-        return Finished(rollout.model_copy(), attempt_of(live), None if ended else end, rewarded)
+        made = Finished(rollout.model_copy(), attempt_of(live), None if ended else end, rewarded)
+        return made if ended else replace(made, by=holder)
 
     def _outcome(self, said: Outcome) -> Outcome:
         """The outcome as it may be kept: without keys, which agents print."""

@@ -36,6 +36,8 @@ class Finished:
     """How it ended; None when it had ended before."""
     rewarded: list[RewardSource]
     """Sources of the rewards that were kept."""
+    by: str | None = None
+    """The worker that has finished it by this."""
 
 
 class Looked(NamedTuple):

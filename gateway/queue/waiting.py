@@ -4,7 +4,7 @@ because every read would release the interpreter and wait for it again.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -25,8 +25,6 @@ class Waiting:
     def __init__(self) -> None:
         self.state: QueueState = "open"
         """Whether work is handed out."""
-        self.finished: Counter[str] = Counter()
-        """Attempts that each worker has finished since it was last heard of."""
         self.unclaimed: deque[tuple[str, str]] = deque()
         """Attempts that nobody has claimed and that run since somebody has last looked here, some of them perhaps
         twice."""

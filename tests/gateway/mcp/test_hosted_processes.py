@@ -207,7 +207,7 @@ def test_what_waits_to_be_written_when_it_is_told_to_end_is_not_written() -> Non
         session.process.stop()
         found = await asyncio.gather(first, second, return_exceptions=True)
         await session.task
-        return found
+        return list(found)
 
     found = uvloop.run(told())
     assert isinstance(found[1], BrokenPipeError)

@@ -44,7 +44,7 @@ from penstock.gateway.queue.results import Claimed, Looked
 from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store import keys
 from penstock.gateway.store.directory import TapeError
-from penstock.gateway.store.operation import Refused
+from penstock.gateway.store.operation import Refused, Task
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.transaction import Transaction
 
@@ -619,6 +619,34 @@ async def test_a_tape_that_fails_loses_nothing_and_starves_nobody(life: Life, ca
     disk.full = False
     both = [await life.claim("w2", wait_s=PATIENCE) for _ in range(2)]
     assert sorted(both) == [["q1/a2"], ["q2/a1"]]
+
+
+async def test_what_a_worker_has_finished_counts_once_though_the_tape_has_failed(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await life.enqueue("q1")
+    await life.claim()
+    write = life.store.write
+
+    def full(items: Sequence[Any], between: Callable[[], object]) -> int:
+        def fails(_: Transaction) -> None:
+            raise TapeError("the disk is full")
+
+        # It fails as a commit does: when all is done.
+        return write([*items, Task(fails)], between)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(life.store, "write", full)
+        for _ in range(3):
+            with pytest.raises(TapeError):
+                await life.finish("q1/a1")
+            with pytest.raises(TapeError):
+                await life.beat()
+    assert await life.finish("q1/a1") == RolloutStatus.SUCCEEDED
+    for _ in range(2):
+        await life.beat()
+        (worker,) = life.dispatcher.reader.workers()
+        assert worker.finished == 1
 
 
 async def test_a_task_that_cannot_be_done_does_not_disturb_the_others(life: Life) -> None:
