@@ -30,13 +30,15 @@ def http_url(value: str, keys: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it must be an http:// or https:// URL, with a host")
+    if not value.isascii():
+        raise ValueError("it must be in ASCII: a host's other letters are written as xn--..., those of a path as %XX")
     try:
         wrong = parts.port == 0
     except ValueError:
         wrong = True
     if wrong:
         raise ValueError("its port must be a number from 1 to 65535")
-    if parts.username or parts.query or parts.fragment:
+    if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError(f"it may hold no user info, query or fragment; keys belong into {keys}")
     return value.rstrip("/")
 

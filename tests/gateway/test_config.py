@@ -336,9 +336,16 @@ def test_a_port_that_there_cannot_be_is_refused(tmp_path: Path, setting: str) ->
             read(tmp_path, f'{setting} = "http://localhost:{port}/v1"\n')
 
 
-def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", URLS)
+def test_a_url_in_other_letters_is_refused(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(ConfigError, match="it must be in ASCII: a host's other letters are written as xn--"):
+        read(tmp_path, f'{setting} = "http://b\u00fccher.example/v1"\n')
+
+
+@pytest.mark.parametrize("user", ["me:pass@phrase", ":phrase"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path: Path, user: str) -> None:
     with pytest.raises(ConfigError, match=r"found 'http://\*\*\*@localhost/v1'\)") as caught:
-        read(tmp_path, '[[upstream]]\nname = "a"\nbase_url = "http://me:pass@phrase@localhost/v1"\n')
+        read(tmp_path, f'[[upstream]]\nname = "a"\nbase_url = "http://{user}@localhost/v1"\n')
     assert "phrase" not in str(caught.value)
 
 
