@@ -189,6 +189,14 @@ class Config(Section):
     budget: list[Budget] = Field(default=[])
     masking: list[masking_rules.MaskingRule] = Field(default=[])
 
+    @field_validator("data", "socket", "prices", mode="before")
+    @classmethod
+    def _names_something(cls, value: Any) -> Any:
+        # An empty path is the current directory.
+        if value == "":
+            raise ValueError("it names nothing: give a path, or leave it out")
+        return value
+
     @field_validator("webhook")
     @classmethod
     def _webhooks_differ(cls, value: list[Webhook]) -> list[Webhook]:

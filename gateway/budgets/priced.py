@@ -8,8 +8,11 @@ from penstock.gateway.model.toml import ConfigError
 
 
 def prices_of(config: Config) -> Prices:
-    """The list of prices. Raises `ConfigError` where budgets count another currency."""
-    prices = Prices(config.prices)
+    """The list of prices. Raises `ConfigError` where it cannot be read, or budgets count another currency."""
+    try:
+        prices = Prices(config.prices)
+    except ConfigError as error:
+        raise ConfigError(f"prices: {error}") from None
     money = [budget for budget in config.budget if budget.unit == "usd"]
     currency = prices.file.currency
     if money and currency.upper() != "USD":

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from penstock.gateway.api.openapi import field_docs
+from penstock.gateway.budgets.priced import prices_of
 from penstock.gateway.config import Config, ConfigError, load
 from penstock.gateway.model.server_settings import McpServer
 
@@ -324,6 +325,22 @@ def test_names_must_exist_and_differ(tmp_path: Path) -> None:
         read(tmp_path, UPSTREAM + UPSTREAM)
     with pytest.raises(ConfigError, match="'gemini' is the name of the public endpoint of dialect 'gemini': give"):
         read(tmp_path, UPSTREAM.replace("local", "gemini"))
+
+
+@pytest.mark.parametrize("setting", ["data", "socket", "prices"])
+def test_a_path_that_names_nothing_is_refused(tmp_path: Path, setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting}: it names nothing: give a path, or leave it out"):
+        read(tmp_path, f'{setting} = ""\n')
+
+
+def test_a_list_of_prices_that_is_not_there_is_named_by_its_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prices: .*nowhere\.toml does not exist"):
+        prices_of(read(tmp_path, f'prices = "{tmp_path / "nowhere.toml"}"\n'))
+
+
+def test_an_upstream_of_a_route_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'local' is there twice: an upstream is asked once"):
+        read(tmp_path, UPSTREAM + '[[route]]\nmodel = "*"\nupstream = ["local", "local"]\n')
 
 
 URLS = ('[[upstream]]\nname = "a"\nbase_url', UPSTREAM + "proxy", "[otlp]\nendpoint", "[mcp.servers.a]\nurl")
