@@ -97,6 +97,8 @@ class Gateway:
     tls: ssl.SSLContext | None = None
     url: str = ""
     process: asyncio.subprocess.Process | None = None
+    says_data: bool = True
+    """Whether its command says where its tape is; else its configuration does."""
 
     @property
     def pid(self) -> int:
@@ -126,7 +128,7 @@ class Gateway:
 
     async def start(self, port: int = 0) -> None:
         """Start the process and wait until it is ready."""
-        data = () if "data = " in self.config.read_text() else ("--data", self.data)
+        data = ("--data", self.data) if self.says_data else ()
         words = ["serve", "--config", self.config, *data, "--port", str(port), *self.flags]
         env = dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(self.env)
         with self.log_path.open("ab") as log:

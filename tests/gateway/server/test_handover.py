@@ -15,7 +15,17 @@ import pytest
 from fakes.budgets import budget, toml, uses
 from fakes.odd import Odd, request, send, wait
 from fakes.preloaded import penstock
-from fakes.process import ROOT, Gateway, beside_an_agent, children, limit_files, running, upstream, upstreams
+from fakes.process import (
+    ROOT,
+    Gateway,
+    beside_an_agent,
+    children,
+    limit_files,
+    running,
+    upstream,
+    upstreams,
+    write_config,
+)
 from fakes.provider import serving
 from fakes.raw import chunk, connect, events_head, get, post
 from fakes.rig import CHAT, odd_on
@@ -214,11 +224,24 @@ async def test_wrong_settings_are_refused_and_the_old_ones_stay(
             assert answer.status == 200
 
 
+@asynccontextmanager
+async def running_by_file(home: Path, *flags: str) -> AsyncGenerator[Gateway]:
+    """One whose configuration says where its tape is."""
+    config = write_config(home, f'data = "{home / "data"}"\n')
+    gateway = Gateway(config, home / "data", home / "stderr", flags, says_data=False)
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        _ = await gateway.terminate()
+        print(gateway.log)
+
+
 @pytest.mark.parametrize(("as_parent", "flags"), [(True, ()), (False, ("--workers", "2"))])
 async def test_another_tape_is_refused_and_nothing_is_left_there(
     tmp_path: Path, as_parent: bool, flags: tuple[str, ...]
 ) -> None:
-    async with running(tmp_path, f'data = "{tmp_path / "data"}"\n', *flags) as gateway:
+    async with running_by_file(tmp_path, *flags) as gateway:
         if as_parent:
             await reload(gateway)
             await until(lambda: is_parent(gateway))
@@ -235,7 +258,7 @@ async def test_another_tape_is_refused_and_nothing_is_left_there(
 
 
 async def test_a_tape_by_another_name_is_the_same(tmp_path: Path) -> None:
-    async with running(tmp_path, f'data = "{tmp_path / "data"}"\n') as gateway:
+    async with running_by_file(tmp_path) as gateway:
         (tmp_path / "link").symlink_to(gateway.data)
         gateway.config.write_text(f'data = "{tmp_path / "link"}"\n')
         await gateway.reload()
