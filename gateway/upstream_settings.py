@@ -121,13 +121,6 @@ class Route(Section):
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
-    @field_validator("upstream")
-    @classmethod
-    def _each_once(cls, value: list[str]) -> list[str]:
-        if twice := next((name for name in value if value.count(name) > 1), None):
-            raise ValueError(f"{twice!r} is there twice: an upstream is asked once, and for more with `weights`")
-        return value
-
     @model_validator(mode="after")
     def _names_its_own(self) -> Route:
         for key, named in (("alias", self.alias), ("weights", self.weights)):

@@ -259,11 +259,9 @@ class Recorder:
             self._tell_of(written, set(map(id, written)))
             return
         seconds, spans = time.perf_counter() - began, sum(isinstance(item, Entry) for item in written)
-        if lost:
-            gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost]
-            batch = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost]
-            self._loop.call_soon_threadsafe(self._after, gone, None, 0, 0.0)
-        self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds, self._new_records())
+        gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost] if lost else []
+        batch = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost] if lost else batch
+        self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds, self._new_records(), gone)
         self._tell_of(written, lost)
 
     def _tell_of(self, items: Sequence[Item], lost: set[int]) -> None:
@@ -283,9 +281,8 @@ class Recorder:
         for item in batch.copy():
             self._give_way()
             try:
-                entries.append(
-                    item.call if item.call is None or isinstance(item.call, Task) else item.call.entry(item.final)
-                )
+                call = item.call
+                entries.append(call if call is None or isinstance(call, Task) else call.entry(item.final))
             except Exception:
                 _log.exception("a call cannot be recorded: it is lost")
                 self._metrics.recording_gaps += item.final
@@ -369,9 +366,12 @@ class Recorder:
     # -- on the loop -------------------------------------------------------------------------------------------------
 
     def _after(
-        self, batch: list[_Queued], cursor: int | None, spans: int, seconds: float, records: Sequence[bytes] = ()
-    ) -> None:
-        """Releases whatever waited for the batch; without a cursor the batch is lost."""
+        self, batch: list[_Queued], cursor: int | None, spans: int, seconds: float,
+        records: Sequence[bytes] = (), gone: Sequence[_Queued] = (),
+    ) -> None:  # fmt: skip
+        """Releases whatever waited for the batch, and what is lost of it, at one moment; without a cursor all is."""
+        if gone:
+            self._after(list(gone), None, 0, 0.0)
         self._metrics.recorder_queue_calls -= len(batch)
         self._metrics.recorder_queue_bytes -= sum(item.weight for item in batch)
         if cursor:

@@ -338,11 +338,6 @@ def test_a_list_of_prices_that_is_not_there_is_named_by_its_setting(tmp_path: Pa
         prices_of(read(tmp_path, f'prices = "{tmp_path / "nowhere.toml"}"\n'))
 
 
-def test_an_upstream_of_a_route_is_named_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'local' is there twice: an upstream is asked once"):
-        read(tmp_path, UPSTREAM + '[[route]]\nmodel = "*"\nupstream = ["local", "local"]\n')
-
-
 URLS = ('[[upstream]]\nname = "a"\nbase_url', UPSTREAM + "proxy", "[otlp]\nendpoint", "[mcp.servers.a]\nurl")
 
 

@@ -38,7 +38,8 @@ class Watch:
         self._adding = Adding(secrets)
         self._untold = dict[str, Coverage]()
         """Resources whose coverage has fallen, of which `fell` is to be told."""
-        self._failing = ""
+        self._failing = dict[str, str]()
+        """Why that failed, by resource; said once."""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -73,11 +74,11 @@ class Watch:
         try:
             await self._fell(name, coverage)
         except Exception as error:
-            if str(error) != self._failing:
+            if str(error) != self._failing.get(name):
                 _log.error("canaries of %s are not held yet, it is tried again: %s", name, error)
-            self._failing = str(error)
+            self._failing[name] = str(error)
         else:
-            self._failing = ""
+            self._failing.pop(name, None)
             del self._untold[name]
 
     async def _add_up(self) -> None:

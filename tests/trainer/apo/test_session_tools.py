@@ -19,6 +19,7 @@ from fakes.mcp_wire import McpServer, call, config, mcp_server
 from fakes.optimising import Done, Optimising
 from fakes.process import upstreams
 from fakes.provider import Provider
+from fakes.waiting import until
 
 from penstock.gateway.demo.model import Answer, Call, Json, tool_result
 from penstock.gateway.model.queue import Claim
@@ -118,6 +119,11 @@ async def listed(here: Optimising, address: str) -> list[Json]:
 async def adopt(here: Optimising) -> None:
     """An agent has seen the tools; what the server says of one is registered."""
     assert await listed(here, "/rollout/first/attempt/a1") == TOOLS
+
+    async def are_kept() -> bool:
+        return bool((await here.client.server_definitions("tools")).of("tools"))
+
+    await until(are_kept)
     adopted = await here.ended(await here.start("mcp", "adopt", "tools", RIGHT, "--name", "orders-tool"))
     assert adopted.code == 0, adopted.output
 
