@@ -11,15 +11,12 @@ named, the judge decides, and the agent's line is kept as what an agent says of 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import math
 import os
 import re
 import subprocess
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, cast
 
 from penstock.gateway.model.rollout import Judgement, RewardSource
@@ -27,6 +24,7 @@ from penstock.gateway.model.transcript import Transcript
 from penstock.sidecar.agent.output import Outputs, Stream
 from penstock.sidecar.agent.process import Command, Ending, start
 from penstock.sidecar.agent.templates import to_json
+from penstock.sidecar.agent.threads import in_thread
 from penstock.sidecar.settings import Judging, UsageError
 
 PARTS = {"reward", "value", "rewards", "dimensions", "reason"}
@@ -175,33 +173,20 @@ async def _call(function: Callable[..., Any], *given: Any) -> Any:
     """A function of either kind; one that is not async has a thread, so that heartbeats go on."""
     if inspect.iscoroutinefunction(function):
         return await function(*given)
-    result = await _in_thread(lambda: function(*given))
+    result = await in_thread(lambda: _judged(function, given), "penstock-judge")
     return await result if inspect.isawaitable(result) else result
 
 
-async def _in_thread(work: Callable[[], Any]) -> Any:
-    """As `asyncio.to_thread`, but a thread that does not end keeps neither the runner nor other judges."""
-    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(result) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = context.run(work)
-        except Exception as e:
-            # StopIteration means something else to who awaits.
-            error = RuntimeError(repr(e)) if isinstance(e, StopIteration) else e
-        except BaseException as e:
-            error = RuntimeError(f"it raised {e!r}")
-        with suppress(RuntimeError):  # the runner has ended meanwhile
-            _ = loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="penstock-judge", daemon=True).start()
-    return await done
+def _judged(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    try:
+        return function(*given)
+    except StopIteration as e:
+        raise RuntimeError(repr(e)) from None
+    except Exception:
+        raise
+    except BaseException as e:
+        # Of a judge that exits the runner must hear as of any other fault.
+        raise RuntimeError(f"it raised {e!r}") from None
 
 
 async def _ask(command: str, task: Any, output: Any, transcript: Transcript) -> Any:

@@ -29,6 +29,7 @@ from penstock.sidecar.agent import callables, helper
 from penstock.sidecar.agent.helper_sender import PATIENCE_S, SENDER
 from penstock.sidecar.agent.loading import LoadError, load
 from penstock.sidecar.agent.output import Stream
+from penstock.sidecar.agent.threads import in_thread
 
 LONGEST_LINE = 1 << 30
 """Bytes of one order: a task may be large."""
@@ -126,26 +127,8 @@ class Host:
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:
-    """As `asyncio.to_thread`, but a thread that does not end keeps neither the process nor other attempts."""
-    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if not done.done():
-            done.set_result(result) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = context.run(work)
-        except (StopIteration, asyncio.CancelledError) as e:
-            # These mean something else to who awaits.
-            error = RuntimeError(f"the function raised {e!r}")
-        except BaseException as e:
-            error = e
-        _ = loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, daemon=True).start()
+    """What it returns, however often the attempt is told to stop."""
+    done = in_thread(work, "penstock-attempt")
     while True:
         try:
             return await asyncio.shield(done)
