@@ -88,6 +88,7 @@ class Record:
         "marks",
         "name",
         "pieces",
+        "pin",
         "pool",
         "request",
         "response_bytes",
@@ -149,6 +150,8 @@ class Record:
         """Parties that were spoken with in another wire format, as far as they have come."""
         self.settle: Callable[[Transaction, Entry], None] | None = None
         """What is done in the transaction of its span; None for nothing."""
+        self.pin: Callable[[Transaction, Entry], None] | None = None
+        """As `settle`, also while it is open: pins of its rollout that the tape has not yet."""
         self._size = 0
         self._limit = limit
         self._held = held
@@ -221,7 +224,7 @@ class Record:
             self._secrets = self._redactor.secrets(self.request.headers, self.request.target.decode("latin-1"))
             entry = self._entry = self._opened()
         self._secrets = self._secrets.noting()
-        entry.versions, entry.arm = self.versions or None, self.arm
+        entry.versions, entry.arm, entry.pin = self.versions or None, self.arm, self.pin
         entry.attributes = {
             **self.attributes,
             **({PROMPTS: self.texts} if self.texts else {}),

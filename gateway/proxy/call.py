@@ -107,6 +107,8 @@ class Call(Choosing):
         self.request.headers = send.headers
         record.call, record.body, record.convert, record.captured = send.call, send.body, send.convert, send.captured
         record.versions, record.arm, record.texts = send.versions, send.arm, send.texts
+        if send.versions:
+            record.pin = self._shared.pins.with_span(send.call.address.rollout)
         if send.attributes:
             record.attributes = {**record.attributes, **send.attributes}
 

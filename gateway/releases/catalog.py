@@ -33,6 +33,8 @@ from penstock.gateway.releases.operations import ReleaseOperations, Wanted
 from penstock.gateway.releases.unwritten import Unwritten
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 
 REMEMBERED: Final = 16_384
 """Rollouts whose pins are remembered."""
@@ -300,12 +302,20 @@ class Pins:
                 pins.append(made.model_copy(update={"agent": asker.agent}))
         _keep(self._pins, call.address.rollout, pins)
         self._gave(call.address.rollout, [pin.model_dump() for pin in pins])
-        self._unwritten.add(Wanted(call.address.rollout, asker, tuple(found.resources), pins))
+        self._unwritten.add(call.address.rollout, pins)
         return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
 
     def others_gave(self, rollout: str, pins: Iterable[Mapping[str, Any]]) -> None:
-        """What another worker has given a rollout while the tape took no pin, which that one puts there."""
-        self._learn(rollout, map(Pin.model_validate, pins))
+        """What another worker has given a rollout while the tape took no pin. Whichever has its next span puts it
+        there.
+        """
+        given = list(map(Pin.model_validate, pins))
+        self._learn(rollout, given)
+        self._unwritten.add(rollout, given)
+
+    def with_span(self, rollout: str) -> Callable[[Transaction, Entry], None] | None:
+        """What must come to the tape with the next span of a rollout (`releases.unwritten`); None for nothing."""
+        return self._unwritten.with_span(rollout)
 
     def _learn(self, rollout: str, pins: Iterable[Pin]) -> None:
         known = self._pins.get(rollout, [])

@@ -9,6 +9,7 @@ affected call goes out.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
@@ -291,22 +292,23 @@ class ReleaseOperations:
         stored = self._tape.get("pins", keys.rollout_key(wanted.rollout))
         found = [] if stored is None else pins_of(stored)
         pins = [pin for pin in found if not pin.forgotten]
-        before = [pin.model_copy() for pin in pins]
-        earlier = [pin for pin in found if pin.forgotten]
-        known_to = {(pin.resource, pin.agent) for pin in pins}
-        pins += [pin.model_copy() for pin in wanted.given if (pin.resource, pin.agent) not in known_to]
+        given = {(pin.resource, pin.agent): pin.model_copy() for pin in wanted.given}
+        for pin in pins:
+            if given.pop((pin.resource, pin.agent), pin).mixed:
+                self._fall_back(pin)
+        pins += given.values()
+        fixed = {} if known is None else known.rollout.config.versions
         for resource in wanted.resources:
             mine = next((p for p in pins if p.resource == resource and p.agent == wanted.asker.agent), None)
-            if mine is None and known is not None and resource in known.rollout.config.versions:
-                version = known.rollout.config.versions[resource]
-                pins.append(Pin(resource=resource, agent=wanted.asker.agent, version=version))
-            elif mine is None:
-                fixed = () if known is None else known.rollout.config.versions
-                pins += self._pin(wanted, resource, pins, fixed, now)
-            else:
+            if mine is not None:
                 self._fall_back(mine)
-        if pins != before:
-            self._tape.put("pins", keys.rollout_key(wanted.rollout), pins_record([*earlier, *pins]))
+            elif resource in fixed:
+                pins.append(Pin(resource=resource, agent=wanted.asker.agent, version=fixed[resource]))
+            else:
+                pins += self._pin(wanted, resource, pins, fixed, now)
+        made = pins_record([*(pin for pin in found if pin.forgotten), *pins])
+        if made != stored:
+            self._tape.put("pins", keys.rollout_key(wanted.rollout), made)
         return pins
 
     def _fall_back(self, pin: Pin) -> Pin:
@@ -382,10 +384,8 @@ def _named(name: str, version: str) -> bytes:
 
 
 def _free(present: Sequence[Resource]) -> str:
-    taken, number = {version.version for version in present}, len(present) + 1
-    while f"v{number}" in taken:
-        number += 1
-    return f"v{number}"
+    taken = {version.version for version in present}
+    return next(name for number in count(len(present) + 1) if (name := f"v{number}") not in taken)
 
 
 def _served(resource: Resource) -> tuple[frozenset[str], str, str | None]:

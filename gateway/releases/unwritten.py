@@ -1,76 +1,104 @@
-"""What rollouts were given while the tape took no pin: kept until it does."""
+"""What rollouts were given while the tape took no pin: kept until it does.
+
+It comes to the tape with the next span of its rollout, in one transaction: a gateway that is killed may leave no span
+on the tape with a version that the rollout's pins do not tell of. A rollout may make no other call, and what has seen
+two versions must be marked: so all are written a moment later besides.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
 
+from penstock.gateway.canary.assignment import Asker
+from penstock.gateway.model.release import Pin
 from penstock.gateway.releases.operations import ReleaseOperations, Wanted
 from penstock.gateway.store.directory import Damaged, TapeError
+from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
 
 _MOST: Final = 16_384
 """Rollouts that are kept."""
+_NOBODY: Final = Asker("", "", "online", {})
+"""Asks for the pins: all that they need is given, nobody is assigned."""
 _AT_ONCE, _RETRY_S = 100, 1.0
 """Pins that one transaction catches up with, and how long after a tape that took none."""
 _log = logging.getLogger("penstock.releases")
 
 
 class Unwritten:
-    """By rollout; for the event loop. They may make no other call, and what has seen two versions must be marked."""
+    """By rollout; for the event loop, but for what `with_span` gives."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._wanted: dict[str, Wanted] = {}
+        self._pins: dict[str, Sequence[Pin]] = {}
         self._writing = False
         self._most = _AT_ONCE
 
-    def add(self, wanted: Wanted) -> None:
-        """What a rollout is given now, in place of what it was."""
-        if len(self._wanted) < _MOST or wanted.rollout in self._wanted:
-            self._wanted[wanted.rollout] = wanted
+    def add(self, rollout: str, pins: Sequence[Pin]) -> None:
+        """All that a rollout has now, in place of what it had."""
+        if len(self._pins) < _MOST or rollout in self._pins:
+            self._pins[rollout] = pins
         if not self._writing:
             self._writing = True
             self._write_later()
 
     def forget(self, rollout: str) -> None:
         """It was forgotten."""
-        self._wanted.pop(rollout, None)
+        self._pins.pop(rollout, None)
+
+    def with_span(self, rollout: str) -> Callable[[Transaction, Entry], None] | None:
+        """What is to be done in the transaction of its next span; None for nothing."""
+        pins = self._pins.get(rollout)
+        return None if pins is None else partial(_with_span, pins)
 
     def _write_later(self) -> None:
         _ = asyncio.get_running_loop().call_later(_RETRY_S, self._write)
 
     def _write(self) -> None:
-        wanted = list(islice(self._wanted.values(), self._most))
+        some = list(islice(self._pins.items(), self._most))
 
         def pin(transaction: Transaction) -> None:
-            for one in wanted:
-                # All that it needs is given: nobody is assigned now.
-                _ = ReleaseOperations(transaction).pin(one, 0)
+            for rollout, pins in some:
+                _pin(transaction, rollout, pins)
 
-        self._recorder.submit(pin).add_done_callback(partial(self._written, wanted))
+        self._recorder.submit(pin).add_done_callback(partial(self._written, some))
 
-    def _written(self, wanted: list[Wanted], done: asyncio.Future[None]) -> None:
+    def _written(self, some: list[tuple[str, Sequence[Pin]]], done: asyncio.Future[None]) -> None:
         error = done.exception()
         if isinstance(error, TapeError) and not isinstance(error, Damaged):
             self._write_later()
             return
-        if error is not None and len(wanted) > 1:
+        if error is not None and len(some) > 1:
             # Which of them it is shows one by one.
             self._most = 1
             self._write()
             return
-        for one in wanted:
+        for rollout, pins in some:
             if error is not None:
-                _log.error("the versions of rollout %s are not on the tape", one.rollout, exc_info=error)
-            if self._wanted.get(one.rollout) is one:
-                del self._wanted[one.rollout]
-        self._writing = bool(self._wanted)
+                _log.error("the versions of rollout %s are not on the tape", rollout, exc_info=error)
+            if self._pins.get(rollout) is pins:
+                del self._pins[rollout]
+        self._writing = bool(self._pins)
         if error is not None or not self._writing:
             self._most = _AT_ONCE
         if self._writing:
             self._write()
+
+
+def _pin(transaction: Transaction, rollout: str, pins: Sequence[Pin]) -> None:
+    _ = ReleaseOperations(transaction).pin(Wanted(rollout, _NOBODY, (), pins), 0)
+
+
+def _with_span(pins: Sequence[Pin], transaction: Transaction, entry: Entry) -> None:
+    try:
+        _pin(transaction, entry.rollout, pins)
+    except (Damaged, Refused, ValueError) as error:
+        # The span is written all the same; `Unwritten` tells of it.
+        _log.debug("the versions of rollout %s are not on the tape with its span", entry.rollout, exc_info=error)

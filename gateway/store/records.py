@@ -157,6 +157,7 @@ class Entry:
     """The call could be another implicit rollout's as well."""
     heard: int | None = None
     """About how many tokens of its answer came, where that was broken off and budgets count it."""
+    pin: Callable[[Any, Entry], None] | None = None
     settle: Callable[[Any, Entry], None] | None = None
     """What is done in the same transaction (`store.transaction`, which knows of entries) once it is written."""
 

@@ -76,6 +76,8 @@ class Writer:
                 between()
                 if isinstance(item, Entry):
                     self._tables.put(batch, item)
+                    if item.pin is not None:
+                        item.pin(transaction, item)
                     if item.settle is not None:
                         item.settle(transaction, item)
                 else:

@@ -104,3 +104,27 @@ async def test_a_rollout_that_fell_back_while_the_disk_was_full_is_marked(
         await until(are_pinned)
         (mixed,) = await client.pins(name)
         assert (mixed.version, mixed.arm) == ("v1", "candidate")
+
+
+async def test_a_span_with_the_version_that_a_rollout_fell_back_to_brings_the_mark(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """In one transaction, so that no kill comes between them; also where the rollout had nothing on the tape before."""
+    async with travelling(tmp_path, http) as (gateway, client, traffic):
+        release = await traffic.start("travel", "v2", policy(0.5))
+        name = "r"
+        while await traffic.rollout(name, lambda _: None, calls=1) != "candidate":
+            name += "r"
+        _ = await client.decide(release.id, "rollback", Said(who="ann", why="it is worse"))
+        with full_disk(gateway):
+            _ = await traffic.call(name)
+            _ = await traffic.call("late")
+        for rollout, spans in ((name, 3), ("late", 2)):
+            _ = await traffic.call(rollout)
+            _ = await Tape(gateway.url, http).spans(rollout, spans)
+        _ = await gateway.kill()
+        assert traffic.failures == []
+        await gateway.start(gateway.port)
+        (mixed,) = await client.pins(name)
+        assert (mixed.version, mixed.arm, mixed.mixed) == ("v1", "candidate", True)
+        assert [pin.version for pin in await client.pins("late")] == ["v1"]

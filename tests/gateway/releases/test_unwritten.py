@@ -7,9 +7,7 @@ from pathlib import Path
 from fakes.releasing import bench, counting
 from fakes.waiting import until
 
-from penstock.gateway.canary.assignment import Asker
 from penstock.gateway.model.release import Pin
-from penstock.gateway.releases.operations import Wanted
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.unwritten import Unwritten
 from penstock.gateway.store import keys
@@ -21,7 +19,7 @@ async def test_one_that_cannot_be_written_takes_no_other_with_it(tmp_path: Path)
         await made.do(lambda tape: tape.put("pins", keys.rollout_key("r1"), b"damaged"))
         unwritten = Unwritten(made.context.recorder)
         for name in ("r0", "r1", "r2", "r3"):
-            unwritten.add(Wanted(name, Asker("", "m", "online", {}), ("travel",), given))
+            unwritten.add(name, given)
         reader = ReleaseReader(made.context.tape)
 
         async def are_there() -> bool:
