@@ -28,7 +28,7 @@ from penstock.gateway.index.totals import totalled
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store, codec, keys
-from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.view import FORGOTTEN, View
 
 PIECE: Final = 4096
@@ -41,6 +41,8 @@ MARKED: Final = 256
 """The last changes that tell whether a tape is the one that an index is of."""
 _GONE: Final = "-" * 8
 """Stands in a mark for what was forgotten."""
+_TORN: Final[tuple[type[Exception], ...]] = (Damaged, *(set[type[Exception]](codec.UNREADABLE) - {MemoryError}))
+"""What reading a damaged record raises. It is left out: what comes after it is read all the same."""
 _log = logging.getLogger("penstock.index")
 
 
@@ -157,9 +159,15 @@ class Index:
                 self._rollouts, self._passages = Rollouts(), PassageReader()
             newest = min(view.last("log"), self.cursor + PIECE) if hole is None else 0
             for piece.cursor, record in _records(view, self.cursor + 1, newest):
-                self._take(view, piece.cursor, record, piece)
+                try:
+                    self._take(view, piece.cursor, record, piece)
+                except _TORN as error:
+                    _log.error("change %d of the tape is not in the index: %s", piece.cursor, error)
                 if time.monotonic() > until:
                     break
+            else:
+                if newest > self.cursor:
+                    piece.cursor = newest  # the last records of all may be damaged
         if not piece.cursor:
             return False
         self._add(piece)
@@ -182,8 +190,8 @@ class Index:
             length = keys.summary_key_length(key)
             head = Head(view, key[:length], key[length:])
             passages = self._passages.read(view, head)
-            piece.said.append((at, (head.rollout, head.attempt, head.sequence), passages))
             piece.spans.append(span_row(head, at, number, head.tools(passages), self._prices))
+            piece.said.append((at, (head.rollout, head.attempt, head.sequence), passages))
             piece.running[key[:length]] = None
         elif kind == b"o":
             piece.running[key] = at
@@ -227,7 +235,10 @@ class Index:
         names = list(islice(self._dirty, PIECE))
         with self._store.view() as view:
             for name in names:
-                self._read_rollout(view, name, rollouts, attempts, inputs)
+                try:
+                    self._read_rollout(view, name, rollouts, attempts, inputs)
+                except _TORN as error:
+                    _log.error("rollout %s is not in the index as it is now: %s", name, error)
         self._tables.change("rollouts", rollouts)
         self._tables.change("attempts", attempts)
         self._tables.add("inputs", inputs)
@@ -242,8 +253,9 @@ class Index:
             return
         number, rollout = found
         tries = view.attempts(name)
+        made = [attempt_row(number, attempt) for attempt in tries]
         rollouts.append(rollout_row(number, rollout, tries))
-        attempts += [attempt_row(number, attempt) for attempt in tries]
+        attempts += made
         # What was given to do never changes, so that it is kept once: what was there before the last seal is sealed.
         if rollout.input is not None and number > self._sealed_cursor and number not in self._inputs:
             inputs.append(input_row(number, rollout))
@@ -257,11 +269,13 @@ class Index:
                 stored = view.get("open", key)
                 if stored is None:
                     gone.append(key)
-                else:
+                    continue
+                try:
                     head = Head(view, key, codec.unpack_open(stored)[0])
-                    rows.append(
-                        span_row(head, at, self._rollouts.number(view, head.rollout), head.tools(()), self._prices)
-                    )
+                    number = self._rollouts.number(view, head.rollout)
+                    rows.append(span_row(head, at, number, head.tools(()), self._prices))
+                except _TORN as error:
+                    _log.error("a call that runs is not in the index: %s", error)
         return rows, gone
 
     def _seal(self) -> None:
@@ -356,7 +370,10 @@ def _rollout_of(record: bytes) -> str | None:
 def _hash(view: View, at: int, record: bytes) -> str:
     """What tells a change; the same for all that were forgotten."""
     named = _rollout_of(record)
-    origins = None if named is None else view.origins(named)
+    try:
+        origins = None if named is None else view.origins(named)
+    except _TORN:
+        return _GONE
     if record == FORGOTTEN or (named is not None and (origins is None or origins.number > at)):
         return _GONE
     return hashlib.blake2b(record + repr(origins).encode(), digest_size=len(_GONE) // 2).hexdigest()
@@ -371,6 +388,12 @@ def _same(mark: str, now: str) -> bool:
 def _records(view: View, first: int, last: int) -> Iterator[tuple[int, bytes]]:
     """The records of the log with these cursors, both included."""
     while first <= last:
-        begins, records = view.log_segment(first)
+        try:
+            begins, records = view.log_segment(first)
+        except _TORN as error:
+            end = view.log_end(first)
+            _log.error("changes %d to %d of the tape are not in the index: %s", first, end, error)
+            first = end + 1
+            continue
         yield from enumerate(records[first - begins : last + 1 - begins], first)
         first = begins + len(records)

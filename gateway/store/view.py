@@ -230,6 +230,11 @@ class View:
             self._segment = first, records
         return first, records
 
+    def log_end(self, at: int) -> int:
+        """The cursor of the last record of the log segment that holds this one, also where it cannot be read."""
+        with self.txn.cursor(db=self._dbs["log"]) as cursor:
+            return keys.to_number(cursor.key()) if cursor.set_range(keys.number(at)) else at
+
     def _forgotten_changes(self, at: int) -> tuple[int, list[bytes]]:
         """(cursor of the first, records) of some changes around this one, all forgotten."""
         hole = self.hole("log", at)

@@ -18,7 +18,8 @@ from penstock.gateway.index.finder import Unfinished
 from penstock.gateway.index.follower import Index
 from penstock.gateway.index.questions import Find
 from penstock.gateway.index.tables import Tables
-from penstock.gateway.store import Store
+from penstock.gateway.store import Store, keys
+from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.view import View
 
@@ -95,6 +96,28 @@ def test_a_damaged_body_is_left_out_and_nothing_is_read_twice(
     for number in range(6):
         found = index.find(Find("spans", f'text~"question {number}"', 0, None, 100)).positions
         assert len(found) == (0 if number == 2 else 1), number
+
+
+@pytest.mark.parametrize(
+    ("database", "left"),
+    [*((one, [0, 1, 3, 4, 5]) for one in ("attempts", "rollouts", "log")), ("last of log", [0, 1, 2, 3, 4])],
+)
+def test_a_damaged_record_is_left_out_and_what_comes_after_it_is_not(
+    store: Store, index: Index, database: str, left: list[int]
+) -> None:
+    for number in range(6):
+        store.write([call(*chat(f"question {number}"), rollout=f"r{number}")])
+    with store.view() as view:
+        at = 5 if database == "last of log" else 2
+        place, last = view.origins(f"r{at}"), view.log_end(3 * at + 1)
+        assert place is not None
+        (attempt,) = [key for key, _ in view.scan("attempts") if key.startswith(keys.number(place.number))]
+    harmed = {"attempts": attempt, "rollouts": keys.rollout_key(f"r{at}")}.get(database, keys.number(last))
+    store.write([Task(lambda tape: tape.put(database.split()[-1], harmed, b"\xff\xff"))])
+    caught_up(index)
+    assert index.find(Find("rollouts", "", 0, None, 100)).names == [f"r{number}" for number in reversed(left)]
+    index._seal()
+    assert index.follow(time.monotonic() + 60)
 
 
 def test_much_text_is_sealed_however_few_the_spans(store: Store, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
