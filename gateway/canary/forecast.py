@@ -36,9 +36,11 @@ def forecast(release: Release, past: Past) -> Forecast:
     while steps > 0 and len(seen) < MOST:
         canary = Canary.of(played)
         steps -= play(canary, past, rng)
+        if not canary.ended:
+            break
         ends[canary.verdict.action] += 1
         seen.append(canary.evidence.seen)
-    return _told(past, ends, seen)
+    return _told(past, ends, seen) if seen else Forecast(past=len(past.rollouts), mean=past.mean)
 
 
 def played_policy(policy: Policy, past: Past) -> Policy:
@@ -56,10 +58,10 @@ def played_policy(policy: Policy, past: Past) -> Policy:
 
 
 def play(canary: Canary, past: Past, rng: Random) -> int:
-    """One release to its end; how many rollouts it has taken."""
+    """One release to its end, or for as many rollouts as are played in all; how many rollouts it has taken."""
     stages, rollouts, early = canary.policy.stages, past.rollouts, EARLY in canary.evidence.guards
     number, count = 0, len(past.rollouts)
-    while not canary.ended:
+    while not canary.ended and number < STEPS:
         number += 1
         one, stage = rollouts[int(rng.random() * count)], stages[canary.stage]
         arm = 1 if rng.random() < stage.split else 0

@@ -178,6 +178,8 @@ def started(release: Release, expected: Forecast | None = None) -> Text:
 
 def foretold(release: Release, expected: Forecast) -> str:
     """A forecast in sentences."""
+    if expected.rollouts is None and expected.mean is not None:
+        return "No forecast: with this policy a release may take more rollouts than are played for one."
     if expected.rollouts is None or expected.held is None or expected.mean is None:
         return "No forecast: too few rollouts of the stable version have a reward."
     days = "" if expected.days is None else f", {long(expected.days)} at {expected.per_day or 0:,.0f} a day"

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.gateway.canary.forecast import ENOUGH, MOST, STEPS, forecast, played_policy
 from penstock.gateway.canary.past import DAY_NS, Past, PastRollout
+from penstock.gateway.display.releases import foretold
 from penstock.gateway.model.policy import Policy, Stage
 from penstock.gateway.model.release import Forecast, Release
 
@@ -59,6 +60,14 @@ def test_its_work_is_bounded() -> None:
     assert found.held == pytest.approx(1.0, abs=0.15)
     margin = Policy(stages=[Stage(split=0.5, rollouts=1)], margin_absolute=0.9)
     assert forecast(made(quick, margin), quick).played == MOST
+
+
+def test_a_release_that_is_longer_than_what_is_played_foretells_nothing() -> None:
+    of = past(0.7)
+    release = made(of, Policy(horizon=10_000_000, hold_split=True))
+    found = forecast(release, of)
+    assert found == Forecast(past=1000, mean=of.mean)
+    assert foretold(release, found).startswith("No forecast: with this policy")
 
 
 def test_a_short_past_foretells_nothing() -> None:
