@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from penstock.gateway.cli.audit import SAID, SaidOptions
+from penstock.gateway.cli.rollouts import done_to_each, fail_if_refused
 from penstock.gateway.cli.terminal import show
 from penstock.gateway.client.console import (
     FLAT,
@@ -63,12 +64,14 @@ def forget(
             raise Failure(
                 f"{len(rids):,} rollouts that have ended match, such as {rids[0]}: add --yes to forget them for good", 2
             )
-        gone = [await client.forget(rid, reason) for rid in rids]
-        show(gone, json, lambda: retention.forgotten(gone))
-        if wait:
+        gone, refused = await done_to_each(rids, lambda rid: client.forget(rid, reason))
+        if gone:
+            show(gone, json, lambda: retention.forgotten(gone))
+        if gone and wait:
             status = await _done(client)
             if not json:
                 print(retention.wiped(status))
+        fail_if_refused(refused, rids, "forgotten")
 
     found, filter = ids_or_filter(rollouts)
     reason = said.said()
@@ -113,8 +116,11 @@ def hold(
             rids = [rid for rid in rids if rid in held]
         if not rids:
             raise Failure("No rollout matches that is kept." if lift else "No rollout matches.", 1)
-        changed = [await (client.lift_hold if lift else client.hold_rollout)(rid, reason) for rid in rids]
-        show(changed, json, lambda: retention.held(changed, lift))
+        change = client.lift_hold if lift else client.hold_rollout
+        changed, refused = await done_to_each(rids, lambda rid: change(rid, reason))
+        if changed:
+            show(changed, json, lambda: retention.held(changed, lift))
+        fail_if_refused(refused, rids, "kept" if not lift else "let go")
 
     if not rollouts and lift:
         raise Failure("say which: penstock hold --lift ROLLOUT, or a filter", 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 
@@ -35,6 +35,7 @@ Value = Annotated[float | None, Parameter(allow_leading_hyphen=True)]
 Dimensions = Annotated[list[str] | None, Parameter(name="--dimension", negative="")]
 NONE_ENDED = "No rollout matches that came from the queue and has ended."
 Source = Literal["runner", "judge", "user"]
+T = TypeVar("T")
 
 
 def cancel(
@@ -155,26 +156,34 @@ async def _move(
     """Does the same to all of them, as far as possible; says at the end if some could not."""
     from penstock.gateway.display import queue
 
-    moved, refused = await _each(rids, act)
+    moved, refused = await done_to_each(rids, act)
     if moved or not refused:
         show(moved, json, lambda: queue.moved(moved), none)
+    fail_if_refused(refused, rids, done)
+
+
+def fail_if_refused(refused: Sequence[str], rids: Sequence[str], done: str) -> None:
+    """Raises `Failure` where something could not be done to some of them; `done`: what, such as `cancelled`."""
     if refused and len(rids) == 1:
         raise Failure(refused[0])
     if refused:
         raise Failure(f"{len(refused):,} of {len(rids):,} rollouts could not be {done}: {refused[0]}")
 
 
-async def _each(rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]]) -> tuple[list[Rollout], list[str]]:
+async def done_to_each(rids: Sequence[str], act: Callable[[str], Awaitable[T]]) -> tuple[list[T], list[str]]:
+    """(what came of each of them, why each of the others was refused)."""
     from penstock.gateway.client.client import ClientError
     from penstock.gateway.client.parallel import each
 
-    async def attempt(rid: str) -> Rollout | str:
+    refused: list[str] = []
+
+    async def attempt(rid: str) -> list[T]:
         try:
-            return await act(rid)
+            return [await act(rid)]
         except ClientError as e:
             if e.temporary:
                 raise
-            return str(e)
+            refused.append(str(e))
+            return []
 
-    ends = await each(attempt, rids)
-    return [end for end in ends if not isinstance(end, str)], [end for end in ends if isinstance(end, str)]
+    return [one for some in await each(attempt, rids) for one in some], refused

@@ -159,6 +159,21 @@ async def test_what_may_not_go_says_why(start_gateway: StartGateway, tmp_path: P
         assert "forgotten 1 rollout\nleft      nothing of what was forgotten\n" in shown
 
 
+async def test_one_that_may_not_go_keeps_no_other_from_it(start_gateway: StartGateway, tmp_path: Path) -> None:
+    async with serving() as provider:
+        gateway = await start_gateway(upstreams(provider.openai_url))
+        for rollout in ("r1", "r2", "r3"):
+            await ended(gateway, rollout, "x")
+        shell = Shell(gateway.url, tmp_path)
+        kept = await shell.run("hold", "r9", "r2", "--who", "ann")
+        assert (kept.code, kept.text) == (1, "r2 is kept until `penstock hold --lift r2`\n")
+        assert "1 of 2 rollouts could not be kept: there is no rollout 'r9'" in kept.err
+        done = await shell.run("forget", "mode:train", "--yes", "--no-wait")
+        assert (done.code, done.text) == (1, "forgotten: r3, r1\n")
+        assert "1 of 3 rollouts could not be forgotten: ann keeps rollout r2" in done.err
+        assert await names(gateway) == ["r2"]
+
+
 async def test_a_rollout_stays_while_a_call_of_it_is_served(start_gateway: StartGateway) -> None:
     reached, go_on = asyncio.Event(), asyncio.Event()
 
