@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from pydantic_core import from_json
 
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.queue import RolloutSpec, finite
 from penstock.gateway.model.wording import counted
 
 T = TypeVar("T")
@@ -100,9 +100,13 @@ def _task(line: bytes, id_field: str | None, group_field: str | None) -> Task:
 
 def _json(line: bytes) -> Any:
     try:
-        return from_json(line, allow_inf_nan=False)
+        value = from_json(line, allow_inf_nan=False)
     except ValueError as e:
         raise _Wrong(f"is not JSON: {str(e).replace(' at line 1 column', ' at column')}") from None
+    try:
+        return finite(value)
+    except ValueError as e:
+        raise _Wrong(str(e)) from None
 
 
 def _id(fields: dict[str, Any], field: str) -> str:

@@ -7,9 +7,11 @@ answer: rollouts are known by the caller's ids, ends by the attempt, rewards by 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from contextlib import suppress
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Id, Mode, Noun
@@ -34,6 +36,18 @@ End = Literal["succeeded", "failed", "timeout", "cancelled", "environment"]
 """How a worker may say that an attempt ended. With `environment` it hands the attempt back: the agent could not work
 where it was run, so it was no try at the task. Also one that the worker has finished as `failed` can be handed back."""
 Scalar = str | bool | float | Annotated[int, Field(ge=-(2**63), lt=2**63)] | None
+T = TypeVar("T")
+
+
+def finite(value: T) -> T:
+    """JSON without numbers that it does not have: one such as 1e999 is read as infinity, and would be kept as null.
+    Raises `ValueError`."""
+    with suppress(TypeError, RecursionError):
+        try:
+            _ = json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise ValueError("a number in it is larger than 1.8e308, or is none") from None
+    return value
 
 
 class RolloutSpec(Noun):
@@ -41,7 +55,7 @@ class RolloutSpec(Noun):
 
     id: Id | None = None
     """Its name; made up when not given. A name that is queued already is not queued again."""
-    input: Any = None
+    input: Annotated[Any, AfterValidator(finite)] = None
     """The task, any JSON."""
     mode: Mode = "train"
     """What it is for."""
@@ -51,7 +65,7 @@ class RolloutSpec(Noun):
     """The highest is handed out first."""
     config: RolloutConfig = Field(default_factory=RolloutConfig)
     """How its attempts are watched and repeated."""
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, Any] | None, AfterValidator(finite)] = None
     """Anything its maker wants to find again."""
 
 

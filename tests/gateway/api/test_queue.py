@@ -178,6 +178,8 @@ async def test_a_name_that_agents_have_used_is_not_queued(client: Client, base: 
         ('{"rollouts":[{},{"id":""}]}', "rollouts.1.id"),
         ('{"rollouts":[{"mode":"trian"}]}', "rollouts.0.mode"),
         ('{"rollouts":[{"priority":1001}]}', "rollouts.0.priority"),
+        ('{"rollouts":[{"input":{"x":[1e999]}}]}', "rollouts.0.input"),
+        ('{"rollouts":[{"metadata":{"x":-1e999}}]}', "rollouts.0.metadata"),
         ('{"rollouts":[{"prioritty":1}]}', "prioritty"),
         ('{"rollouts":[{"config":{"timeout_s":0}}]}', "timeout_s"),
         ('{"rollouts":[{"config":{"timeout_s":1e300}}]}', "timeout_s"),

@@ -35,6 +35,7 @@ def test_ids_come_from_the_id_or_the_content() -> None:
         (b'{"id": "q2", "g": NaN}', "line 2: is not JSON: expected value at column 19"),
         (b'{"id": "\xff", "g": "x"}', "line 2: is not JSON: invalid unicode code point at column 9"),
         (b'{"id": "q2"} {"id": "q3"}', "line 2: is not JSON: trailing characters at column 14"),
+        (b'{"id": "q2", "g": [1e999]}', "line 2: a number in it is larger than 1.8e308, or is none"),
         (b"[" * 300 + b"]" * 300, "line 2: is not JSON: recursion limit exceeded"),
         (b'{"id": "q1", "g": "x"}', "line 2: its id 'q1' is that of line 1 already; --repeat"),
         (b'{"id": "a b", "g": "x"}', "line 2: id: 'a b' is not an id: up to 120 letters, digits and . _ - only"),
