@@ -8,6 +8,7 @@ else. Exit codes: 0 done, 1 failed, 2 wrongly called, 130 interrupted.
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import sys
@@ -31,6 +32,7 @@ from penstock.gateway.model.terminals import shown
 
 WANTED: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
 """What a value should be, by the type that it becomes."""
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 HELP = "A transparent gateway that records every model call of unmodified agents on a durable tape."
 
 
@@ -78,8 +80,12 @@ app = _application()
 def main(arguments: list[str] | None = None) -> None:
     """The console script."""
     _collect_rarely()
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] != ["mcp"]:
+        # Who speaks a protocol there refuses to (`cli.mcp`).
+        _open_closed()
     try:
-        app(with_usual(sys.argv[1:] if arguments is None else arguments))
+        app(with_usual(words))
         sys.stdout.flush()
     except Failure as e:
         _end(str(e), e.code)
@@ -87,10 +93,27 @@ def main(arguments: list[str] | None = None) -> None:
         command = " ".join(["penstock", *(e.command_chain or ())])
         _end(f"{_wrong(e)} See {command} --help.", 2)
     except BrokenPipeError:
-        # The reader has seen enough; stdout must not be flushed again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has seen enough.
+        _write_no_more()
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+        _write_no_more()
+        _end(f"{e.filename or 'stdout'} cannot be written: {e.strerror}", 1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _open_closed() -> None:
+    """Streams that were closed before it began have nothing in them, and take anything."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _write_no_more() -> None:
+    """What stdout has not taken is not flushed again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _collect_rarely() -> None:

@@ -101,9 +101,10 @@ def _chosen(found: list[tuple[Proposal, str | None]], number: int | None) -> Pro
         raise Failure("no prompt was found, and so none is registered; more calls (--limit) may help")
     if number is None and len(found) > 1:
         raise Failure(f"{len(found)} prompts were found: say which to register, as --number 1", 2)
-    if not 1 <= (number or 1) <= len(found):
+    chosen = 1 if number is None else number
+    if not 1 <= chosen <= len(found):
         raise Failure(f"--number: {number} is not 1 to {len(found)}", 2)
-    return found[(number or 1) - 1][0]
+    return found[chosen - 1][0]
 
 
 def _register(url: str, name: str, one: Proposal, author: str, json: bool) -> None:
@@ -124,6 +125,9 @@ def _offer(url: str, found: list[tuple[Proposal, str | None]], author: str) -> N
     """Asks what to do with each unregistered prompt."""
     for number, (one, known) in enumerate(found, 1):
         if known is None:
-            name = console().input(f"Register prompt {number}? A name, or nothing to leave it: ").strip()
+            try:
+                name = console().input(f"Register prompt {number}? A name, or nothing to leave it: ").strip()
+            except EOFError:
+                return
             if name:
                 _register(url, name, one, author, json=False)

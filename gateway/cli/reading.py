@@ -24,6 +24,7 @@ from penstock.gateway.client.console import (
     seconds,
     target_of,
     up_to,
+    utf8,
     with_client,
 )
 from penstock.gateway.model.grouping import By
@@ -114,7 +115,7 @@ def search(
         rows = await up_to(limit, lambda most: client.search(text, terms, words, most))
         show(rows, json, lambda: search.findings(rows, time.time_ns()), NOT_SAID)
 
-    terms = joined_terms(filter)
+    terms, text = joined_terms(filter), utf8(text)
     with_client(gateway, ask)
 
 

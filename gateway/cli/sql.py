@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from penstock.gateway.cli.resources import text_of
 from penstock.gateway.cli.terminal import console, show
-from penstock.gateway.client.console import LOCAL, Failure, Json, Limit, Url, note, seconds, with_client
+from penstock.gateway.client.console import LOCAL, Failure, Json, Limit, Url, made, note, seconds, utf8, with_client
 from penstock.gateway.model.terminals import harmless
 from penstock.gateway.model.wording import counted
 
@@ -59,8 +60,9 @@ def sql(
             views = await client.sql_views()
             show(views.views, json, lambda: sql.views(views))
             return
-        text = sys.stdin.read() if query == "-" else query
-        asked = SqlRequest(query=text, format=format or "rows", limit=limit, timeout_s=seconds("--timeout", timeout))
+        text = text_of(query) if query == "-" else utf8(query)
+        wait = seconds("--timeout", timeout)
+        asked = made(SqlRequest, "query", query=text, format=format or "rows", limit=limit, timeout_s=wait)
         found = await client.sql(asked)
         if found.more:
             note(f"There are more than {counted(found.count, 'row')}: --limit {limit * 10} asks for more of them.")

@@ -92,11 +92,20 @@ def control_key() -> str | None:
 
 def joined_terms(words: Iterable[str]) -> str:
     """A filter that was given as words."""
-    found = list(words)
+    found = [utf8(word) for word in words]
     unknown = next((word for word in found if word.startswith("--")), None)
     if unknown is not None:
         raise Failure(f"unknown option {unknown!r}; --help has all. Filters need none: status:failed", 2)
     return " ".join(found)
+
+
+def utf8(word: str) -> str:
+    """The same word; what is no text cannot be sent to a gateway, and would be left out of a URL without a word."""
+    try:
+        _ = word.encode()
+    except UnicodeEncodeError:
+        raise Failure(f"{word!r} is not UTF-8", 2) from None
+    return word
 
 
 def ids_or_filter(words: Sequence[str]) -> tuple[list[str], str]:
@@ -129,7 +138,7 @@ def ids_or_filter(words: Sequence[str]) -> tuple[list[str], str]:
 
 def target_of(text: str) -> tuple[str, str | None, int | None]:
     """RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE."""
-    match = TARGET.fullmatch(text)
+    match = TARGET.fullmatch(utf8(text))
     if match is None:
         raise Failure(f"{text!r} is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE", 2)
     sequence = match["sequence"]

@@ -212,6 +212,12 @@ def test_there_is_one_name_for_the_key() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (("sql", "select 1", "--timeout", "5m"), 2, "--timeout: 300.0 is not 60 or less"),
+        (("sql", ""), 2, "QUERY: '' is not text of 1 character or more"),
+        (("sql", "select \udcff"), 2, "'select \\udcff' is not UTF-8"),
+        (("rollouts", "group:\udcff"), 2, "'group:\\udcff' is not UTF-8"),
+        (("show", "r\udcff"), 2, "'r\\udcff' is not UTF-8"),
+        (("search", "r\udcff"), 2, "'r\\udcff' is not UTF-8"),
         (("rollouts", "statsu:x"), 1, "unknown field 'statsu'; did you mean 'status'?"),
         (("show", "none"), 1, "there is no rollout 'none'"),
         (("show", "r1/a1#9"), 1, "attempt 'a1' has no span 9"),
@@ -299,6 +305,37 @@ async def test_errors_are_one_line(
     assert message in err
     assert err.startswith("penstock: ")
     assert err.count("\n") == 1
+
+
+FULL = ["rollouts", "rollouts --json", "export", "show r1/a1#1 --raw response"]
+
+
+@pytest.mark.parametrize("command", FULL)
+async def test_a_full_disk_is_said_in_a_line(shell: Shell, command: str) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    process = await shell.start(*command.split(), stdout=full)
+    os.close(full)
+    _, err = await asyncio.wait_for(process.communicate(), shell.patience)
+    assert (process.returncode, err) == (1, b"penstock: stdout cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("rollouts >&-", 0, b""),
+        ("show 'r1/a1#1' --raw response >&-", 0, b""),
+        ("enqueue - <&-", 1, b"penstock: - has no tasks\n"),
+        ("sql - <&-", 2, b"penstock: QUERY: '' is not text of 1 character or more\n"),
+        ("rollouts --limit 1 2>&-", 0, b""),
+    ],
+)
+async def test_streams_that_are_closed_are_empty(shell: Shell, command: str, code: int, said: bytes) -> None:
+    process = await asyncio.create_subprocess_shell(
+        f"{shell.command[0]} -m penstock {command}",
+        env=shell.env, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, err = await asyncio.wait_for(process.communicate(), shell.patience)
+    assert (process.returncode, err) == (code, said)
 
 
 @pytest.mark.parametrize("command", ["show r1", "show r1 --json", "rollouts", "spans r1", "export", "stats", "--help"])
