@@ -10,6 +10,7 @@ import csv
 import io
 import os
 import re
+import shutil
 from codecs import getwriter
 from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -104,13 +105,18 @@ def _summaries(folder: Path) -> Any:
 
 async def tensorboard(points: AsyncIterable[Point], folder: Path) -> int:
     """An event file in a new folder, a scalar for each value; how many steps."""
-    count = 0
-    with _summaries(folder) as writer:
-        async for point in points:
-            for name, value in point.values.items():
-                number = float("nan") if value is None else value
-                writer.add_scalar(name, number, point.step, walltime=(point.time_ns or 0) / 1e9)
-            count += 1
+    count, made = 0, _summaries(folder)
+    try:
+        with made as writer:
+            async for point in points:
+                for name, value in point.values.items():
+                    number = float("nan") if value is None else value
+                    writer.add_scalar(name, number, point.step, walltime=(point.time_ns or 0) / 1e9)
+                count += 1
+    except BaseException:
+        # An incomplete run must not be shown, nor block the next try.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return count
 
 

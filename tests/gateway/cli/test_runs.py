@@ -24,7 +24,8 @@ from fakes.preloaded import penstock
 from fakes.process import Gateway
 from fakes.shell import Done, Shell
 
-from penstock.gateway.client.client import Client
+from penstock.gateway.cli import export_runs
+from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.display import runs as runs_pictures
 from penstock.gateway.display.run_charts import charts, drawing
 from penstock.gateway.display.run_page import page
@@ -209,6 +210,16 @@ async def test_every_point_is_exported(shell: Shell, client: Client, tmp_path: P
     assert [step for step, _, _ in found["eval/success"]] == [0, 10, 20, 30, 40, 50]
     again = await shell.run("runs", "export", "grpo-1", "--to", "tensorboard", "-o", "tb/one")
     assert (again.code, "tb/one exists already" in again.err) == (1, True)
+
+
+async def test_an_export_that_breaks_off_leaves_no_folder(tmp_path: Path) -> None:
+    async def points() -> AsyncGenerator[Point]:
+        yield Point(step=1, time_ns=T0, values={"reward": 0.5})
+        raise ClientError("the gateway has gone")
+
+    with pytest.raises(ClientError):
+        await export_runs.tensorboard(points(), tmp_path / "tb")
+    assert not (tmp_path / "tb").exists()
 
 
 @pytest.mark.timeout(600)
