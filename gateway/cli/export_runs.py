@@ -13,6 +13,7 @@ import re
 import shutil
 from codecs import getwriter
 from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -90,8 +91,9 @@ async def table(points: AsyncIterable[Point], metrics: Sequence[str], file: IO[b
     return count
 
 
-def _summaries(folder: Path) -> Any:
-    module = extra("tensorboardX", "TensorBoard's files")
+def _event_file(folder: Path) -> Any:
+    """In a new folder. Not a `SummaryWriter`, which writes in a thread: a full disk ends that, and it is waited for."""
+    _ = extra("tensorboardX", "TensorBoard's files")
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -100,22 +102,27 @@ def _summaries(folder: Path) -> Any:
         raise Failure(f"{folder}: {e.strerror}") from None
     # It warns of every value that is no finite number; these are so on purpose.
     getLogger("tensorboardX").setLevel(ERROR)
-    return module.SummaryWriter(str(folder))
+    return import_module("tensorboardX.event_file_writer").EventsWriter(str(folder / "events"))
 
 
 async def tensorboard(points: AsyncIterable[Point], folder: Path) -> int:
     """An event file in a new folder, a scalar for each value; how many steps."""
-    count, made = 0, _summaries(folder)
+    count, writer = 0, _event_file(folder)
+    event, scalar = import_module("tensorboardX.proto.event_pb2").Event, import_module("tensorboardX.summary").scalar
     try:
-        with made as writer:
-            async for point in points:
-                for name, value in point.values.items():
-                    number = float("nan") if value is None else value
-                    writer.add_scalar(name, number, point.step, walltime=(point.time_ns or 0) / 1e9)
-                count += 1
-    except BaseException:
+        async for point in points:
+            for name, value in point.values.items():
+                said = scalar(name, float("nan") if value is None else value)
+                writer.write_event(event(summary=said, step=point.step, wall_time=(point.time_ns or 0) / 1e9))
+            count += 1
+        writer.close()
+    except BaseException as e:
         # An incomplete run must not be shown, nor block the next try.
+        with suppress(OSError, ValueError):
+            writer.close()
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(e, OSError):
+            raise Failure(f"{folder}: {e.strerror}") from None
         raise
     return count
 

@@ -222,6 +222,18 @@ async def test_an_export_that_breaks_off_leaves_no_folder(tmp_path: Path) -> Non
     assert not (tmp_path / "tb").exists()
 
 
+@pytest.mark.parametrize("format", ["tensorboard", "jsonl", "csv"])
+async def test_a_full_disk_ends_an_export(shell: Shell, client: Client, tmp_path: Path, format: str) -> None:
+    await trained(client, "grpo-1", 60)
+    command = f"ulimit -f 1; exec {shell.command[0]} -m penstock runs export grpo-1 --to {format} -o out"
+    process = await asyncio.create_subprocess_shell(
+        command, env=shell.env, cwd=tmp_path, stderr=asyncio.subprocess.PIPE
+    )
+    _, err = await asyncio.wait_for(process.communicate(), shell.patience)
+    assert (process.returncode, err) == (1, b"penstock: out: File too large\n")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.timeout(600)
 async def test_runs_share_a_database_of_mlflow(shell: Shell, client: Client, tmp_path: Path) -> None:
     # MLflow takes seconds of CPU time to make a database.
