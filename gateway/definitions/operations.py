@@ -21,6 +21,7 @@ from penstock.gateway.model.definitions import (
 )
 from penstock.gateway.model.invisible import visible_name
 from penstock.gateway.store import audit_log, keys
+from penstock.gateway.store.directory import Damaged
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
@@ -175,7 +176,7 @@ class DefinitionOperations:
 
     def _known(self, server: str) -> ServerDefinitions:
         stored = self._tape.get("definitions", server_key(server))
-        return ServerDefinitions(server=server) if stored is None else ServerDefinitions.model_validate_json(stored)
+        return ServerDefinitions(server=server) if stored is None else read_server(server, stored)
 
     def _write(self, known: ServerDefinitions) -> None:
         self._tape.put("definitions", server_key(known.server), known.model_dump_json().encode())
@@ -187,6 +188,14 @@ def described(different: list[Change]) -> str:
         " ".join(filter(None, (one.what, visible_name(one.name[:_LONGEST])))) for one in different[:_NAMED]
     )
     return said + (f" and {len(different) - _NAMED} more" if len(different) > _NAMED else "")
+
+
+def read_server(server: str, record: bytes) -> ServerDefinitions:
+    """A server from its record. Raises `Damaged`."""
+    try:
+        return ServerDefinitions.model_validate_json(record)
+    except ValueError:
+        raise Damaged(f"what server {server!r} has listed cannot be read; run `penstock check`") from None
 
 
 def server_key(server: str) -> bytes:

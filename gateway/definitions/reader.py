@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterable
 
-from penstock.gateway.definitions.operations import server_key, text_key
+from penstock.gateway.definitions.operations import read_server, server_key, text_key
 from penstock.gateway.definitions.reading import Item
 from penstock.gateway.model.definitions import ServerDefinitions
+from penstock.gateway.store.directory import Damaged
 from penstock.gateway.store.reader import Reader
+
+_log = logging.getLogger("penstock.mcp")
 
 
 class DefinitionReader:
@@ -18,22 +22,34 @@ class DefinitionReader:
         self._tape = tape
 
     def servers(self) -> list[ServerDefinitions]:
-        """All servers, by name."""
+        """All servers that can be read, by name."""
         with self._tape.view() as view:
-            stored = [record for key, record in view.scan("definitions") if key[-1:] == b"\0" and key.count(b"\0") == 1]
-        return [ServerDefinitions.model_validate_json(record) for record in stored]
+            stored = {key[:-1]: it for key, it in view.scan("definitions") if key.find(b"\0") == len(key) - 1}
+        found: list[ServerDefinitions] = []
+        for name, record in stored.items():
+            try:
+                found.append(read_server(name.decode("ascii", "replace"), record))
+            except Damaged as error:
+                _log.error("%s", error)
+        return found
 
     def server(self, name: str) -> ServerDefinitions | None:
-        """One server."""
+        """One server. Raises `Damaged`."""
         with self._tape.view() as view:
             stored = view.get("definitions", server_key(name))
-        return None if stored is None else ServerDefinitions.model_validate_json(stored)
+        return None if stored is None else read_server(name, stored)
 
     def texts(self, server: str, fingerprints: Iterable[str]) -> dict[str, str]:
-        """Definitions by their fingerprints."""
+        """Definitions by their fingerprints; those that cannot be read are left out."""
         with self._tape.view() as view:
             stored = {one: view.get("definitions", text_key(server, one)) for one in fingerprints}
-        return {one: unpacked(text) for one, text in stored.items() if text is not None}
+        found: dict[str, str] = {}
+        for one, text in stored.items():
+            try:
+                found |= {} if text is None else {one: unpacked(text)}
+            except ValueError as error:
+                _log.error("server %s: %s; run `penstock check`", server, error)
+        return found
 
     def items(self, server: ServerDefinitions, version: int | None) -> dict[str, Item]:
         """The definitions of a version, by name."""

@@ -38,7 +38,7 @@ from penstock.gateway.definitions.reading import (
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.definitions import ApproveRequest, Kind, OnChange, ServerDefinitions
 from penstock.gateway.model.server_settings import McpServer
-from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.recorder import Recorder
 
@@ -114,9 +114,16 @@ class Definitions:
     def start(self) -> None:
         """Remembers what the tape has."""
         for name, on_change in self.on_change.items():
-            known = self.reader.server(name) or ServerDefinitions(server=name)
-            self._servers[name] = server = Server(on_change, known)
-            self._recall(server, known)
+            self._open(name, on_change)
+
+    def _open(self, name: str, on_change: OnChange) -> None:
+        """Remembers what the tape has of a server. Where that cannot be read, nothing counts as approved."""
+        self._servers[name] = server = Server(on_change, ServerDefinitions(server=name))
+        try:
+            self._recall(server, self.reader.server(name) or server.known)
+        except Damaged as error:
+            _log.error("%s. Nothing that it lists counts as approved", error)
+            server.approved = {kind: {} for kind, _, _ in LISTS.values()}
 
     async def close(self) -> None:
         """Ends the thread, and waits for what is on its way to the tape."""
@@ -207,9 +214,7 @@ class Definitions:
         if name not in self._servers:
             if len(self._servers) >= len(self.on_change) + _UNKNOWN_SERVERS:
                 return
-            known = self.reader.server(name) or ServerDefinitions(server=name)
-            self._servers[name] = server = Server("warn", known)
-            self._recall(server, known)
+            self._open(name, "warn")
         self.heard(exchange, answer)
 
     def _begin(self, exchange: Exchange, answer: bytes) -> None:

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import lmdb
 import pytest
+from conftest import StartGateway
 from fakes.experiment import policy
 from fakes.mcp_wire import Client, How, McpServer, answer, call, mcp_server
 from fakes.rig import Inside, inside
 from fakes.shell import Shell
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client as Api
 from penstock.gateway.model.definitions import ApproveRequest, OnChange, ServerView
@@ -188,6 +191,40 @@ async def test_everything_that_is_listed_has_versions(
     _ = await place.client().say(ask(method))
     (only,) = (await place.kept()).versions
     assert (only.kind, set(only.items)) == (kind, {name})
+
+
+@pytest.mark.parametrize("what", ["server", "definition"])
+@pytest.mark.parametrize(("on_change", "served"), [("warn", ["echo"]), ("hold", [])])
+async def test_a_damaged_record_keeps_no_gateway_from_starting_and_approves_nothing(
+    start_gateway: StartGateway,
+    http: aiohttp.ClientSession,
+    stateless: McpServer,
+    what: str,
+    on_change: str,
+    served: list[str],
+) -> None:
+    gateway = await start_gateway(f'[mcp.servers.tools]\nurl = "{stateless.url}"\non_change = "{on_change}"\n')
+
+    async def listed(rollout: str) -> list[str]:
+        _, body = await Client(f"{gateway.address(rollout)}/mcp/tools", http, {}).say(ask())
+        return [tool["name"] for tool in said_in(b"data:" + body)]
+
+    async def is_kept() -> bool:
+        async with Api(gateway.url) as api:
+            return bool((await api.server_definitions("tools")).versions)
+
+    assert await listed("r1") == ["echo"]
+    await until(is_kept)
+    await gateway.terminate()
+    with lmdb.open(str(gateway.data / "tape"), max_dbs=64) as tape, tape.begin(write=True) as txn:
+        db = tape.open_db(b"definitions", txn)
+        (harmed,) = [key for key, _ in txn.cursor(db) if (key == b"tools\0") == (what == "server")]
+        txn.put(harmed, b"\xff\xff", db=db)
+    await gateway.start(gateway.port)
+    assert await listed("r2") == served
+    assert "run `penstock check`" in gateway.log
+    async with http.get(gateway.url + "/api/mcp/definitions") as found:
+        assert found.status == 200
 
 
 async def test_versions_survive_a_restart(tmp_path: Path, http: aiohttp.ClientSession, stateless: McpServer) -> None:
