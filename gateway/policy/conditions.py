@@ -89,8 +89,11 @@ def _tests(condition: Condition) -> list[Test]:
 
 
 def text_of(value: Any) -> str:
-    """A value as text: its own, or its JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """A value as text: its own, or its JSON. Raises `Unreadable` for one that is nested too deep."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        raise Unreadable("it is nested too deep") from None
 
 
 def _text(matches: Callable[[str], object]) -> Test:

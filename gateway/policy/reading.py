@@ -105,3 +105,5 @@ def written(messages: Sequence[Any], several: bool) -> bytes:
         return json.dumps(messages if several else messages[0], separators=(",", ":"), allow_nan=False).encode()
     except ValueError:
         raise Unreadable("it has a number that is too large to be written again") from None
+    except RecursionError:
+        raise Unreadable("it is nested too deep") from None

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.gateway.model.base import Mode
+from penstock.gateway.policy.pointer import Unreadable
 from penstock.gateway.policy.policy import ALLOWED, Decision, Policy
-from penstock.gateway.policy.reading import ToolCall, tool_call
+from penstock.gateway.policy.reading import ToolCall, tool_call, tool_calls, written
 from penstock.gateway.policy.rules import PolicyRule
 
 
@@ -182,6 +183,25 @@ def test_what_cannot_be_read_at_all_is_refused_by_the_first_rule_that_it_could_b
     assert Policy([rule("allow"), rule("dry")]).unreadable("files", "online", "x") == Decision("allow", dry=("dry",))
     assert not Policy([rule(server="other")]).concerns("files", "online")
     assert not Policy([rule(mode="train")]).concerns("files", "online")
+
+
+def test_what_can_be_read_and_not_be_written_again_is_refused() -> None:
+    """How deep that is depends on who asks: at each depth it is one or the other."""
+    rule = PolicyRule.model_validate(
+        {"name": "r", "verdict": "deny", "argument": [{"at": "/x", "regex": "etc"}, {"at": "/x", "equals": "etc"}]}
+    )
+    policy, said = Policy([rule]), list[str | None]()
+    for depth in range(800, 1000):
+        arguments = '{"x": ' + "[" * depth + "]" * depth + "}"
+        body = f'{{"method": "tools/call", "params": {{"name": "t", "arguments": {arguments}}}}}'
+        try:
+            (call,) = tool_calls(body.encode())
+            assert call is not None
+            said.append(policy.decide("s", "online", call).problem)
+            _ = written([call.message], several=False)
+        except Unreadable as error:
+            said.append(str(error))
+    assert (said[0], said[-1]) == (None, "it is nested too deep")
 
 
 def test_what_runs_inside_the_agent_meets_the_rules_about_any_server() -> None:
