@@ -7,7 +7,7 @@ releases, which may be looked at as often as one likes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import inf, sqrt
 from statistics import NormalDist, fmean, variance
 from typing import NamedTuple
 
@@ -24,12 +24,15 @@ class Difference(NamedTuple):
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> Difference | None:
-    """None where there is too little to tell, or where nothing varies."""
+    """None where there is too little to tell, where nothing varies, or more than can be computed with."""
     if min(len(one), len(other)) < FEWEST:
         return None
-    parts = [variance(values) / len(values) for values in (one, other)]
-    error = sum(parts)
-    if error == 0:
+    try:
+        parts = [variance(values) / len(values) for values in (one, other)]
+        error = sum(parts)
+        if not 0 < error**2 < inf:
+            return None
+    except OverflowError:
         return None
     freedom = error**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (one, other), strict=True))
     value, reach = fmean(other) - fmean(one), student(0.975, freedom) * sqrt(error)

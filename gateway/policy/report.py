@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 from statistics import fmean
 
 from pydantic import Field
@@ -117,4 +118,12 @@ def _known(values: Sequence[float | None]) -> list[float]:
 
 def _rewards(values: Sequence[float | None]) -> Rewards:
     known = _known(values)
-    return Rewards(rollouts=len(values), rewarded=len(known), mean=fmean(known) if known else None)
+    return Rewards(rollouts=len(values), rewarded=len(known), mean=_mean(known) if known else None)
+
+
+def _mean(values: Sequence[float]) -> float:
+    try:
+        return fmean(values)
+    except OverflowError:
+        # Their sum is more than a float holds, and their mean is not.
+        return fsum(value / len(values) for value in values)

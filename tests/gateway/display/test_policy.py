@@ -88,3 +88,9 @@ def test_who_waits() -> None:
         ),
     ]  # fmt: skip
     check_golden("policy-waiting", policy.waiting(asked, 20 * S))
+
+
+def test_rewards_of_any_size_have_a_mean() -> None:
+    found = reported(RULES, [called(rollout, 3, 1.5e308) for rollout in range(100)], difference, 0)
+    (first, *_) = found.rules
+    assert (first.touched.mean, first.others.mean, first.difference) == (1.5e308, 1.5e308, None)

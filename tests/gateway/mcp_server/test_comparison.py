@@ -38,6 +38,8 @@ def test_an_interval_is_told_from_ten_of_each_on() -> None:
     # By hand: a standard error of 0.19437 with 14.74 degrees of freedom, whose quantile is 2.1346.
     assert told == pytest.approx((0.4, -0.0149, 0.8149), abs=2e-4)
     assert difference([1.0] * 10, [0.0] * 10) is None, "nothing varies"
+    assert difference([1.0, 1e308] * 5, [-1e308, 0.0] * 5) is None, "more than can be computed with"
+    assert difference([1e-200, 0.0] * 5, [0.0, 1e-200] * 5) is None, "next to nothing varies"
 
 
 def test_intervals_cover_the_truth() -> None:
