@@ -46,3 +46,25 @@ def test_a_file_is_read_and_what_is_wrong_with_it_is_named(tmp_path: Path) -> No
         read_tasks("rollouts.tasks", path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_tasks("rollouts.tasks", tmp_path / "none.jsonl")
+
+
+def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('"one\u2028two\x85three"\r\n"four"\n', encoding="utf-8", newline="")
+    assert [task.input for task in read_tasks("rollouts.tasks", path)] == ["one\u2028two\x85three", "four"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"question": "\\ud83d"}', "half a character"),
+        ('{"question": NaN}', "NaN is no number in JSON"),
+        ("[" * 100_000, "recursion"),
+        ("1" * 5000, "digits"),
+    ],
+)
+def test_what_can_not_be_sent_is_refused_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(f'"\\ud83d\\ude00"\n{line}\n')
+    with pytest.raises(ConfigError, match=rf"tasks\.jsonl, line 2: cannot be used: .*{said}"):
+        read_tasks("rollouts.tasks", path)
