@@ -142,19 +142,24 @@ def _text(parts: Sequence[Mapping[str, Any]]) -> str:
 def _opened(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     # Broken JSON stays the text that it is: a model that wrote it is shown it.
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, RecursionError):
         function["arguments"] = json.loads(function["arguments"])
     return {**call, "function": function}
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Any], prompt: bool) -> str:
     try:
-        return tokenizer.apply_chat_template(
+        text: str = tokenizer.apply_chat_template(
             list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=prompt
         )
+        _ = text.encode()
+    except UnicodeEncodeError:
+        # Arguments of tools may spell it.
+        raise _Unfit("content", "it has half a character, which no tokenizer reads") from None
     # A template is a program of the model's maker: it may fail in any way, mostly by `raise_exception`.
     except Exception as error:
         raise _Unfit("template", f"the template cannot render {len(messages)} messages: {error}") from error
+    return text
 
 
 def _at_end_of_turn(text: str, eos: str | None) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from penstock.trainer.mathematics.examples import Example
 
 CALL = {"id": "1", "type": "function", "function": {"name": "wheel", "arguments": '{"water": "the mill"}'}}
 QUESTION = {"role": "user", "content": "how is the wheel?"}
+DEEP = "[" * 100_000
 TOLD = {"role": "tool", "tool_call_id": "1", "content": "it turns"}
 
 
@@ -30,6 +31,10 @@ class Chat:
 
 def asked(text: str | None, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, "weight": 1} | more
+
+
+def called(arguments: str) -> dict[str, Any]:
+    return {**CALL, "function": {"name": "wheel", "arguments": arguments}}
 
 
 def spelled(one: Example, tokenizer: Any) -> list[tuple[str, bool]]:
@@ -127,6 +132,7 @@ def test_marks_of_a_template_that_has_them_agree() -> None:
         ),
         (TEMPLATE, [QUESTION, asked(None, tool_calls=[{"id": "1"}])], "content", "not as OpenAI writes it: KeyError"),
         (TEMPLATE, [{"role": "user", "content": ["x"]}, asked("x")], "content", "not as OpenAI writes it"),
+        (TEMPLATE, [QUESTION, asked(None, tool_calls=[called('{"water": "\\ud83d"}')])], "content", "half a character"),
         # It asks with an open thought and renders answers without one.
         (TEMPLATE.replace("assistant\n{%", "assistant\n<think>{%"), [QUESTION, asked("x")], "template", "message 1"),
         ("{{ raise_exception('system first') }}", [QUESTION, asked("x")], "template", "system first"),
@@ -142,9 +148,16 @@ def test_what_cannot_be_used_is_reported(template: str, messages: list[Any], rea
 
 def test_text_in_parts_and_broken_arguments_are_rendered_as_engines_do() -> None:
     tokenizer = make_tokenizer()
-    broken = {**CALL, "function": {"name": "wheel", "arguments": '{"water"'}}
+    broken = called('{"water"')
     parts = {"role": "user", "content": [{"type": "text", "text": "the"}, {"type": "text", "text": "mill"}]}
     (made,), left = tokenise([Chat([parts, asked("", tool_calls=[broken])])], tokenizer)
     assert not left
     assert "the\nmill" in tokenizer.decode(made.prompt)
     assert '"arguments": "{\\"water\\""}' in spelled(made, tokenizer)[0][0]
+
+
+def test_arguments_that_are_nested_too_deep_are_the_text_that_they_are() -> None:
+    tokenizer = make_tokenizer()
+    (made,), left = tokenise([Chat([QUESTION, asked(None, tool_calls=[called(DEEP)])])], tokenizer)
+    assert not left
+    assert f'"arguments": "{DEEP}"' in spelled(made, tokenizer)[0][0]
