@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Final
 
 STOP_S: Final = 30.0
+TAIL: Final = 15
+"""Lines of a log that are said."""
+TAIL_BYTES: Final = 16_384
+"""Of a log that may have grown for weeks no more is read."""
 DIES_WITH_US: Final = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
     "os.getppid() == int(sys.argv[1]) or sys.exit('its parent has died'); os.execv(sys.argv[2], sys.argv[2:])"
@@ -43,7 +47,13 @@ class Child:
         """The end of its log, with its name."""
         if self.log is None:
             return "see above"
-        return f"the end of {self.log}:\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+        try:
+            with self.log.open("rb") as file:
+                _ = file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+        except OSError as error:
+            return f"its log cannot be read: {error}"
+        return f"the end of {self.log}:\n" + "\n".join(lines[-TAIL:])
 
     def sweep(self) -> None:
         """Kills the processes that it has left behind: an engine's processes would keep their memory."""
@@ -51,15 +61,13 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Asks it to end; when it does not, it is killed with everything that it has started."""
-        if self.code is not None:
-            return
-        self._process.terminate()
-        try:
-            _ = await asyncio.wait_for(self._process.wait(), STOP_S)
-        except TimeoutError:
-            os.killpg(self.pid, signal.SIGKILL)
-            _ = await self._process.wait()
+        """Asks it to end; when it does not, it is killed. What it has started and left behind is killed, too."""
+        if self.code is None:
+            self._process.terminate()
+            with suppress(TimeoutError):
+                _ = await asyncio.wait_for(self._process.wait(), STOP_S)
+        self.sweep()
+        _ = await self._process.wait()
 
 
 async def spawn(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> Child:
