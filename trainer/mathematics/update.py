@@ -48,7 +48,11 @@ def learn(
     # Before the first update: later ones compare with the policy as the step began.
     prepared = [engine.prepared(batches, old=len(parts) > 1) for batches in batched]
     steps = [engine.step(batches, engine.policy()) for batches in prepared]
-    found["updates"] = float(len(steps))
+    done = [not one["skipped"] for one in steps]
+    found["updates"] = float(sum(done))
+    if not all(done):
+        left = {one.owner for part, well in zip(parts, done, strict=True) if not well for one in part}
+        found["dropped/rollouts_not_finite"] = float(len(left))
     return found | {name: _over(name, [one[name] for one in steps]) for name in steps[0]}
 
 

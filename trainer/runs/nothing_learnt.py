@@ -23,6 +23,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "rollouts_single": "single",
     "rollouts_equal": "equal",
     "rollouts_truncated": "truncated",
+    "rollouts_not_finite": "not_finite",
     "samples_long": "long",
     "samples_empty": "empty",
     "samples_prompt": "no_prompt",
@@ -39,6 +40,11 @@ class Words(NamedTuple):
     """What to change."""
 
 
+NOT_FINITE: Final = (
+    "see whether a reward is far too large and whether metrics such as loss were finite before; lower "
+    'optimiser.learning_rate, or set engine.dtype = "float32"'
+)
+"""What to change where gradients are not finite."""
 ADVICE: Final[Mapping[str, Words]] = {
     "failed": Words("failed", "penstock show {rollout} shows what the agent said; mend the agent or its task"),
     "cancelled": Words(
@@ -88,6 +94,7 @@ ADVICE: Final[Mapping[str, Words]] = {
         "are of weights more than {staleness} versions old",
         "raise rollouts.staleness, or let fewer rollouts wait: smaller groups, or no rollouts.ahead",
     ),
+    "not_finite": Words("gave a gradient that is not finite, and the weights were left as they are", NOT_FINITE),
     "long": Words(
         "have only samples longer than engine.batch_tokens ({tokens})", "raise it; the longest has {longest} tokens"
     ),

@@ -30,6 +30,7 @@ from penstock.trainer.engines.local import Engine
 from penstock.trainer.engines.machine import described
 from penstock.trainer.runs.display import display
 from penstock.trainer.runs.ending import RunError, to_its_end, whole
+from penstock.trainer.runs.nothing_learnt import NOT_FINITE
 from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.runs.tuning_methods import Method, Metrics, Preferences, Supervised
@@ -102,6 +103,8 @@ class Run:
     checkpoints: Checkpoints
     publisher: Publisher
     reporter: Reporter
+    told: bool = False
+    """Whether it was said that an update has changed nothing."""
 
     async def begin(self, state: State | None) -> None:
         """Says that it begins, or goes on where a checkpoint was made. Raises `CheckpointError` and `ConfigError` where
@@ -151,6 +154,12 @@ class Run:
         timing["epoch"] = step * self.method.epochs / self.method.updates
         evaluated = await self._evaluated() if last or step % self.config.evaluate.every == 0 else {}
         await self.reporter.point(step, learnt | evaluated | timing)
+        if learnt["skipped"] and not self.told:
+            self.told = True
+            said = (
+                f"nothing was learnt: the gradient is not finite, and the weights were left as they are; {NOT_FINITE}"
+            )
+            await self.reporter.event(step, said, "warning")
         if last or step % self.config.run.checkpoint_every == 0:
             await asyncio.to_thread(self.checkpoints.save, step, self._state())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,12 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 from fakes.tiny_model import config, make_model
 from fakes.training import sample
 
+from penstock.gateway.model.rollout import RolloutStatus
+from penstock.trainer.data.collect import Collected
 from penstock.trainer.engines.local import Engine
 from penstock.trainer.mathematics.update import learn
 from penstock.trainer.runs.grpo import behind
+from penstock.trainer.runs.nothing_learnt import Idle
 
 
 def test_the_largest_of_several_updates_is_the_largest(tmp_path: Path) -> None:
@@ -27,6 +32,26 @@ def test_the_largest_of_several_updates_is_the_largest(tmp_path: Path) -> None:
     assert found[1]["mismatch_max"] > 10
     for name in ("mismatch_max", "ratio_max", "mismatch_k1", "entropy"):
         assert found[2][name] == pytest.approx(found[1][name], rel=1e-4), name
+
+
+async def test_an_update_that_changes_nothing_is_none_and_is_told(tmp_path: Path) -> None:
+    """One reward that is far too large takes the gradient of a whole update."""
+    engine = Engine(config(make_model(tmp_path), optimiser={"updates": 2}))
+    samples = [sample(f"r{n}", n % 2, [1, 2, 3], [4, 5], group=f"g{n // 2}") for n in range(4)]
+    odd = [*samples[:2], *(replace(one, reward=one.reward * 3e38) for one in samples[2:])]
+    found = learn(engine, odd, lambda _: 0, engine.config)
+    assert (found["updates"], found["dropped/rollouts_not_finite"]) == (1, 2)
+    found = learn(engine, odd[2:], lambda _: 0, engine.config)
+    assert (found["updates"], found["dropped/rollouts_not_finite"]) == (0, 2)
+    collected = Collected(ended=Counter({RolloutStatus.SUCCEEDED: 2}), names=["r2", "r3"])
+    said = await Idle(engine.config, nobody).note(collected, found, has_learnt=False)
+    assert said is not None
+    assert "2 of 2 rollouts gave a gradient that is not finite" in said
+    assert "optimiser.learning_rate" in said
+
+
+async def nobody(rollout: str) -> None:
+    """Nothing is said of its reward."""
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,13 @@ async def test_the_better_is_preferred(taught: Gateway, client: Client, model: P
     assert not await client.releases("policy")
 
 
+async def test_updates_that_change_nothing_are_told(
+    taught: Gateway, client: Client, model: Path, tmp_path: Path
+) -> None:
+    await tuned("dpo", taught.url, settings(model, tmp_path, "wild", data={"epochs": 1}, dpo={"beta": 1e38}))
+    assert sum("nothing was learnt: the gradient is not finite" in text for text in await events(client, "wild")) == 1
+
+
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
 async def test_a_killed_run_goes_on_to_the_same_weights(
     kind: Tuning, taught: Gateway, client: Client, http: aiohttp.ClientSession, model: Path, tmp_path: Path
