@@ -162,7 +162,12 @@ class Publisher:
         for release in await self._live(TRAINING):
             if release.candidate == version:
                 return release
-            await self._client.decide(release.id, "abort", Said(who=self._run, why="the run goes on elsewhere"))
+            try:
+                await self._client.decide(release.id, "abort", Said(who=self._run, why="the run goes on elsewhere"))
+            except ClientError as error:
+                # It has ended meanwhile.
+                if error.status != CONFLICT:
+                    raise
         return None
 
     async def _live(self, only: Audience) -> list[Release]:

@@ -18,7 +18,7 @@ from penstock.gateway.model.base import Kind
 from penstock.gateway.model.policy import Policy, Stage
 from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.report import Reporter
-from penstock.trainer.serving.publish import Publisher
+from penstock.trainer.serving.publish import AT_ONCE, TRAINING, Publisher
 
 
 class Forgetful(Client):
@@ -68,6 +68,17 @@ async def test_versions_are_published_once(client: Twice) -> None:
     said = [path for path, _ in client.lost]
     assert sum(path.endswith("/promote") for path in said) == 2
     assert said.count("/api/resources/policy/releases") == 3
+
+
+async def test_what_an_earlier_life_has_left_is_aborted_once(client: Twice) -> None:
+    publisher = Publisher(client, "policy", "fake-openai", "base", "run")
+    await publisher.begin()
+    for step in range(2):
+        await publisher.register(f"run.{step}", Path(f"/adapters/run.{step}"), None, "")
+    _ = await publisher._start("run.0", TRAINING, AT_ONCE, "the earlier life was killed")
+    await publisher.train_on("run.1")
+    releases = await client.releases("policy")
+    assert [(one.candidate, one.stage) for one in releases] == [("run.1", "promoted"), ("run.0", "aborted")]
 
 
 async def test_a_run_is_reported_once(client: Twice) -> None:
