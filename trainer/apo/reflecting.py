@@ -87,7 +87,12 @@ class Reflecting:
             failed = await self._post(prompt, attempt)
             if failed is None:
                 await self._recorded(attempt, cursor)
-                continue
+                if (answered := await self._answered(attempt)) is not None:
+                    return self._read(answered)
+                # Each time may be paid for, so there is an end of asking.
+                failed = Unanswered(
+                    502, f"no good answer is on the tape; penstock show {self._rollout} has what it said"
+                )
             pause = AWAY_S if failed.status is None else next(pauses, None)
             if failed.final or pause is None or clock() > end:
                 raise RunError(f"the reflecting model {self._settings.model!r} does not answer: {failed.text}")
@@ -135,7 +140,7 @@ class Reflecting:
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         try:
             async with self._http.post(address, json=asked, timeout=timeout) as answer:
-                said = await answer.text()
+                said = await answer.text(errors="replace")
                 return None if answer.ok else Unanswered(answer.status, f"{answer.status}: {_message(said)}")
         except TimeoutError:
             return Unanswered(504, f"no answer in {PATIENCE_S:g} s")

@@ -63,3 +63,25 @@ async def test_a_question_that_was_refused_is_asked_by_the_next_run(asking: Refl
     with pytest.raises(RunError):
         await asking.ask("why?", 0)
     assert (await asking.ask("why?", 0)).text == "yes"
+
+
+async def test_an_error_with_status_200_is_asked_again_as_often_as_others(
+    asking: Reflecting, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflecting, "RECORDED_S", 0.2)
+    provider.script = lambda asked: Failure(200, "you have no credit")
+    with pytest.raises(RunError, match=r"does not answer: .*on the tape"):
+        await asking.ask("why?", 0)
+    assert len(provider.log) == 1 + len(reflecting.PAUSES_S)
+
+
+async def test_an_error_that_is_no_text_is_told(
+    asking: Reflecting, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(family: str, failure: Failure) -> bytes:
+        return b'{"error": {"message": "broken \xe2"}}'
+
+    monkeypatch.setattr("fakes.provider.error_body", broken)
+    provider.script = lambda asked: Failure(400)
+    with pytest.raises(RunError, match=r"does not answer: 400: .*broken"):
+        await asking.ask("why?", 0)
