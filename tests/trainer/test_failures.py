@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import AsyncGenerator
@@ -261,3 +262,12 @@ async def test_a_real_vllm_that_is_killed_is_started_again(tmp_path: Path, vllm_
     assert all((values["mismatch_max"] or 0) < 1e-3 for values in found), found
     assert len(processes) > 1
     assert not left(processes)
+
+
+async def test_a_run_whose_directory_is_gone_is_not_begun_anew_under_its_name(stage: Stage) -> None:
+    """It would find the rollouts of its earlier life, and agents would never see its weights."""
+    await stage.to_the_end()
+    shutil.rmtree(stage.home / "run")
+    async with stage.life() as life:
+        assert await life.ended() == 1
+        assert f"run.name: 'run' has published policy@run.{STEPS} already, and {stage.home}/run/adapters" in life.text

@@ -84,6 +84,7 @@ class Loop:
         """Until the last step is done."""
         await self._started()
         await self._publisher.begin()
+        await self._publisher.refuse_lost(self.place.version, self.config.versions)
         await self._publish(self.place.version)
         self.served.set()
         if self.place.step == 0 or (self.place.owed and self._at_once(self.place.step)):

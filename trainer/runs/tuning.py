@@ -108,9 +108,11 @@ class Run:
 
     async def begin(self, state: State | None) -> None:
         """Says that it begins, or goes on where a checkpoint was made. Raises `CheckpointError` and `ConfigError` where
-        that is of something else, and `PublishError` where a release that is wanted could not be made."""
+        that is of something else, and `PublishError` where a release that is wanted could not be made, or another run
+        of this name was there."""
         if state is not None:
             self._restore(state)
+        await self.publisher.refuse_lost(self.engine.done, self.config.versions)
         if self.config.publish.release != "none":
             await self.publisher.begin()
         step = self.engine.done + 1 if self.engine.done else 0

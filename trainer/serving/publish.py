@@ -97,6 +97,24 @@ class Publisher:
                 raise
             await self._add("base", {"upstream": self._upstream, "base": self._base}, None, "before any training")
 
+    async def refuse_lost(self, step: int, directory: Path) -> None:
+        """Raises `PublishError` where this run has published weights later than those of `step` which are not in the
+        directory of its versions. It would find the rollouts of its earlier life, and agents would go on with those
+        weights."""
+        try:
+            versions = (await self._client.resource(self._model)).versions
+        except ClientError as error:
+            if error.status != NOT_FOUND:
+                raise
+            return
+        newest = max((step_of(self._run, one.version) or 0 for one in versions), default=0)
+        if newest > step and not (directory / f"{self._run}.{newest}").exists():
+            version = f"{self._model}@{self._run}.{newest}"
+            raise PublishError(
+                f"run.name: {self._run!r} has published {version} already, and {directory} has it not: bring back "
+                "the run.directory of that run, or take another run.name"
+            )
+
     async def register(self, version: str, adapter: Path, parent: str | None, note: str) -> None:
         """Makes a directory, which the servers see under the same path, a version. The same again changes nothing."""
         content = {"upstream": self._upstream, "base": self._base, "adapter": str(adapter)}

@@ -132,6 +132,15 @@ async def test_the_better_is_preferred(taught: Gateway, client: Client, model: P
     assert not await client.releases("policy")
 
 
+async def test_weights_that_are_published_are_not_replaced(taught: Gateway, model: Path, tmp_path: Path) -> None:
+    first = settings(model, tmp_path, "tuned", data={"epochs": 1})
+    await tuned("sft", taught.url, first)
+    other = settings(model, tmp_path / "other", "tuned", data={"epochs": 1}, optimiser={"learning_rate": 0.1})
+    with pytest.raises(PublishError, match=r"run\.name: 'tuned' has published policy@tuned\.2 already"):
+        await tuned("sft", taught.url, other)
+    await tuned("sft", taught.url, first)
+
+
 async def test_updates_that_change_nothing_are_told(
     taught: Gateway, client: Client, model: Path, tmp_path: Path
 ) -> None:
