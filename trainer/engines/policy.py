@@ -31,6 +31,7 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
 from penstock.trainer.engines import head
 from penstock.trainer.engines.checkpoint import write_directory
+from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.mathematics.batch import MicroBatch
 
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
@@ -82,7 +83,13 @@ class Policy:
             return self.logprobs(batch)
 
     def forward(self, batch: MicroBatch, model: torch.nn.Module | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probabilities, with gradients, and entropies of the trained tokens: [N] each, in nats."""
+        """Log-probabilities, with gradients, and entropies of the trained tokens: [N] each, in nats. Raises
+        `EngineError` for a token that the model does not know: a GPU would be of no use afterwards."""
+        if (largest := int(batch.ids.max())) >= self._vocabulary:
+            raise EngineError(
+                f"a sample has the token {largest}, and the model in {self.config.model.path} has {self._vocabulary}: "
+                "what samples is another model; let the inference server have this one, or correct model.path"
+            )
         size = head.size_of(self._vocabulary)
         logprobs, entropy = self._scored(batch, size if len(batch.rows) > size and self._in_pieces else None, model)
         return logprobs, entropy.detach()

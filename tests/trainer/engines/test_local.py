@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig, Qwen3NextForCaus
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Advantage, Config, Optimiser
-from penstock.trainer.engines.errors import CheckpointError
+from penstock.trainer.engines.errors import CheckpointError, EngineError
 from penstock.trainer.engines.local import Engine, schedule
 from penstock.trainer.mathematics.advantage import credit
 from penstock.trainer.mathematics.batch import micro_batches
@@ -161,6 +161,13 @@ def test_a_group_that_teaches_nothing_changes_nothing(model: Path) -> None:
     report = engine.step(micro_batches(zero, 64, "packed"), engine.policy())
     assert report["grad_norm"] == 0
     assert all(torch.equal(before[name], one) for name, one in engine.model.trained.items())
+
+
+def test_tokens_of_another_model_are_a_sentence(model: Path) -> None:
+    engine = Engine(config(model))
+    other = [example("a", [1], [2, VOCABULARY], [1, 1])]
+    with pytest.raises(EngineError, match=rf"the token {VOCABULARY}, .* has {VOCABULARY}: .*model\.path"):
+        engine.step(micro_batches(other, 64, "packed"), engine.policy())
 
 
 def test_a_gradient_that_is_not_finite_is_skipped(model: Path) -> None:
