@@ -64,7 +64,7 @@ class Policy:
         model = _pretrained(path, torch.float32 if self.full else self.dtype)
         if engine.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
-        return model if self.full else _in_format_of_layers(_adapted(model, self.config))
+        return without_dropout(model if self.full else _in_format_of_layers(_adapted(model, self.config)))
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
         """[N] log-probabilities of the trained tokens, in nats, float32, without gradients."""
@@ -168,6 +168,17 @@ class Policy:
         model = made if self.full else made.merge_and_unload()
         model.to(self.dtype).save_pretrained(directory)
         copy_rest(self.config.model.path, directory)
+
+
+def without_dropout(network: torch.nn.Module) -> torch.nn.Module:
+    """The network, in which nothing is dropped at random, whatever an adapter or a model was trained with before: two
+    passes over the same tokens are to have the same log-probabilities, or ratios would be of noise."""
+    for module in network.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            setattr(module, "attention_dropout", 0.0)  # noqa: B010 - torch's own types know no such field
+    return network
 
 
 def copy_rest(model: Path, directory: Path) -> None:

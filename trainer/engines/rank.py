@@ -27,7 +27,7 @@ from penstock.trainer.config import Config
 from penstock.trainer.engines import seeds
 from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.local import Engine, Objective, check_fit
-from penstock.trainer.engines.policy import Policy
+from penstock.trainer.engines.policy import Policy, without_dropout
 from penstock.trainer.mathematics.batch import MicroBatch
 from penstock.trainer.mathematics.loss import Tally, Tokens
 from penstock.trainer.mathematics.shares import is_filler
@@ -37,7 +37,7 @@ class Spread(Policy):
     """A policy over a network that somebody else has built and spread over the ranks."""
 
     def __init__(self, config: Config, network: torch.nn.Module, device: torch.device) -> None:
-        self.config, self.network, self.device = config, network, device
+        self.config, self.network, self.device = config, without_dropout(network), device
         self.full = config.model.weights == "full"
         self.dtype = cast(torch.dtype, getattr(torch, config.engine.dtype))
         self._frozen = None

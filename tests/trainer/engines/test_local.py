@@ -163,6 +163,22 @@ def test_a_group_that_teaches_nothing_changes_nothing(model: Path) -> None:
     assert all(torch.equal(before[name], one) for name, one in engine.model.trained.items())
 
 
+def test_nothing_is_dropped_at_random_whatever_an_adapter_was_trained_with(tmp_path: Path) -> None:
+    made, adapter = make_model(tmp_path / "model", attention_dropout=0.5), tmp_path / "adapter"
+    first = Engine(config(made))
+    with torch.no_grad():
+        for one in first.model.trained.values():
+            one.add_(0.1)
+    first.save_adapter(adapter)
+    about = json.loads((adapter / "adapter_config.json").read_text()) | {"lora_dropout": 0.5}
+    (adapter / "adapter_config.json").write_text(json.dumps(about))
+    engine = Engine(config(made, model={"adapter": adapter}))
+    batches = engine.prepared(micro_batches(random_examples(4, VOCABULARY), 64, "packed"), old=True)
+    report = engine.step(batches, engine.policy())
+    assert report["ratio"] == pytest.approx(1, abs=1e-5)
+    assert report["ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
 def test_tokens_of_another_model_are_a_sentence(model: Path) -> None:
     engine = Engine(config(model))
     other = [example("a", [1], [2, VOCABULARY], [1, 1])]
