@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.release import NewRelease
+from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.run import Level, Made, RunChange
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.config import Config
-from penstock.trainer.serving.publish import PRODUCTION, release_command, release_policy
+from penstock.trainer.serving.publish import PRODUCTION, release_command, release_policy, standing
 
 
 def check_publish(config: Config) -> None:
@@ -47,7 +47,7 @@ async def show_production(
         release = await _start(client, config, changed)
     except (ClientError, ConfigError) as error:
         return [(f"{told} not released: {error}; {command} does it", "warning")]
-    return [(f"release {release} shows {' and '.join(_named(changed))} to production", "info")]
+    return [standing(release, " and ".join(_named(changed)), command)]
 
 
 def _named(changed: Mapping[str, str]) -> list[str]:
@@ -62,12 +62,12 @@ def _it(changed: Mapping[str, str]) -> str:
     return "it" if len(changed) == 1 else "them"
 
 
-async def _start(client: Client, config: Config, changed: Mapping[str, str]) -> str:
+async def _start(client: Client, config: Config, changed: Mapping[str, str]) -> Release:
     """The release of these versions; the one that an earlier life of this run has started is not doubled."""
     (name, version), *others = changed.items()
     for release in await client.releases(name):
         if (release.author, release.only, release.given("candidate")) == (config.run.name, PRODUCTION, changed):
-            return release.id
+            return release
     new = NewRelease(
         candidate=version,
         companions=dict(others),
@@ -76,4 +76,4 @@ async def _start(client: Client, config: Config, changed: Mapping[str, str]) -> 
         author=config.run.name,
         why=f"made by {config.run.name}",
     )
-    return (await client.start_release(name, new)).id
+    return await client.start_release(name, new)

@@ -76,6 +76,14 @@ def release_command(given: Mapping[str, str]) -> str:
     return f"penstock release start {name} --candidate {version}{together} --only mode=online"
 
 
+def standing(release: Release, pair: str, command: str) -> tuple[str, Level]:
+    """What a release to production has come to, for a person. It may be of an earlier life. `command`: starts one."""
+    if release.live or release.stage == "promoted":
+        return f"release {release.id} shows {pair} to production", "info"
+    ended = release.stage.replace("_", " ")
+    return f"release {release.id} of {pair} was {ended}: {release.reason}; {command} starts another", "warning"
+
+
 class PublishError(Exception):
     """A version does not reach agents; the message says why."""
 
@@ -169,7 +177,7 @@ class Publisher:
             release = await self.release(version, release_policy(wanted), companions)
         except (PublishError, ConfigError) as error:
             return f"not released: {error}; {command} does it", "warning"
-        return f"release {release.id} shows {pair} to production", "info"
+        return standing(release, pair, command)
 
     async def prune(self, directory: Path, keep: int, steps: frozenset[int] = frozenset()) -> list[str]:
         """See `trainer.serving.pruning`."""

@@ -12,6 +12,7 @@ from fakes.experiment import policy, prompt
 from fakes.rig import inside
 
 from penstock.gateway.client.client import Client
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.run import NewRun
 from penstock.trainer.apo.candidate import Candidate
@@ -80,6 +81,15 @@ async def two(client: Client) -> Client:
     """Of a gateway where both texts have a better version."""
     await client.add_version("door", prompt("Open wide.", version="apo.2"))
     return client
+
+
+async def test_a_release_that_was_ended_is_not_said_to_show_anything(client: Client, margin: Path) -> None:
+    _ = await show_production(client, config("canary", margin), SEED, BETTER, VERSIONS)
+    await client.decide("desk-1", "abort", Said(who="ann", why="too kind"))
+    (told,) = await show_production(client, config("canary", margin), SEED, BETTER, VERSIONS)
+    assert told[0].startswith("release desk-1 of desk@apo.1 was aborted: ")
+    assert "too kind; penstock release start desk --candidate apo.1" in told[0]
+    assert told[1] == "warning"
 
 
 async def test_texts_that_were_tested_together_are_released_together(two: Client, margin: Path) -> None:
