@@ -66,15 +66,19 @@ class RunDirectory:
         self.write(NAME, result.model_dump_json(indent=1) + "\n")
 
     def write(self, name: str, text: str) -> Path:
-        """Writes a file, complete or not at all."""
-        self._path.mkdir(parents=True, exist_ok=True)
-        path = self._path / name
-        beside = self._path / f".{name}"
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        """Writes a file, complete or not at all. Raises `ConfigError`."""
+        path, beside = self._path / name, self._path / f".{name}"
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError as error:
+            raise ConfigError(
+                f"run.directory: {path} cannot be written: {error.strerror}; the same command goes on once it can"
+            ) from None
         return path
 
     def _write(self, name: str, value: Any) -> None:

@@ -40,6 +40,9 @@ def whole(run: Coroutine[Any, Any, None]) -> None:
         asyncio.run(run)
     except EXPECTED as error:
         raise RunError(str(error)) from None
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        raise RunError(f"{error.strerror or error}{where}; the same command goes on once that is mended") from None
 
 
 async def to_its_end(

@@ -108,3 +108,13 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     directory.write("report.html", "second\n")
     assert [path.name for path in (tmp_path / "deep" / "run").iterdir()] == ["report.html"]
     assert (tmp_path / "deep" / "run" / "report.html").read_text(encoding="utf-8") == "second\n"
+
+
+def test_a_full_disk_is_said_and_the_file_before_stays(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.write("note.txt", "first")
+    # A device that is always full.
+    (tmp_path / ".note.txt").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"run\.directory: .*note\.txt cannot be written: No space left on device"):
+        directory.write("note.txt", "second")
+    assert (tmp_path / "note.txt").read_text() == "first"
