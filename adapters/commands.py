@@ -106,18 +106,19 @@ async def _write(
     from penstock.adapters.report import Report
     from penstock.adapters.source import by_group, listed, load
 
-    report = Report()
+    report, gone = Report(), list[str]()
     with whole_file(output) as file:
         out = sink(file, form, format)
         try:
             found = listed(client, filter)
             wanted = await by_group(found) if form == "preferences" else found
-            async with aclosing(load(client, wanted)) as episodes:
+            async with aclosing(load(client, wanted, gone.append)) as episodes:
                 async for row in rows(episodes, form, options, margin, report):
                     out.write(row)
         finally:
             out.close()
-    print("\n".join(report.lines()), file=sys.stderr)
+    said = [f"{len(gone):,} more were forgotten meanwhile (retention)"] if gone else []
+    print("\n".join([*report.lines(), *said]), file=sys.stderr)
 
 
 def _check_extras(form: Form, format: Format) -> None:

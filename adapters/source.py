@@ -13,13 +13,13 @@ they are taken: one episode is held in memory, besides what stands on the wire.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.adapters.turns import Episode, read
-from penstock.gateway.client.client import Client
+from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.exchanges import WholeRollout
 from penstock.gateway.model.base import Kind, Mode
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
@@ -29,6 +29,7 @@ AT_ONCE: Final = 100
 KINDS: Final[tuple[Kind, ...]] = ("llm", "tool", "reward")
 """Spans that episodes are made of."""
 PAGE: Final = 1000
+NOT_FOUND: Final = 404
 ENDED: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED})
 
 
@@ -91,19 +92,34 @@ async def by_group(rollouts: AsyncIterable[RolloutSummary]) -> list[str]:
 
 
 async def load(
-    client: Client, rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary | str]
+    client: Client,
+    rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary | str],
+    gone: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[Episode]:
     """Each rollout, or that of this name, as it is now, read with the bytes of its calls. Calls of which no bytes are
-    stored (any more) have none. Raises ClientError, also when there is no such rollout.
+    stored (any more) have none. Raises ClientError, also when there is no such rollout, unless `gone` is there to be
+    told of it: a long list may be read for longer than retention keeps what is at its end.
     """
     async for names in _batches(rollouts):
-        async with aclosing(client.whole_rollouts(names, KINDS)) as found:
-            async for whole in found:
-                episode = episode_of(whole)
-                # Nobody holds it while the next one comes.
-                del whole
-                yield episode
-                del episode
+        left = names
+        while left:
+            try:
+                async with aclosing(client.whole_rollouts(left, KINDS)) as found:
+                    async for whole in found:
+                        episode, left = episode_of(whole), left[1:]
+                        # Nobody holds it while the next one comes.
+                        del whole
+                        yield episode
+                        del episode
+                break
+            except ClientError as error:
+                there = {one.id for one in await client.rollouts_by_id(left)} if error.status == NOT_FOUND else {*left}
+                if gone is None or there.issuperset(left):
+                    raise
+                for name in left:
+                    if name not in there:
+                        gone(name)
+                left = [name for name in left if name in there]
 
 
 def episode_of(whole: WholeRollout) -> Episode:

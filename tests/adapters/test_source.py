@@ -170,3 +170,21 @@ async def test_a_call_that_failed_is_reported(
     (episode,) = await episodes(client)
     made, report = samples(episode)
     assert (len(made), [one.reason for one in report.dropped]) == (1, ["error"])
+
+
+async def test_what_was_forgotten_meanwhile_is_left_out(
+    gateway: Gateway, http: aiohttp.ClientSession, client: Client
+) -> None:
+    """An export may take longer than a rule of `[[retention]]` leaves its last rollouts."""
+    for name in ("r1", "r2", "r3"):
+        await agent(gateway, http, name, 1)
+        await client.reward(name, "a1", Judgement(value=1.0))
+    found = [one async for one in client.rollouts()]
+    await client.cancel("r2")
+    await client.forget("r2")
+    gone: list[str] = []
+    assert [one.rollout.id async for one in load(client, found, gone.append)] == ["r3", "r1"]
+    assert [one.rollout.id async for one in load(client, ["r2"], gone.append)] == []
+    assert gone == ["r2", "r2"]
+    with pytest.raises(ClientError, match="there is no rollout 'r2'"):
+        _ = [one async for one in load(client, found)]

@@ -82,17 +82,17 @@ def _conversation(row: Row) -> Conversation:
 
 
 async def _of_tape(kind: Tuning, data: Data, client: Client) -> tuple[list[Row], dict[str, float]]:
-    report, weights = Report(), data.rewards or None
+    report, weights, gone = Report(), data.rewards or None, list[str]()
     options = Options(data.model, data.agent, weights=weights, allow=frozenset(data.allow))
     wanted = client.rollouts(FILTERS[kind] if data.rollouts is None else data.rollouts)
     try:
-        async with aclosing(load(client, wanted)) as episodes:
+        async with aclosing(load(client, wanted, gone.append)) as episodes:
             made = [row async for row in rows(episodes, "chat", options, 0.0, report)]
     except ClientError as error:
         if error.status == REFUSED:
             raise ConfigError(f"data.rollouts: {error}") from None
         raise
-    read = {"rollouts": float(report.rollouts)}
+    read = {"rollouts": float(report.rollouts)} | ({"rollouts/forgotten": float(len(gone))} if gone else {})
     return made, read | {f"calls/{reason}": float(count) for reason, count in report.reasons.items()}
 
 
