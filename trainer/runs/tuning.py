@@ -108,11 +108,9 @@ class Run:
 
     async def begin(self, state: State | None) -> None:
         """Says that it begins, or goes on where a checkpoint was made. Raises `CheckpointError` and `ConfigError` where
-        that is of something else, and `PublishError` where a release that is wanted could not be made, or another run
-        of this name was there."""
+        that is of something else, and `PublishError` where a release that is wanted could not be made."""
         if state is not None:
             self._restore(state)
-        await self.publisher.refuse_lost(self.engine.done, self.config.versions)
         if self.config.publish.release != "none":
             await self.publisher.begin()
         step = self.engine.done + 1 if self.engine.done else 0
@@ -125,7 +123,9 @@ class Run:
         self.engine.restore(state["engine"])
 
     async def run(self) -> None:
-        """Until the last update is done and its weights are published."""
+        """Until the last update is done and its weights are published. Raises `PublishError` where another run of this
+        name has published some."""
+        await self.publisher.refuse_lost(self.engine.done, self.config.versions)
         await self.reporter.event(self.engine.done, described(self.engine.model))
         if self.engine.done == 0:
             await self._look()
