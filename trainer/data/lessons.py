@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import numpy as np
 
@@ -60,9 +59,12 @@ class Lessons:
 
 
 def told(chats: Iterable[Conversation]) -> list[Told]:
-    """Conversations by their attempts, which stand together."""
-    by_attempt = groupby(chats, lambda one: (one.rollout, one.attempt, one.group, one.reward))
-    return [Told(*key, tuple(own)) for key, own in by_attempt]
+    """Conversations by their attempts, in the order of their first ones. In a file that was shuffled they need not
+    stand together."""
+    by_attempt: dict[tuple[str, str, str, float | None], list[Conversation]] = defaultdict(list)
+    for one in chats:
+        by_attempt[one.rollout, one.attempt, one.group, one.reward].append(one)
+    return [Told(*key, tuple(own)) for key, own in by_attempt.items()]
 
 
 def best(given: Sequence[Told], wanted: Sft, dropped: Counter[str]) -> list[Told]:

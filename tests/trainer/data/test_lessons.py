@@ -59,8 +59,10 @@ def test_conversations_of_a_rollout_count_together() -> None:
     chats = [chat("r", "a", 1.0), chat("r", "a", 1.0, "the wheel"), chat("s", "a", 0.0)]
     made = supervised(chats)
     assert [len(lesson.sides[0]) for lesson in made.taught] == [2, 1]
-    (pair,) = preferences(chats).taught
-    assert [len(side) for side in pair.sides] == [2, 1]
+    # Lines of a file may be in any order.
+    for order in (chats, [chats[0], chats[2], chats[1]]):
+        (pair,) = preferences(order).taught
+        assert [len(side) for side in pair.sides] == [2, 1]
 
 
 def test_pairs_are_of_whole_rollouts_and_groups_without_one_are_counted() -> None:
