@@ -93,7 +93,7 @@ class Custom:
             return []
         await self._awaited.queue(rollouts)
         late = await self._awaited.ended(names, timeout_s)
-        if late == len(names):
+        if late == len({*names}):
             raise ConfigError(
                 f"none of {len(names)} rollouts has ended in {timeout_s:g} s; is there a runner? penstock run --watch "
                 f"--mode {rollouts[0].mode} -- COMMAND, or --agent COMMAND here"

@@ -70,10 +70,11 @@ class Awaited:
     def forget(self, names: Sequence[str]) -> None:
         """These are waited for no more."""
         for name in names:
-            del self._waiting[name]
+            self._waiting.pop(name, None)
 
     def _open(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if self._waiting[name] not in ENDED]
+        # Somebody else may have waited for the same one, and forgotten it since.
+        return [name for name in dict.fromkeys(names) if name in self._waiting and self._waiting[name] not in ENDED]
 
     async def _cancel(self, name: str) -> None:
         try:

@@ -1,0 +1,34 @@
+"""Rollouts that are waited for: by several at once, and named more than once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fakes.process import Gateway
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.trainer.data.awaiting import Awaited
+
+NAMES = ("q1", "q2", "q1")
+
+
+async def test_the_same_rollouts_may_be_waited_for_by_several_and_named_twice(gateway: Gateway) -> None:
+    async with Client(gateway.url) as client:
+        awaited = Awaited(client)
+        following = asyncio.ensure_future(awaited.run())
+
+        async def waits() -> int:
+            await awaited.queue([RolloutSpec(id=name, input=1) for name in NAMES])
+            late = await awaited.ended(NAMES, 60.0)
+            awaited.forget(NAMES)
+            return late
+
+        both = asyncio.gather(waits(), waits())
+        while awaited.open() < 2:  # noqa: ASYNC110 - two requests
+            await asyncio.sleep(0.01)
+        for name in {*NAMES}:
+            await client.cancel(name)
+        assert await both == [0, 0]
+        assert awaited.open() == 0
+        following.cancel()
