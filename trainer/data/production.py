@@ -180,10 +180,12 @@ class Traffic:
     async def _read(self, names: Mapping[str, Seen]) -> Collected:
         done = Collected(figures={f"left_out/{name}": float(count) for name, count in (+self._left).items()})
         self._left.clear()
-        options = Options(model=self._config.model.name)
-        async with aclosing(load(self._client, names)) as episodes:
+        options, gone = Options(model=self._config.model.name), list[str]()
+        async with aclosing(load(self._client, names, gone.append)) as episodes:
             async for episode in episodes:
                 add(done, as_seen(episode, names[episode.rollout.id]), options, self._config.rollouts.temperature)
+        if gone:
+            done.figures["left_out/gone"] = done.figures.get("left_out/gone", 0.0) + len(gone)
         return done
 
 

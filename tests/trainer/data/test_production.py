@@ -120,6 +120,19 @@ async def test_a_step_that_is_done_again_takes_what_it_took_as_it_was(shop: Shop
         assert (run.of(1), run.of(2)) == (names(0, 1, 2, 3), names(4, 5, 6, 7))
 
 
+async def test_a_step_that_is_done_again_goes_on_without_what_was_forgotten(shop: Shop, tmp_path: Path) -> None:
+    """Retention knows nothing of steps that have no checkpoint yet."""
+    await shop.busy(*names(0, 1, 2, 3))
+    async with learner(shop, tmp_path) as run:
+        await run.step(1)
+    await shop.client.cancel("r2")
+    await shop.client.forget("r2")
+    async with learner(shop, tmp_path) as run:
+        again = await run.step(1)
+        assert sorted({one.rollout for one in again.samples}) == names(0, 1, 3)
+        assert again.figures["left_out/gone"] == 1
+
+
 async def test_a_rollout_is_left_until_it_is_quiet(shop: Shop, vllm: FakeEngine, tmp_path: Path) -> None:
     gate = asyncio.Event()
     await shop.busy(*names(0, 1, 2, 3, 4))
