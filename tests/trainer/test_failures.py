@@ -28,6 +28,7 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 from fakes.process import PATHS
 from fakes.settings import Sections
 from fakes.staging import GROUPS, RUNNER, SIZE, Learnt, Stage, staged
+from fakes.waiting import until
 
 from bench.procfs import tree
 from examples.lookup_model import write_model, write_tokenizer
@@ -137,6 +138,27 @@ async def test_a_vllm_that_is_killed_is_started_again_and_agents_wait(stage: Sta
     found = await upstream(stage)
     assert found["waited"] > 0
     assert (found["refused"], found["paused"]) == (0, False)
+
+
+async def test_weights_wait_for_a_vllm_that_has_died_meanwhile(tmp_path: Path, model: Path, whole: Learnt) -> None:
+    flags = [f"--hold={tmp_path}/hold", "--slow=3"]
+    async with begin(tmp_path, model, RUNNER, inference={"flags": flags}) as stage, stage.life() as life:
+        stage.hold(0)
+        await stage.waits(0)
+        # It dies when the step's agents have ended and the weights are not published yet.
+        life.signal(signal.SIGSTOP)
+        stage.let_go()
+        async with stage.client as client:
+
+            async def ended() -> bool:
+                found = [one async for one in client.rollouts("mode:train status:ended")]
+                return len(found) == GROUPS * SIZE
+
+            await until(ended)
+        os.kill(life.child(b"fakes.vllm_process"), signal.SIGKILL)
+        life.signal(signal.SIGCONT)
+        assert await life.ended() == 0, life.text
+        assert await stage.learnt() == whole
 
 
 async def test_a_vllm_that_dies_all_the_time_ends_the_run(alone: Stage) -> None:

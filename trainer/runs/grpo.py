@@ -343,6 +343,8 @@ class Loop:
             upstream = await replicas.serve(version, directory)
             await self._publisher.register_replica(version, upstream, None, note)
         else:
+            if isinstance(self._servers, Upkeep):
+                await self._servers.up()
             await self._publisher.register(version, directory, None, note)
 
     async def _prune(self) -> None:

@@ -45,6 +45,10 @@ class Upkeep:
         self._deaths = 0
         await self._up()
 
+    async def up(self) -> None:
+        """The same in the middle of a step."""
+        await self._up()
+
     async def run(self) -> None:
         """For ever. Raises `InferenceError` when there can be no server."""
         await self._up()
