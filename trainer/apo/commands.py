@@ -6,6 +6,7 @@ Nothing heavy is imported before a configuration was found right.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,9 +20,21 @@ from penstock.gateway.client.console import LOCAL, Failure, Json, Url, control_k
 if TYPE_CHECKING:
     from penstock.trainer.apo.report.result import RunResult
 
+
+def _words(_: object, agent: str | None) -> None:
+    """Raises where a command line is not one."""
+    try:
+        _ = shlex.split(agent or "")
+    except ValueError as error:
+        raise ValueError(f"{agent!r} is no command line: {error}") from None
+
+
 Agent = Annotated[
     str | None,
-    Parameter(help="Command that is run on each task, by a runner beside. Default: runners run elsewhere."),
+    Parameter(
+        validator=_words,
+        help="Command that is run on each task, by a runner beside. Default: runners run elsewhere.",
+    ),
 ]
 Tasks = Annotated[Path | None, Parameter(help="JSONL file of tasks, instead of the configuration's `tasks.file`.")]
 Inputs = Annotated[Path | None, Parameter(help="JSONL file of tasks that the function is given, one a line.")]

@@ -155,3 +155,10 @@ async def test_without_a_runner_it_says_so(shell: Shell) -> None:
     done = await shell.run("train", "custom", "late:late")
     assert done.code == 1
     assert "none of 1 rollouts has ended in 0.2 s; is there a runner? penstock run --watch --mode train" in done.err
+
+
+async def test_an_agent_that_is_no_command_line_is_said(shell: Shell) -> None:
+    done = await shell.run("train", "custom", FUNCTION, "custom.toml", "--agent", "python 'agent.py")
+    assert done.code == 2
+    assert "is no command line: No closing quotation" in done.err
+    assert "Traceback" not in done.err
