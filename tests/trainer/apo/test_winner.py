@@ -38,9 +38,9 @@ async def client(tmp_path: Path, http: aiohttp.ClientSession) -> AsyncGenerator[
 
 @pytest.fixture
 def margin(tmp_path: Path) -> Path:
-    """A policy that needs no rewards of before."""
+    """A policy that needs no rewards and no calls of before, so that its releases go on until somebody ends them."""
     path = tmp_path / "policy.toml"
-    path.write_text("margin_absolute = 0.1\n")
+    path.write_text('margin_absolute = 0.1\nreplayed = "skip"\nshadowed = "skip"\n')
     return path
 
 
