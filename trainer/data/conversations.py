@@ -62,10 +62,12 @@ async def material(directory: Path, kind: Tuning, data: Data, client: Client, go
         write_directory(place, lambda beside: _write(beside, made, read))
     try:
         text, told = (place / "chats.jsonl").read_bytes(), (place / "read.json").read_bytes()
+        chats = [_conversation(json.loads(line)) for line in text.splitlines()]
+        return Material(chats, json.loads(told), sha256(text).hexdigest())
     except OSError as error:
         raise CheckpointError(f"what the run has learnt from cannot be read: {error}") from None
-    chats = [_conversation(json.loads(line)) for line in text.splitlines()]
-    return Material(chats, json.loads(told), sha256(text).hexdigest())
+    except (ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(f"{place} is not as the run has written it, and it cannot go on: {error!r}") from None
 
 
 def _write(directory: Path, made: Iterable[Row], read: dict[str, float]) -> None:

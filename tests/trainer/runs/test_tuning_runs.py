@@ -274,6 +274,9 @@ async def test_what_does_not_go_together_is_refused(taught: Gateway, model: Path
     chats.write_text("".join(json.dumps(row) + "\n" for row in kept(tmp_path, "one")[1:]))
     with pytest.raises(CheckpointError, match=r"was made from other chats than .*data"):
         await tuned("sft", taught.url, short)
+    chats.write_text('{"rollout": "r"\n')
+    with pytest.raises(CheckpointError, match=r"data is not as the run has written it, .*JSONDecodeError"):
+        await tuned("sft", taught.url, short)
     chats.unlink()
     with pytest.raises(CheckpointError, match=r"has learnt from cannot be read: .*chats\.jsonl"):
         await tuned("sft", taught.url, short)
