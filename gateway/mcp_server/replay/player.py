@@ -41,12 +41,15 @@ class Player:
         self._playing: dict[bytes, asyncio.Task[bytes]] = {}
         """Calls that are being played, by the client's id."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = False
+        """Whether the client says no more."""
 
     async def play(self, lines: AsyncIterable[str]) -> None:
         """Answers until the lines end, and then what can still be answered."""
         async for line in lines:
             if data := line.strip().encode():
                 self._take(data)
+        self._ended = True
         for waiting in self._asking.values():
             waiting.cancel()
         if self._tasks:
@@ -129,6 +132,8 @@ class Player:
         self._write(_with(step.sent.raw, id=id))
         if step.answer is None:
             return  # The recorded server did not wait either.
+        if self._ended:
+            waiting.cancel()
         try:
             answer = await waiting
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -228,6 +229,16 @@ async def test_a_request_that_its_server_did_not_wait_for_is_not_waited_for() ->
     asked, answered = await played(spans, call(3))
     assert json.loads(asked) == {"jsonrpc": "2.0", "id": "replay-1", "method": "roots/list"}
     assert json.loads(answered)["id"] == 3
+
+
+async def test_an_answer_that_cannot_come_any_more_is_not_waited_for() -> None:
+    spans = Spans()
+    asked, answer = raw(id=5, method="roots/list"), raw(id=5, result={"roots": []})
+    above = spans.add(call(1), events(asked, raw(id=1, result={})), stream=True)
+    spans.told(asked, 1.5, answer, parent_id=above.span_id)
+    async with asyncio.timeout(10):
+        (line,) = await played(spans, call(3))
+    assert json.loads(line)["method"] == "roots/list"
 
 
 async def test_what_is_too_deep_is_no_reason_to_end() -> None:
