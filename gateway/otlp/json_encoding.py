@@ -13,6 +13,8 @@ from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Natural = Annotated[int, Meta(ge=0)]
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]*\Z")]
 
@@ -67,7 +69,7 @@ class Link(Struct, rename="camel"):
 
 class Status(Struct, rename="camel"):
     message: str | None = None
-    code: int | None = None
+    code: Int32 | None = None
 
 
 class Span(Struct, rename="camel"):
@@ -76,11 +78,11 @@ class Span(Struct, rename="camel"):
     trace_state: str | None = None
     parent_span_id: Hex | None = None
     name: str | None = None
-    kind: int | None = None
+    kind: Int32 | None = None
     start_time_unix_nano: Natural | None = None
     end_time_unix_nano: Natural | None = None
     attributes: list[KeyValue] | None = None
-    dropped_attributes_count: Natural | None = None
+    dropped_attributes_count: Uint32 | None = None
     events: list[Event] | None = None
     links: list[Link] | None = None
     status: Status | None = None

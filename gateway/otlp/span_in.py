@@ -32,6 +32,8 @@ LONGEST_NAME = 256
 MOST_EVENTS = 32
 """Events, and links, that are kept of one span."""
 _LATEST = 2**63
+_MOST_DROPPED = 2**32 - 1
+"""What the field of a span can hold."""
 _OK, _ERROR = 1, 2
 _LIGHTNING = re.compile(re.escape(semconv.LIGHTNING_REWARD) + r"(\d{1,3})\.value")
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
@@ -85,7 +87,7 @@ def _add_details(attributes: dict[str, Any], span: Span, bounds: Bounds) -> bool
         attributes[semconv.LINKS] = [link for link in found if link is not None]
         bounds.clipped |= len(links) > MOST_EVENTS
     if dropped := (span.dropped_attributes_count or 0) + bounds.dropped:
-        attributes[semconv.DROPPED] = dropped
+        attributes[semconv.DROPPED] = min(dropped, _MOST_DROPPED)
     if bounds.clipped:
         attributes[semconv.TRUNCATED] = True
     return failed

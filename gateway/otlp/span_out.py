@@ -182,7 +182,10 @@ def fill(pairs: Pairs, attributes: Mapping[str, Any]) -> None:
     """Adds attributes in place: making each message by itself costs four times as much."""
     for key, value in attributes.items():
         pair = pairs.add()
-        pair.key = key
+        try:
+            pair.key = key
+        except UnicodeEncodeError:
+            pair.key = _whole(key)
         _set(pair.value, value)
 
 
@@ -211,5 +214,9 @@ def _set_text(into: AnyValue, text: str) -> None:
     try:
         into.string_value = text
     except UnicodeEncodeError:
-        # Half of a surrogate pair, which JSON can hold.
-        into.string_value = text.encode("utf-8", "replace").decode()
+        into.string_value = _whole(text)
+
+
+def _whole(text: str) -> str:
+    """With a mark for half of a surrogate pair, which JSON can hold."""
+    return text.encode("utf-8", "replace").decode()

@@ -134,6 +134,8 @@ REFUSED: list[tuple[str, bytes, dict[str, str], int, str]] = [
     (JSON, b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"kind": "CLIENT"}]}]}]}', {}, 400, "spans[0].kind"),
     (JSON, b'{"resourceSpans": [{"resource": {"attributes": [{"value": ' + b'{"arrayValue": {"values": [' * 9000,
      {}, 400, "nested too deeply"),
+    *[(JSON, b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"%b": %d}]}]}]}' % (name.encode(), 10**40), {}, 400, name)
+      for name in ("kind", "droppedAttributesCount")],
     ("text/plain", b"{}", {}, 415, "application/x-protobuf or application/json"),
     (PROTOBUF, b"", {"Content_Encoding": "br"}, 415, "use gzip or none"),
     (PROTOBUF, b"{}", {"Content_Encoding": "gzip"}, 400, "not gzip"),

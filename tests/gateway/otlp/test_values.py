@@ -126,11 +126,12 @@ def test_nesting_is_bounded() -> None:
 
 
 def test_a_span_that_was_cut_says_so() -> None:
-    made = request(Made(attributes={"a": "x" * (LONGEST_TEXT + 1)})).resource_spans[0].scope_spans[0].spans[0]
-    made.dropped_attributes_count = 2
-    attributes = entry_of(made, {}, {}).attributes or {}
-    assert attributes["otel.truncated_attributes"] is True
-    assert attributes["otel.dropped_attributes_count"] == 2
+    made = request(Made(attributes={"k" * (LONGEST_KEY + 1): 1})).resource_spans[0].scope_spans[0].spans[0]
+    for count, kept in ((2, 3), (2**32 - 1, 2**32 - 1)):
+        made.dropped_attributes_count = count
+        attributes = entry_of(made, {}, {}).attributes or {}
+        assert attributes["otel.truncated_attributes"] is True
+        assert attributes["otel.dropped_attributes_count"] == kept
 
 
 def test_many_events_and_links_are_cut() -> None:
@@ -148,4 +149,5 @@ def test_many_events_and_links_are_cut() -> None:
 def test_numbers_that_are_not() -> None:
     assert math.isnan(Bounds().attributes(official({"nan": float("nan")}).values)["nan"])
     assert sent({"large": 2**70, "lone": "\ud800"}) == {"large": str(2**70), "lone": "?"}
+    assert sent({"k\ud800": {"k\ud800": [1]}}) == {"k?": {"k?": [1]}}
     assert values.DEEPEST < 100, "what is deeper than protobuf allows never arrives"
