@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
@@ -52,7 +53,7 @@ class Outbox:
 
     def _give_up(self, wanted: Wanted) -> None:
         """Nobody sends what is for a webhook that is not configured any more."""
-        stored = (Delivery.model_validate_json(record) for _, record in self._tape.scan(DELIVERIES))
+        stored = _readable(record for _, record in self._tape.scan(DELIVERIES))
         for one in [one for one in stored if one.status == "waiting" and one.webhook not in wanted]:
             self.put(given_up(one, "the webhook is not configured any more"))
 
@@ -104,7 +105,7 @@ class Outbox:
         """Takes away what is old and over: two, so that what an old one held back is caught up with."""
         oldest = list(islice(self._tape.scan(DELIVERIES), 2)) if upto > 0 else []
         for key, record in oldest:
-            if keys.to_number(key) <= upto and Delivery.model_validate_json(record).status != "waiting":
+            if keys.to_number(key) <= upto and all(one.status != "waiting" for one in _readable([record])):
                 self._tape.delete(DELIVERIES, key)
 
     def put(self, delivery: Delivery) -> None:
@@ -114,6 +115,13 @@ class Outbox:
 
 def _revision(release: bytes | None) -> int:
     return 0 if release is None else Release.model_validate_json(release).revision
+
+
+def _readable(records: Iterable[bytes]) -> Iterator[Delivery]:
+    """Without those that are damaged: nobody can tell what they were, and others must not wait for them."""
+    for record in records:
+        with suppress(ValueError):
+            yield Delivery.model_validate_json(record)
 
 
 def _record(delivery: Delivery) -> bytes:
@@ -132,7 +140,7 @@ class OutboxReader:
         while True:
             with self._tape.view() as view, view.cursor(DELIVERIES) as cursor:
                 found = downwards(cursor, start, _SLICE)
-            yield from (Delivery.model_validate_json(record) for _, record in found)
+            yield from _readable(record for _, record in found)
             if len(found) < _SLICE:
                 return
             start = found[-1][0]

@@ -21,6 +21,7 @@ from penstock.gateway.releases.transitions import WANTED, entry
 from penstock.gateway.store import keys
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.webhooks import outbox
 from penstock.gateway.webhooks.service import Webhooks
 
 
@@ -86,3 +87,23 @@ async def test_what_cannot_be_sent_is_given_up(tmp_path: Path, monkeypatch: pyte
                 return [one.status for one in webhooks.reader.newest()] == ["given_up"]
 
             await until(is_given_up)
+
+
+async def test_a_delivery_that_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGER_SECRET", SECRET)
+    monkeypatch.setattr(outbox, "KEPT", 1)
+    async with counting() as provider, bench(tmp_path, provider) as made, hooked() as hook:
+        await made.add("other", prompt("You are a helpful librarian. Never lend a rare book.", sent=True))
+        await made.add("other", prompt("You are a helpful librarian. Never lend a rare book to anybody."))
+        async with telling(made, hook):
+            _ = await made.release()
+            await hook.until(lambda: len(hook.taken) == 1)
+        await made.do(lambda tape: tape.put("deliveries", keys.number(1), b"damaged"))
+        async with telling(made, hook) as webhooks:
+            assert [one.name for one in webhooks.views()] == ["pager"]
+            _ = await made.release("other")
+            await hook.until(lambda: len(hook.taken) == 2)
+            assert [one.number for one in webhooks.reader.newest()] == [2]
+        await made.do(lambda tape: tape.put("meta", b"note webhooks", b'["gone"]'))
+        async with telling(made, hook):
+            pass
