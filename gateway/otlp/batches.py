@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from penstock.gateway.config import Otlp
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Attempt
-from penstock.gateway.otlp import fill_request
+from penstock.gateway.otlp import fill_request, readable
 from penstock.gateway.otlp.delivery import PACE
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.selection import Selection, Sending
@@ -83,13 +84,13 @@ class Reader:
     def _read(self, since: int, patient: bool) -> Piece:
         request = self._maker.request()
         if not self._changes:
-            found, self._end = self._tape.changes(since, self._batch)
+            found, self._end = readable.changes(self._tape, since, self._batch)
             self._more = self._end - since >= self._batch
             self._changes.extend(found)
         self._selection.look_again(self._changes, self._going is not None)
         while self._changes:
             change = self._changes[0]
-            if patient and self._selection.waits(change):
+            if patient and readable.unless_damaged(partial(self._selection.waits, change)):
                 return self._piece(request, change.cursor - 1, False)
             if not self._add(request, change):
                 return self._piece(request, change.cursor - 1, True)
@@ -128,8 +129,9 @@ class Reader:
         """Leaves out one span that cannot be sent, so that it does not keep back all that follow."""
         try:
             yield
-        except TapeError:
-            raise
-        except Exception:
-            _log.exception("change %d cannot be exported", change.cursor)
+        except Exception as error:
+            damaged = isinstance(error, TapeError)
+            if damaged and not readable.is_damage(error):
+                raise
+            _log.error("change %d cannot be exported", change.cursor, exc_info=None if damaged else error)
             self._metrics.otlp_dropped += 1

@@ -6,6 +6,7 @@ This also holds for spans that came from elsewhere.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 
 from opentelemetry.proto.common.v1.common_pb2 import KeyValueList
@@ -16,7 +17,7 @@ from penstock.gateway.config import Otlp
 from penstock.gateway.dialects import by_name
 from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.model.span import Span
-from penstock.gateway.otlp import content, semconv, span_out
+from penstock.gateway.otlp import content, readable, semconv, span_out
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.placement import Place
 from penstock.gateway.otlp.selection import judged_call
@@ -73,7 +74,7 @@ class Maker:
         return span.model_copy(update={"attributes": kept})
 
     def _add_content(self, made: Outgoing, span: Span) -> None:
-        exchange = self._tape.exchange(span)
+        exchange = readable.unless_damaged(partial(self._tape.exchange, span))
         if exchange is None or by_name(span.dialect).otel is None:
             return
         omitted: list[str] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from penstock.gateway.model.change import Change
 from penstock.gateway.model.nesting import Node
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.otlp import readable
 from penstock.gateway.otlp.causes import Causes
 from penstock.gateway.otlp.placement import MOST_LINKS, OneTrace, Place, as_it_came, root_id
 from penstock.gateway.otlp.unrooted import Beside
@@ -141,12 +142,16 @@ class Selection:
 
     def _linked(self, span: Span) -> Place:
         """The place of a span, with links to what it was made for."""
+        causes = readable.unless_damaged(partial(self._caused, span))
+        return self._place(span)._replace(causes=tuple(causes or ()))
+
+    def _caused(self, span: Span) -> list[tuple[str, str, str, str | None]]:
         causes: list[tuple[str, str, str, str | None]] = []
         for cause in islice(self._causes.of(span), MOST_LINKS):
             found = self._tape.span(span.rollout, span.attempt, cause.sequence)
             if found is not None and found.span_id is not None:
                 causes.append((self._trace_of(found), found.span_id, cause.link_type, cause.known))
-        return self._place(span)._replace(causes=tuple(causes))
+        return causes
 
     def _trace_of(self, call: Span) -> str:
         """The trace in which a call was sent, or will be."""

@@ -22,9 +22,10 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.model.trace import span_id, trace_id
 from penstock.gateway.otlp import batches, fill_request
 from penstock.gateway.otlp.exporter import NOTE
-from penstock.gateway.store import keys
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 
 
 @pytest.fixture
@@ -393,14 +394,16 @@ async def test_a_host_name_that_is_none_is_told_of_once(
 
 
 async def test_a_tape_that_cannot_be_read_is_told_of_once_and_keeps_no_gateway_from_its_end(
-    inlet: Inlet, collector: Collector, caplog: pytest.LogCaptureFixture
+    inlet: Inlet, collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def unreadable(*_: Any) -> Any:
+        raise TapeError("the disk is gone")
+
     async with exporting(inlet, collector, timeout=60.0):
         await inlet.dispatcher.add([call(1)])
         await collector.until(spans=1)
     await inlet.dispatcher.add([call(2)])
-    damage = Task[None](lambda tape: tape.put("rollouts", keys.rollout_key("r1"), b"\xc1"))
-    inlet.store.write([damage])
+    monkeypatch.setattr(inlet.store, "changes", unreadable)
     loop = asyncio.get_running_loop()
     async with exporting(inlet, collector, timeout=60.0):
 
@@ -411,6 +414,27 @@ async def test_a_tape_that_cannot_be_read_is_told_of_once_and_keeps_no_gateway_f
         began = loop.time()
     assert loop.time() - began < 30.0
     assert len([one for one in caplog.records if "cannot be exported" in one.message]) == 1
+
+
+@pytest.mark.parametrize(("what", "sent"), [("rollouts", ["r2"]), ("attempts", ["r2"]), ("bodies", ["r1", "r2"])])
+async def test_a_damaged_record_keeps_no_other_back(
+    inlet: Inlet, collector: Collector, what: str, sent: list[str]
+) -> None:
+    def damage(tape: Transaction) -> None:
+        (key, _), *_ = tape.scan(what)
+        tape.put(what, key, b"\xc1")
+
+    async with exporting(inlet, collector):
+        pass
+    said = body(REQUEST.encode(), RESPONSE.encode())
+    await inlet.dispatcher.add([call(1, body=said), call(2, "r2", body=said, trace_id="ab" * 16)])
+    inlet.store.write([Task[None](damage)])
+    async with exporting(inlet, collector, capture_content=True, wait=0.1):
+        await collector.until(spans=len(sent))
+    assert [one.attributes["penstock.rollout.id"] for one in collector.taken] == sent
+    # Spans that come in find their trace as well.
+    answer = await inlet.post(request(Made(trace="ab" * 16)).SerializeToString())
+    assert (answer.status, len(inlet.spans("r2"))) == (200, 1)
 
 
 async def test_a_restart_goes_on_where_it_was(tmp_path: Path, collector: Collector) -> None:
