@@ -81,12 +81,14 @@ class Delivery:
                 if answer.status in RETRYABLE:
                     self._fails(f"{answer.status} {answer.reason}")
                     return retry_after(answer.headers.get("Retry-After"), LONGEST_WAIT_S) or 0.0
-                told = await answer.content.read(LARGEST_ANSWER)
+                told = bytearray()
+                while len(told) < LARGEST_ANSWER and (piece := await answer.content.read(LARGEST_ANSWER)):
+                    told += piece
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             # ValueError: a host name that is none (UnicodeError).
             self._fails(str(error) or type(error).__name__)
             return 0.0
-        self._settle(answer.status, told, spans)
+        self._settle(answer.status, bytes(told), spans)
         return None
 
     def _settle(self, status: int, told: bytes, spans: int) -> None:

@@ -35,6 +35,8 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     before: asyncio.Event | None = None
     """Waited for before anything is answered."""
+    slowly: bool = False
+    """Sends the answer in two pieces."""
     hang_up: bool = False
     """Closes the connection instead."""
 
@@ -94,6 +96,8 @@ class Collector:
         if reply.rejected or reply.message:
             answer.partial_success.rejected_spans, answer.partial_success.error_message = reply.rejected, reply.message
         headers = {"Content-Type": "application/x-protobuf"} | dict(reply.headers)
+        if reply.slowly:
+            return await _in_pieces(request, web.StreamResponse(status=reply.status, headers=headers), answer)
         return web.Response(status=reply.status, body=answer.SerializeToString(), headers=headers)
 
     async def _take(self, asked: ExportTraceServiceRequest) -> None:
@@ -105,6 +109,18 @@ class Collector:
                     self.taken.append(Received(span, plain(group.resource.attributes), part.scope))
         async with self._news:
             self._news.notify_all()
+
+
+async def _in_pieces(
+    request: web.Request, response: web.StreamResponse, answer: ExportTraceServiceResponse
+) -> web.StreamResponse:
+    body = answer.SerializeToString()
+    await response.prepare(request)
+    await response.write(body[:1])
+    await asyncio.sleep(0.1)  # so long the answer is not whole; a reader that does not wait for it has half of it
+    await response.write(body[1:])
+    await response.write_eof()
+    return response
 
 
 def check(span: Span) -> None:

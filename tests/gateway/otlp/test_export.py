@@ -331,9 +331,10 @@ async def test_what_is_refused_for_good_is_dropped_and_counted(inlet: Inlet, col
     assert metrics.otlp_dropped == 2
 
 
-async def test_a_partial_success_is_counted_and_not_repeated(inlet: Inlet, collector: Collector) -> None:
+@pytest.mark.parametrize("slowly", [False, True])
+async def test_a_partial_success_is_counted_and_not_repeated(inlet: Inlet, collector: Collector, slowly: bool) -> None:
     metrics = Metrics()
-    collector.script.append(Reply(rejected=2, message="two were strange"))
+    collector.script.append(Reply(rejected=2, message="two were strange", slowly=slowly))
     async with exporting(inlet, collector, metrics):
         await inlet.dispatcher.add([call(1), call(2), call(3)])
         await collector.until(spans=3)
