@@ -50,7 +50,7 @@ def named(name: str, write: bool) -> AnyTool:
     if tool is None:
         names = [tool.name for tool in listed(write)]
         near = get_close_matches(name, names, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise Refused(f"there is no tool {name!r}{hint} There are: {', '.join(names)}")
     if tool.writes and not write:
         raise Refused(

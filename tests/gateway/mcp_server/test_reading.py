@@ -222,6 +222,7 @@ async def test_what_cannot_be_answered_is_said_in_plain_words(tmp_path: Path) ->
         "compare_versions same": ({"name": "planner", "one": "v1", "other": "v1"}, "one and the same version"),
         "show_release name": ({"release": "x"}, "there is no release 'x'"),
         "list_rollout name": ({}, "there is no tool 'list_rollout'; did you mean list_rollouts? There are: "),
+        "nothing like it": ({}, "there is no tool 'nothing'. There are: "),
     }  # fmt: skip
     async with world("versions", tmp_path) as here, connected(url_of(here)) as client:
         for case, (arguments, said) in wrong.items():
