@@ -7,8 +7,10 @@ happened to is read once for each chunk, at its end; its row is named by the las
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,7 +19,8 @@ from penstock.gateway.index.rows import COLUMNS, Head, Row, attempt_row, rollout
 from penstock.gateway.lake.shapes import BODIES, DAY_NS, SHAPES, Values, said, shown, tool_call
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store, keys
-from penstock.gateway.store.codec import Body
+from penstock.gateway.store.codec import UNREADABLE, Body
+from penstock.gateway.store.directory import Damaged
 from penstock.gateway.store.view import View
 
 READ_S: Final = 0.2
@@ -30,6 +33,7 @@ FORGOTTEN, GONE = b"f", b"x"
 """Records of the log: a rollout was forgotten; what was told of it before."""
 MARK_LOOKS: Final = 256
 """Changes in which a call is looked for that marks where a tape is."""
+_log: Final = logging.getLogger("penstock.lake")
 _START: Final = list(COLUMNS["spans"]).index("start_ns")
 _KIND: Final = list(COLUMNS["spans"]).index("kind")
 _CREATED: Final = {table: list(COLUMNS[table]).index("created_ns") for table in ("rollouts", "attempts")}
@@ -86,7 +90,8 @@ class ChunkReader:
         for first in range(0, len(names), PIECE):
             with self._store.view() as view:
                 for name in names[first : first + PIECE]:
-                    _read_rollout(view, name, changed[name], chunk)
+                    with _isolated(f"rollout {name}"):
+                        _read_rollout(view, name, changed[name], chunk)
         with self._store.view() as view:
             chunk.mark = mark_of(view, chunk.cursor)
         return chunk
@@ -103,7 +108,8 @@ class ChunkReader:
                     chunk.forgotten[name] = hole[1] + 1 if again is None else min(hole[1] + 1, again.number)
                 return
             for at, record in records(view, chunk.cursor + 1, end):
-                self._take(view, at, record, chunk, changed, bodies)
+                with _isolated(f"change {at}"):
+                    self._take(view, at, record, chunk, changed, bodies)
                 chunk.cursor = at
                 if time.monotonic() > until or chunk.size >= self._most_bytes:
                     return
@@ -140,6 +146,15 @@ class ChunkReader:
         if bodies and body is not None:
             chunk.add(BODIES, start, (*span, body.request, body.response))
             chunk.size += len(body.request) + len(body.response)
+
+
+@contextmanager
+def _isolated(what: str) -> Generator[None]:
+    """Leaves out what is damaged, so that it does not keep back all that follows."""
+    try:
+        yield
+    except (Damaged, *UNREADABLE) as error:
+        _log.error("%s is not in the lake, it cannot be read: %s; run `penstock check`", what, error)
 
 
 def _read_rollout(view: View, name: str, at: int, chunk: Chunk) -> None:

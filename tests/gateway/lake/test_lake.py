@@ -38,7 +38,9 @@ from penstock.gateway.lake.shapes import BODIES, SCHEMA, SHAPES
 from penstock.gateway.lake.table import OURS, Table
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store
+from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 from penstock.gateway.store.view import View
 
 deltalake: Any = import_module("deltalake")
@@ -246,6 +248,23 @@ def nothing_is_left_over(to: Path) -> None:
     for table in SHAPES:
         live = {Path(uri) for uri in deltalake.DeltaTable(f"{to}/{table}").file_uris()}
         assert live == set((to / table).rglob("day=*/*.parquet"))
+
+
+@pytest.mark.parametrize("what", ["rollouts", "attempts"])
+def test_what_is_damaged_keeps_nothing_else_back(
+    store: Store, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.write([*conversation(4, "r1"), *conversation(4, "r2")])
+
+    def damage(tape: Transaction) -> None:
+        (key, _), *_ = tape.scan(what)
+        tape.put(what, key, b"\xc1")
+
+    store.write([Task[None](damage)])
+    fill(lake_of(store, tmp_path / "lake"))
+    assert {row["rollout"] for row in rows_of(tmp_path / "lake", "spans")} == {"r1", "r2"}
+    assert {row["rollout"] for row in rows_of(tmp_path / "lake", "rollouts")} == {"r2"}
+    assert "rollout r1 is not in the lake" in caplog.text
 
 
 def test_a_writer_that_is_killed_leaves_every_row_once(store: Store, tmp_path: Path) -> None:
