@@ -23,6 +23,8 @@ from typing import NamedTuple
 import msgspec
 import zstandard
 
+from penstock.gateway.store.codec import UNREADABLE
+
 LEVEL = 6
 _DOUBLE = 8
 # Only the writer's thread compresses.
@@ -85,6 +87,18 @@ class Block:
             for place, value in zip(*self._read(name, *column), strict=True):
                 found[place].values[name] = value
         return found
+
+
+def readable(record: bytes, whole: bool = True) -> Block | None:
+    """A block; None of one that is damaged, so that others need not wait for it. `whole`: whether all its values are
+    looked at."""
+    try:
+        block = Block(record)
+        for name in block.names if whole else ():
+            _ = block.column(name)
+    except UNREADABLE:
+        return None
+    return block
 
 
 def bounds(record: bytes) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from penstock.gateway.model.run import Curve
 from penstock.gateway.runs.blocks import Block
+from penstock.gateway.store.codec import UNREADABLE
 
 
 class Series(NamedTuple):
@@ -30,7 +31,10 @@ def series(blocks: Iterable[Block], name: str) -> Series:
     values: list[float] = []
     rising = True
     for block in blocks:
-        places, found = block.column(name)
+        try:
+            places, found = block.column(name)
+        except UNREADABLE:
+            continue  # what can be read is shown
         if not found:
             continue
         at = [block.steps[place] for place in places] if len(places) < len(block.steps) else block.steps

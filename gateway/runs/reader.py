@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from penstock.gateway.model.run import CandidateTree, Run, RunEvent, RunHead
-from penstock.gateway.runs.blocks import Block, Row, bounds, merged
+from penstock.gateway.runs.blocks import Block, Row, bounds, merged, readable
 from penstock.gateway.runs.curves import Series, series
 from penstock.gateway.runs.operations import Book
 from penstock.gateway.store import keys
@@ -31,7 +31,7 @@ class RunReader:
             with self._tape.view() as view, view.cursor("run_order") as cursor:
                 found = downwards(cursor, start, _SLICE)
                 stored = [(keys.to_number(at), view.get("runs", run)) for at, run in found]
-            yield from ((at, Book.model_validate_json(book).run) for at, book in stored if book is not None)
+            yield from ((at, book.run) for at, record in stored if (book := _readable(record)) is not None)
             if len(found) < _SLICE:
                 return
             start = found[-1][0]
@@ -68,7 +68,8 @@ class RunReader:
 
     def run_series(self, name: str, metrics: Sequence[str], since: int = 0, until: int | None = None) -> list[Series]:
         """Metrics of a run, in this order, at every step from `since` to `until`, and at some others."""
-        blocks = [Block(record) for record in self._records(name, since, until)]
+        found = (readable(record, whole=False) for record in self._records(name, since, until))
+        blocks = [block for block in found if block is not None]
         return [series(blocks, metric) for metric in metrics]
 
     def run_points(self, name: str, since: int, limit: int) -> list[Row]:
@@ -79,7 +80,10 @@ class RunReader:
         for at in sorted(range(len(records)), key=lambda at: bounds(records[at])):
             if len(steps) >= limit and bounds(records[at])[0] > sorted(steps)[limit - 1]:
                 break
-            chosen[at] = Block(records[at])
+            block = readable(records[at])
+            if block is None:
+                continue
+            chosen[at] = block
             steps.update(step for step in chosen[at].steps if step >= since)
         rows = merged(row for at in sorted(chosen) for row in chosen[at].rows())
         return [row for row in rows if row.step >= since][:limit]
@@ -94,6 +98,14 @@ class RunReader:
         return [
             ((keys.to_number(key[-15:]), int.from_bytes(key[-_HASH:])), event_of(key, value)) for key, value in mine
         ]
+
+
+def _readable(record: bytes | None) -> Book | None:
+    """A run of a list; None of one that is missing or damaged, so that the others are listed."""
+    try:
+        return None if record is None else Book.model_validate_json(record)
+    except ValueError:
+        return None
 
 
 def event_of(key: bytes, value: bytes) -> RunEvent:

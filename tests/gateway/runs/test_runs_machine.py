@@ -202,6 +202,33 @@ def test_one_metric_too_many_changes_nothing(store: Store) -> None:
     assert [row.step for row in RunReader(store).run_points("r", 0, 9)] == [0]
 
 
+@pytest.mark.parametrize("column", [False, True], ids=["all of it", "a column"])
+def test_a_damaged_block_keeps_no_others_back(store: Store, monkeypatch: pytest.MonkeyPatch, column: bool) -> None:
+    monkeypatch.setattr(operations, "FOLD", 8)
+    for step in range(16):
+        done(store, lambda transaction, step=step: RunOperations(transaction).add_points("r", points(step), 2))
+    key = keys.rollout_key("r") + keys.u32(8)
+
+    def damage(tape: Transaction) -> None:
+        stored = tape.get("run_metrics", key) or b""
+        # zstd begins each frame with its magic number.
+        tape.put("run_metrics", key, stored.replace(b"\x28\xb5\x2f\xfd", bytes(4)) if column else stored[:16] + b"\xc1")
+
+    store.write([Task[None](damage)])
+    for step in range(16, 24):
+        done(store, lambda transaction, step=step: RunOperations(transaction).add_points("r", points(step), 2))
+    assert [row.step for row in RunReader(store).run_points("r", 0, 99)] == list(range(8, 24))
+    assert RunReader(store).run_series("r", ["reward"])[0].steps == list(range(8, 24))
+    done(store, lambda transaction: RunOperations(transaction).add_points("r", PointsRequest(since_step=20), 3))
+    assert [row.step for row in RunReader(store).run_points("r", 0, 99)] == list(range(8, 20))
+
+
+def test_a_damaged_run_keeps_no_other_from_being_listed(store: Store) -> None:
+    done(store, lambda transaction: RunOperations(transaction).start(NewRun(id="s", kind="grpo"), 2))
+    store.write([Task[None](lambda tape: tape.put("runs", keys.rollout_key("r"), b"{"))])
+    assert [run.id for _, run in RunReader(store).run_heads()] == ["s"]
+
+
 def test_events_are_kept_once_and_read_newest_first(store: Store) -> None:
     events = [RunEvent(time_ns=n % 7, step=n, text=f"event {n}") for n in range(20)]
     assert done(store, lambda transaction: RunOperations(transaction).add_events("r", events, 9)) == 20
