@@ -108,7 +108,7 @@ class Webhooks:
     # -- what there is to tell ----------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        links, cursor = -1, self._feed.cursor
+        links, cursor, said = -1, self._feed.cursor, ""
         while True:
             try:
                 if (now := self.reader.links()) != links:
@@ -116,9 +116,11 @@ class Webhooks:
                     links = now
                 # While calls are recorded there is a commit every few milliseconds.
                 await asyncio.sleep(BETWEEN_S)
-                cursor = await self._feed.wait(cursor)
+                cursor, said = await self._feed.wait(cursor), ""
             except TapeError as error:
-                _log.error("webhooks wait for the tape: %s", error)
+                if str(error) != said:
+                    said = str(error)
+                    _log.error("webhooks wait for the tape: %s", error)
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 _log.exception("webhooks are told nothing for now")

@@ -19,9 +19,10 @@ from penstock.gateway.model.webhook_settings import Webhook
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.transitions import WANTED, entry
 from penstock.gateway.store import keys
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.transaction import Transaction
-from penstock.gateway.webhooks import outbox
+from penstock.gateway.webhooks import outbox, service
 from penstock.gateway.webhooks.service import Webhooks
 
 
@@ -107,3 +108,25 @@ async def test_a_delivery_that_cannot_be_read_is_passed_over(tmp_path: Path, mon
         await made.do(lambda tape: tape.put("meta", b"note webhooks", b'["gone"]'))
         async with telling(made, hook):
             pass
+
+
+async def test_a_tape_that_takes_nothing_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PAGER_SECRET", SECRET)
+    monkeypatch.setattr(service, "RETRY_S", 0.01)
+    async with counting() as provider, bench(tmp_path, provider) as made, hooked() as hook, telling(made, hook) as told:
+        collect, tries = told._collect, list[int]()
+
+        async def full() -> None:
+            tries.append(1)
+            if len(tries) < 4:
+                raise TapeError("the disk is full")
+            await collect()
+
+        monkeypatch.setattr(told, "_collect", full)
+        _ = await made.release()
+        await hook.until(lambda: len(hook.taken) == 1)
+    assert [one.message for one in caplog.records if "wait for the tape" in one.message] == [
+        "webhooks wait for the tape: the disk is full"
+    ]
