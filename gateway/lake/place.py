@@ -23,6 +23,8 @@ pafs: Final[Any] = import_module("pyarrow.fs")
 """Not all of them have types."""
 
 _S3: Final = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,62})(?:/(.*))?")
+_TAKEN: Final = re.compile(r"%[0-9A-Fa-f]{2}|\\")
+"""What deltalake reads as another path than the files are in."""
 _SECRET: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PATIENCE: Final = {"connect_timeout": "5s", "timeout": "60s", "max_retries": "3", "retry_timeout": "20s"}
@@ -52,6 +54,9 @@ class Place:
         self.options: dict[str, str] = {}
         if "://" not in to:
             self.root, self._local = str(Path(to).absolute()), True
+            if taken := _TAKEN.search(self.root):
+                found = f"{taken[0]!r} in it would be taken for another character"
+                raise Refused(f"--to: {self.root!r}: {found}: name another directory")
             return
         if not (match := _S3.fullmatch(to)):
             raise Refused(f"--to: {to!r}: a lake is in a directory or in s3://BUCKET/PREFIX")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -545,6 +546,9 @@ def test_another_tape_and_another_place_are_refused(store: Store, tmp_path: Path
     assert "spans holds a.csv, which is no table of ours" in refused(lake_of(store, tmp_path / "files"))
     with pytest.raises(Refused, match="gs://b/p': a lake is in a directory or in s3://BUCKET/PREFIX"):
         Place("gs://b/p")
+    for name, taken in (("a%20b", "'%20'"), ("a\\b", "'\\\\'")):
+        with pytest.raises(Refused, match=f"{re.escape(taken)} in it would be taken for another character"):
+            Place(str(tmp_path / name))
 
 
 def test_a_newer_schema_is_refused(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
