@@ -115,6 +115,10 @@ async def feedback(control: Control, ids: Ids, asked: FeedbackRequest) -> Feedba
     """Say how good a response was, by the id that the provider gave it: for traffic whose rollouts nobody has named."""
     span = await asyncio.to_thread(control.tape.find_response, asked.response_id)
     if span is None:
+        # Its client may have been faster than the tape.
+        _ = await control.dispatcher.unwritten()
+        span = await asyncio.to_thread(control.tape.find_response, asked.response_id)
+    if span is None:
         message = f"no recorded response has the id {asked.response_id!r}"
         raise ApiError(404, message, "response_id", asked.response_id)
     said = Judgement(**asked.model_dump(exclude={"response_id", "span"}), span=span.sequence)

@@ -54,8 +54,7 @@ class Ingest:
         self.tape = tape
         self.spans = spans
         self.request_bytes = request_bytes
-        # An operation that does nothing is done after everything that was queued before it.
-        self.traces = Traces(tape, lambda: dispatcher.add([]))
+        self.traces = Traces(tape, dispatcher.settled)
 
 
 INGEST = web.AppKey("otlp", Ingest)

@@ -40,6 +40,7 @@ from penstock.gateway.queue.results import MODES, Claimed, Finished, Looked
 from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.queue.waiting import Waiting
 from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
@@ -292,7 +293,7 @@ class Dispatcher:
     async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
         """Keeps a reward; raises `Refused`."""
         name, trusted, now = (rollout, attempt), self._trusts(judgement), self.now_ns()
-        kept, new = await self._do(
+        kept, new = await self._do_of_calls(
             lambda transaction: SpanOperations(transaction).reward(name, judgement, trusted, now)
         )
         self._count(None, [judgement.source] if new else [])
@@ -310,7 +311,20 @@ class Dispatcher:
     async def add(self, entries: Sequence[Entry], known: bool = False) -> list[int]:
         """Adds spans that are no calls; their sequences. `known`: refuses those of attempts that are not there."""
         now = self.now_ns()
-        return await self._do(lambda transaction: SpanOperations(transaction).add(entries, now, known))
+        return await self._do_of_calls(lambda transaction: SpanOperations(transaction).add(entries, now, known))
+
+    async def settled(self) -> None:
+        """Returns when every call that has ended is on the tape, whichever worker has served it; raises `TapeError`."""
+        _ = await self._recorder.flush_others()
+        await self._do(lambda _: None)
+
+    async def _do_of_calls(self, operation: Callable[[Transaction], T]) -> T:
+        """Does what may be about a call that another worker has just served: refused only when that is written."""
+        try:
+            return await self._do(operation)
+        except Refused:
+            _ = await self._recorder.flush_others()
+            return await self._do(operation)
 
     # -- the clock ---------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from fakes.budgets import CHAT as CHAT_BODY
 from fakes.budgets import budget, toml, uses
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.gateway_workers import served_by, workers
 from fakes.odd import Odd, request, send, wait
+from fakes.otlp import Made
+from fakes.otlp import request as spans
 from fakes.process import Gateway, children, limit_files, running, upstream, upstreams
 from fakes.provider import Provider, serving
 from fakes.raw import Wire, body_of, chunk, connect, events_head, get, post, reply
@@ -34,6 +37,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.otlp.wire import PROTOBUF
 from penstock.gateway.store import Store
 
 EVENT = chunk(b"data: 1\n\n")
@@ -116,6 +120,31 @@ async def test_two_workers_are_one_gateway(tmp_path: Path, http: aiohttp.ClientS
                     told |= {change["cursor"]} if change.get("kind") == "span" else set()
         assert await gateway.terminate() == 0
     assert examine(gateway.data)[1] == []
+
+
+@pytest.mark.parametrize("flags", [(), TWO], ids=["one", "two"])
+async def test_what_is_said_of_a_call_may_come_at_once(
+    tmp_path: Path, http: aiohttp.ClientSession, flags: tuple[str, ...]
+) -> None:
+    """Rewards, feedback and spans find it, whichever worker has served it."""
+    async with serving() as provider, running(tmp_path, upstreams(openai=provider.openai_url), *flags) as gateway:
+        pid = workers(gateway.pid)[1] if flags else gateway.pid
+        async with served_by(gateway, pid) as wire:
+            for number in range(10):
+                trace = f"{number + 1:032x}"
+                said = json.dumps({"model": "m", "messages": [{"role": "user", "content": trace}]}).encode()
+                path = f"/rollout/r{number}/attempt/a1{CHAT}"
+                wire.send(post(path, said, [("traceparent", f"00-{trace}-{'cd' * 8}-01")], "127.0.0.1"))
+                id = json.loads(body_of(await wire.message()))["id"]
+                given: dict[str, Any] = {"json": {"value": 1, "response_id": id}}
+                url = "/api/feedback"
+                if number % 3 == 1:
+                    url, given = f"/api/rollouts/r{number}/attempts/a1/rewards", {"json": {"value": 1, "span": 1}}
+                elif number % 3 == 2:
+                    url, given = "/v1/traces", {"data": spans(Made(trace=trace)).SerializeToString()}
+                    given["headers"] = {"Content-Type": PROTOBUF}
+                async with http.post(gateway.url + url, **given) as answer:
+                    assert (answer.status, b"rejected" in await answer.read()) == (200, False), url
 
 
 async def test_a_conversation_goes_on_in_another_worker(tmp_path: Path, http: aiohttp.ClientSession) -> None:
