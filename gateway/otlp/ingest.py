@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 MOST_GROUPS = 10_000
 """Resources and scopes of one request: an SDK has one or two, a collector some for each process that it hears."""
-SLICE = 200
-"""Spans that are looked at between two turns of the event loop: a few milliseconds."""
+SLICE_S = 0.003
+"""How long spans are looked at between two turns of the event loop."""
 MOST_REASONS = 5
 _HOWTO = "send them to the rollout's address or with its token, or set the resource attribute penstock.rollout_id"
 
@@ -106,14 +107,16 @@ class _Batch:
 
     async def take(self, asked: Request) -> None:
         """Looks at every span."""
-        for number, (span, source) in enumerate(_spans(asked), 1):
+        until = monotonic() + SLICE_S
+        for span, source in _spans(asked):
             try:
                 if span is not None:
                     self._place(entry_of(span, source.resource, source.instrumentation), source)
             except Rejected as error:
                 self.rejected[error.outcome, str(error)] += 1
-            if number % SLICE == 0:
+            if monotonic() > until:
                 await asyncio.sleep(0)
+                until = monotonic() + SLICE_S
         if self._by_trace:
             await self._place_by_trace()
 

@@ -9,7 +9,7 @@ The input is messages of protobuf or those of `gateway.otlp.json_encoding`, whic
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ LONGEST_TEXT = 8192
 """Characters of one text."""
 MOST_CHARACTERS = 65536
 """Characters of all texts of one span, keys included."""
+MOST_LOOKED = 8192
+"""Attributes and elements of one span that are looked at: two bytes can stand for one."""
 DEEPEST = 6
 """Lists and maps within each other."""
 
@@ -38,19 +40,25 @@ DEEPEST = 6
 class Bounds:
     """What one span may still add; everything that the span holds is counted."""
 
-    __slots__ = ("clipped", "dropped", "left")
+    __slots__ = ("clipped", "dropped", "left", "looks")
 
     def __init__(self) -> None:
         self.left = MOST_CHARACTERS
+        self.looks = MOST_LOOKED
         self.dropped = 0
         """Attributes that were left out."""
         self.clipped = False
         """True when anything was cut or left out."""
 
-    def attributes(self, pairs: Iterable[KeyValue] | None, depth: int = 0) -> dict[str, Any]:
+    def attributes(self, pairs: Sequence[KeyValue] | None, depth: int = 0) -> dict[str, Any]:
         """Attributes as a dict; of two with one key the last counts."""
         found: dict[str, Any] = {}
-        for pair in pairs or ():
+        for at, pair in enumerate(pairs or ()):
+            if not self.looks:
+                self.clipped = True
+                self.dropped += len(pairs or ()) - at
+                break
+            self.looks -= 1
             key = pair.key
             size = len(key)
             if size > self.left or size > LONGEST_KEY or len(found) >= MOST_ATTRIBUTES:
@@ -96,5 +104,7 @@ class Bounds:
             return self.attributes(found, depth)
         # An element costs something even if it is empty.
         self.left -= min(len(found), MOST_ITEMS, self.left)
-        self.clipped |= len(found) > MOST_ITEMS
-        return [self.value(one, depth) for one in islice(found, MOST_ITEMS)]
+        most = min(MOST_ITEMS, self.looks)
+        self.looks -= min(len(found), most)
+        self.clipped |= len(found) > most
+        return [self.value(one, depth) for one in islice(found, most)]

@@ -12,7 +12,7 @@ from fakes.otlp import Made, fill, request
 from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.proto.common.v1.common_pb2 import KeyValueList
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue, KeyValueList
 
 from penstock.gateway.otlp import json_encoding, span_out, values
 from penstock.gateway.otlp.span_in import entry_of
@@ -23,6 +23,7 @@ from penstock.gateway.otlp.values import (
     MOST_ATTRIBUTES,
     MOST_CHARACTERS,
     MOST_ITEMS,
+    MOST_LOOKED,
     Bounds,
 )
 
@@ -113,6 +114,21 @@ def test_each_bound() -> None:
     found = bounds.attributes(official(texts).values)
     assert sum(len(key) + len(value) for key, value in found.items()) <= MOST_CHARACTERS
     assert bounds.clipped
+
+
+def test_what_is_looked_at_is_bounded() -> None:
+    """Many attributes take two bytes each; whoever sends them must not hold up the event loop."""
+    many = KeyValueList(values=[KeyValue()] * (MOST_LOOKED + 5))
+    bounds = Bounds()
+    assert bounds.attributes(many.values) == {"": None}
+    assert (bounds.dropped, bounds.clipped, bounds.looks) == (5, True, 0)
+    nested: list[Any] = [None] * MOST_ITEMS
+    nested = [nested] * MOST_ITEMS
+    bounds = Bounds()
+    found = bounds.attributes(official({"nested": nested, "after": 1}).values)
+    assert "after" not in found
+    assert str(found).count("None") <= MOST_LOOKED
+    assert (bounds.dropped, bounds.clipped, bounds.looks) == (1, True, 0)
 
 
 def test_nesting_is_bounded() -> None:
