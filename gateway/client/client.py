@@ -238,7 +238,8 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
             request = TokenRequest(rollout=rollout, expires_s=expires_s)
         except ValidationError as e:
             raise ClientError(brief(e)) from None
-        return Token.model_validate_json(await self.read("POST", "/api/tokens", body=request.model_dump_json()))
+        answer = await self.read("POST", "/api/tokens", body=request.model_dump_json())
+        return self._parsed("/api/tokens", Token, answer)
 
     async def changes(
         self,
@@ -299,7 +300,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
                 *events, rest = waiting.split(b"\n\n")
                 waiting = bytearray(rest)
                 for data in filter(None, map(_data, events)):
-                    yield model.model_validate_json(data)
+                    yield self._parsed(path, model, data)
 
     # Work -------------------------------------------------------------------------------------------------------------
 

@@ -130,7 +130,8 @@ class Connection:
 
     def _parsed(self, path: str, model: type[M], data: bytes) -> M:
         try:
-            return model.model_validate_json(data)
+            # A newer gateway may say more than we know.
+            return model.model_validate_json(data, extra="ignore")
         except ValidationError as e:
             said = f"{self.url}{path} did not answer as a Penstock gateway of this version does: {brief(e)}"
             raise ClientError(said) from None

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, serving
 
 from penstock.gateway.api import pages
@@ -247,3 +248,30 @@ async def test_a_gateway_that_is_not_ready_says_why(served: Serving, client: Cli
     await served.runner.cleanup()
     with pytest.raises(ClientError, match="cannot reach the gateway"):
         await client.readiness()
+
+
+async def newer(request: web.Request) -> web.Response:
+    """A gateway of a later version: it says more than this client knows, everywhere."""
+    if request.path == "/api/workers":
+        worker = {"id": "w1", "last_seen_ns": 1, "figures": {"cpu_percent": 7, "later": [1]}, "later": {"a": 1}}
+        return web.json_response({"workers": [worker], "later": "x"})
+    event = b'event: digest\ndata: {"cursor": 8, "rollouts": ["r1"], "later": 1}\n\n'
+    return web.Response(body=event if request.query["since"] == "7" else b'data: {"cursor": "later"}\n\n')
+
+
+async def test_what_a_newer_gateway_says_besides_is_passed_over() -> None:
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", newer)
+    async with TestServer(app) as server, Client(str(server.make_url("")).rstrip("/")) as client:
+        (worker,) = await client.workers()
+        lost: list[ClientError] = []
+        feed = client.digests(7, lost=lost.append)
+        digest = await anext(feed)
+        waiting = asyncio.ensure_future(anext(feed))
+        while not lost:
+            await asyncio.wait([waiting], timeout=0.01)
+            assert not waiting.done()
+        waiting.cancel()
+    assert (worker.id, worker.figures.cpu_percent) == ("w1", 7)
+    assert digest.rollouts == ["r1"]
+    assert "did not answer as a Penstock gateway of this version does: cursor" in str(lost[0])
