@@ -132,7 +132,11 @@ class PenstockApp(App[None], inherit_bindings=False):
             self.looking = Looking(client, self.link, far, self._told)
             stack = self.main.stack
             view = stack[-1].view if stack else registry.made(self.options.view)
+            # It may be of another gateway, as all is that was shown.
+            view.forget()
             self.main.open(view, over=False)
+            self.main.before = None
+            self.main.marked.clear()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.looking.run())
                 group.create_task(self._follow(client, far))
@@ -150,7 +154,17 @@ class PenstockApp(App[None], inherit_bindings=False):
                 else:
                     # A key that is being changed, a gateway that has come back with another tape: it may be over soon.
                     self.main.say(str(e))
+                    if e.status == 400:  # its feed ends before what we have seen
+                        self._begin_anew()
             await asyncio.sleep(AGAIN_S)
+
+    def _begin_anew(self) -> None:
+        """Nothing that is shown is of the tape that the gateway has now."""
+        for shown in filter(None, (*self.main.stack, self.main.before)):
+            shown.view.forget()
+            shown.data = shown.closer = shown.closer_of = None
+        self.main.draw_soon()
+        self.looking.nudge()
 
     async def _learn(self, client: Client) -> None:
         """What a session needs to know once."""
@@ -242,6 +256,9 @@ class PenstockApp(App[None], inherit_bindings=False):
         """What is marked, side by side."""
         shown = self.main.shown
         marked = self.main.marked.get(shown.view.name, [])
+        if shown.data is None:
+            self.main.say("There is nothing here yet that could be compared.")
+            return
         try:
             words = registry.compared(shown.view.name, shown.data, marked, shown.chosen)
         except ValueError as e:

@@ -223,16 +223,20 @@ class PlayedClient(Client):
         rows: dict[str, RolloutSummary] = {}
         for answer in sorted((self._at(self._recording.answers[name]) for name in pages), key=lambda one: one.at_ns):
             if answer.status is None:
-                rows |= {row.id: row for row in RolloutPage.model_validate_json(answer.body).rollouts}
+                page = RolloutPage.model_validate_json(answer.body, extra="ignore")
+                rows |= {row.id: row for row in page.rollouts}
         return [rows[id] for id in ids if id in rows]
 
     async def digests(
         self, since: int | None = None, every_s: float = 1.0, lost: Callable[[ClientError], None] | None = None
     ) -> AsyncGenerator[Digest]:
-        """What changed, when it did; then nothing more."""
+        """What changed, when it did; then nothing more. Of what is over by now the sums: answers hold the rest."""
+        begun = self._clock.since_ns()
         for answer in self._recording.feed:
-            wait_ns = answer.at_ns - self._clock.since_ns()
-            if wait_ns > 0:
+            digest = Digest.model_validate_json(answer.body, extra="ignore")
+            if answer.at_ns < begun:
+                digest.rollouts, digest.more = [], 0
+            if (wait_ns := answer.at_ns - self._clock.since_ns()) > 0:
                 await asyncio.sleep(wait_ns / 1e9)
-            yield Digest.model_validate_json(answer.body)
+            yield digest
         await asyncio.Event().wait()

@@ -149,6 +149,9 @@ class View(Generic[D, E]):
     traffic: Traffic | None = None
     """What the feed told lately; None where nothing follows it."""
 
+    def forget(self) -> None:
+        """What it keeps from look to look is of another gateway, or of a tape that is no more."""
+
     # What lists of more rows than are held do besides.
 
     def tell(self, digest: Digest) -> bool:

@@ -49,6 +49,9 @@ class LogView(View[Log, None]):
         self._changes: dict[str, Change] = {}
         self._since: int | None = None
 
+    def forget(self) -> None:
+        self._changes, self._since = {}, None
+
     async def look(self, client: Client) -> Log:
         """What is new since the last look."""
 

@@ -116,6 +116,9 @@ class ReleasesView(View[Found, Closer]):
     def __init__(self) -> None:
         self._grown: tuple[tuple[str, int, int], Sequence[Point]] | None = None
 
+    def forget(self) -> None:
+        self._grown = None
+
     async def look(self, client: Client) -> Found:
         """All releases; the live ones go on top."""
         found = await client.releases()

@@ -103,6 +103,9 @@ class RolloutView(View[Looked, Closer]):
         self._rollout = rollout
         self._kept: OrderedDict[tuple[str, Bytes], SpanDetail] = OrderedDict()
 
+    def forget(self) -> None:
+        self._kept.clear()
+
     # Asking -----------------------------------------------------------------------------------------------------------
 
     async def look(self, client: Client) -> Looked:

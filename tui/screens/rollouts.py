@@ -61,7 +61,7 @@ class Rollouts:
     rows: OrderedDict[str, RolloutSummary] = field(default_factory=OrderedDict[str, RolloutSummary])
     """The rows that are held; the one that was seen last is the last."""
     stale: set[str] = field(default_factory=set[str])
-    """Held rows that have changed since."""
+    """Rows of the list that have changed since they were asked for."""
     fresh: dict[str, None] = field(default_factory=dict[str, None])
     """Rollouts that have changed and are not in the list."""
     missed: bool = False
@@ -89,7 +89,9 @@ class Rollouts:
         finds only now in its place. One that is older than all of them comes with its page."""
         for row in reversed(rows):
             place = self._place(row.created_ns)
-            if row.id not in self.known and (place < len(self.order) or self.complete):
+            if row.id in self.known:
+                self.keep([row])
+            elif place < len(self.order) or self.complete:
                 self.order.insert(place, row.id)
                 self.known.add(row.id)
                 self.keep([row])
@@ -99,12 +101,21 @@ class Rollouts:
         held = ((at, self.rows.get(id)) for at, id in enumerate(self.order))
         return next((at for at, row in held if row is not None and row.created_ns <= created_ns), len(self.order))
 
+    def goes_on(self, newer: Rollouts) -> bool:
+        """Takes in the first page of a list that was begun anew; False where there are rows between the two."""
+        if not newer.order or newer.order[-1] not in self.known:
+            return False
+        self.missed, self.total = False, newer.total
+        self.fresh = newer.fresh
+        self.stale = (self.known - newer.known) | newer.stale
+        self.add_new([newer.rows[id] for id in newer.order])
+        return True
+
     def keep(self, rows: Iterable[RolloutSummary]) -> None:
         """Holds rows; those that were not seen for longest go."""
         for row in rows:
             self.rows[row.id] = row
             self.rows.move_to_end(row.id)
-            self.stale.discard(row.id)
         while len(self.rows) > HELD:
             self.stale.discard(self.rows.popitem(last=False)[0])
 
@@ -145,24 +156,37 @@ class RolloutsView(View[Rollouts, Closer]):
         self._terms = terms.strip()
         self._list = Rollouts()
 
+    def forget(self) -> None:
+        self._list = Rollouts()
+
     # Asking -----------------------------------------------------------------------------------------------------------
 
     async def look(self, client: Client) -> Rollouts:
         """The first page; later what is new."""
         known = self._list
+        # What changes while it asks is noted, and asked for by the next look.
         if not known.pages or known.missed:
-            found = Rollouts()
-            page, figures = await asyncio.gather(
-                client.rollout_page(self._terms, FIRST_PAGE, None), client.stats(spans=0)
-            )
+            found = self._list = Rollouts()
+            try:
+                page, figures = await asyncio.gather(
+                    client.rollout_page(self._terms, FIRST_PAGE, None), client.stats(spans=0)
+                )
+            except BaseException:
+                if self._list is found:
+                    self._list = known
+                raise
             found.add_page(page)
             found.total = figures.tape.get("rollouts", 0)
-            self._list = found
+            if self._list is found and not self._terms and known.goes_on(found):
+                self._list = known
         elif known.fresh:
             asked = list(known.fresh)[-MOST_IDS:]
-            rows, figures = await asyncio.gather(client.rollouts_by_id(asked, self._terms), client.stats(spans=0))
-            for id in asked:
-                known.fresh.pop(id, None)
+            known.fresh = {id: None for id in known.fresh if id not in set(asked)}
+            try:
+                rows, figures = await asyncio.gather(client.rollouts_by_id(asked, self._terms), client.stats(spans=0))
+            except BaseException:
+                known.fresh = {**dict.fromkeys(asked), **known.fresh}
+                raise
             known.add_new(rows)
             known.total = figures.tape.get("rollouts", 0)
         return self._list
@@ -171,9 +195,9 @@ class RolloutsView(View[Rollouts, Closer]):
         """Notes what has changed; True when there may be new rows."""
         known = self._list
         for id in digest.rollouts:
-            if id in known.rows:
+            if id in known.known:
                 known.stale.add(id)
-            elif id not in known.known:
+            else:
                 known.fresh[id] = None
         known.missed = known.missed or digest.more > 0
         return bool(known.fresh) or known.missed
@@ -184,7 +208,13 @@ class RolloutsView(View[Rollouts, Closer]):
     async def fill(self, client: Client, data: Rollouts, visible: Sequence[str]) -> None:
         """Rows that are lacking; and the next page, when the end is near."""
         if ids := data.lacking(visible):
-            rows = await client.rollouts_by_id(ids, self._terms)
+            again = data.stale.intersection(ids)
+            data.stale -= again
+            try:
+                rows = await client.rollouts_by_id(ids, self._terms)
+            except BaseException:
+                data.stale |= again
+                raise
             data.keep(rows)
             data.drop(set(ids) - {row.id for row in rows})
         if data.near_end(visible):
