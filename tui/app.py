@@ -351,21 +351,23 @@ class PenstockApp(App[None], inherit_bindings=False):
         if pane is None or not command:
             self.main.say(f"The variable {variable} is not set." if pane else "There is no pane to open.")
             return
-        with tempfile.NamedTemporaryFile(prefix="penstock-", suffix=".txt") as file:
-            file.write(pane.whole() if pane.whole is not None else self._as_text(pane.draw))
-            file.flush()
-            try:
+        try:
+            with tempfile.NamedTemporaryFile(prefix="penstock-", suffix=".txt") as file:
+                file.write(pane.whole() if pane.whole is not None else self._as_text(pane.draw))
+                file.flush()
                 with self.suspend():
                     said = _ran(command, file.name)
-            except SuspendNotSupported:
-                said = "Programs are opened from a terminal, not from a browser."
+        except SuspendNotSupported:
+            said = "Programs are opened from a terminal, not from a browser."
+        except OSError as e:
+            said = f"The pane cannot be written to a file for {command}: {e.strerror}."
         if said:
             self.main.say(said)
 
     def _as_text(self, draw: Callable[[int], Any]) -> bytes:
         with self.console.capture() as captured:
             self.console.print(draw(self.size.width), width=self.size.width)
-        return captured.get().encode()
+        return captured.get().encode(errors="replace")
 
 
 def _ran(command: str, path: str) -> str:

@@ -198,6 +198,9 @@ class Looking:
                 self._link.failed(error, time.time_ns())
                 self._tell("link")
                 return None, error
+        except Exception as e:
+            # One odd record: the other screens go on, and this one as soon as it is gone.
+            return None, f"this cannot be shown: {type(e).__name__}: {e}"
         answered = error is not None or self._client.received > received
         if answered and self._link.answered(time.time_ns()):
             self._tell("link")

@@ -283,6 +283,8 @@ class Main(Screen[None], inherit_bindings=False):
 
     def on_rows_clicked(self, event: Rows.Clicked) -> None:
         """Chooses a row; a second click opens it."""
+        if event.id not in self.ids:  # it has gone meanwhile
+            return
         self.shown.following = False
         self.handler.choose(self.ids.index(event.id))
         if event.twice:

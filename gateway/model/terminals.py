@@ -9,8 +9,9 @@ _DIRECTIONS: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x061C, 0x
 _VISIBLE: Final = (
     {n: chr(0x2400 + n) for n in range(32) if n not in (9, 10)}
     | {0x7F: "␡"}
-    | dict.fromkeys((*range(0x80, 0xA0), *_DIRECTIONS), "\ufffd")
+    | dict.fromkeys((*range(0x80, 0xA0), *_DIRECTIONS, *range(0xD800, 0xE000)), "\ufffd")
 )
+"""Halves of surrogate pairs are among them: no terminal can be sent one."""
 _IN_JSON: Final = re.compile(f"[{''.join(map(chr, (*range(0x7F, 0xA0), *_DIRECTIONS)))}]")
 """Those that JSON does not escape by itself."""
 

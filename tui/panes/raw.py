@@ -81,7 +81,7 @@ def _text(content: bytes) -> str:
         return text
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

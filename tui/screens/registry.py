@@ -107,7 +107,7 @@ def compared(view: str, data: Any, marked: Sequence[str], chosen: str | None) ->
         return ["compare", "group", row.group]
     if view == "groups" and chosen is not None:
         return ["compare", "group", chosen]
-    if view == "resources" and chosen is not None:
+    if view == "resources" and chosen is not None and chosen in data.resources:
         versions = data.resources[chosen].versions
         if len(versions) < 2:
             raise ValueError(f"{chosen} has one version; there is nothing to compare it with")

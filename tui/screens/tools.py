@@ -12,7 +12,7 @@ from rich.text import Text
 
 from penstock.gateway.display import definitions, policy, rollouts
 from penstock.gateway.display.table import Column
-from penstock.gateway.display.text import joined
+from penstock.gateway.display.text import abbreviate, joined
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.definitions import ApproveRequest, ServerView
 from penstock.gateway.model.span import Span
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 COUNTED: Final = 5_000
 """Newest spans that figures are over."""
 NEWEST: Final = 30
+LONGEST: Final = 300
+"""Characters of arguments in a question; the pane Policy has more."""
 NONE = "No tool was listed or run yet: `[mcp.servers.NAME]` in penstock.toml names a server, docs/mcp.md the rest."
 SAID = Column("definition", narrows="words", least=10)
 
@@ -97,7 +99,8 @@ def _answer(id: str, verdict: Literal["approve", "refuse"]) -> Action[Found]:
         assert one is not None
         does = "run" if verdict == "approve" else "refuse"
         return (
-            f"{does.capitalize()} {one.tool} on {one.server} with {one.arguments}? Rollout {one.rollout} waits for it."
+            f"{does.capitalize()} {one.tool} on {one.server} with {abbreviate(one.arguments, LONGEST)}? "
+            f"Rollout {one.rollout} waits for it."
         )
 
     async def act(client: Client, data: Found, row: str | None, said: Said) -> str:
@@ -135,7 +138,9 @@ class ToolsView(View[Found, Closer]):
 
     async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
         """What the pane in sight shows of it."""
-        tool = data.tools[id]
+        tool = data.tools.get(id)
+        if tool is None:
+            return Closer()
         terms = f'server="{tool.server}" name="tools/call {tool.tool}"'
 
         async def calls(more: str) -> list[Span]:
@@ -171,7 +176,7 @@ class ToolsView(View[Found, Closer]):
         return Table([*made.columns, SAID], list(data.tools), cells, NONE, _orders(data))
 
     def panes(self, data: Found, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
-        if id is None or closer is None:
+        if id not in data.tools or closer is None:
             return ()
         return [
             pane("Calls", rollouts.recent(closer.calls, now_ns) if closer.calls else Text("It was not run lately.")),

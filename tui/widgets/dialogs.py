@@ -13,8 +13,14 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from penstock.gateway.display.text import abbreviate, plain
 from penstock.gateway.model.audit import Said
 from penstock.tui.keys import TITLES, Key, name
+
+LONGEST = 600
+"""Characters of a question: what others wrote in it may be long, and the answer has to stay in sight."""
+MOST_WHY = 1_000
+"""Characters of a reason; the gateway takes as many of every one."""
 
 
 def person() -> str:
@@ -43,7 +49,7 @@ class Confirm(ModalScreen[Said | None]):
         """The question, the reason, and what the keys do."""
         need = "Why? (it is kept; needed)" if self._reason else "Why? (it is kept; may be empty)"
         with Vertical():
-            yield Static(Text(self._question))
+            yield Static(plain(abbreviate(self._question, LONGEST)))
             yield Input(placeholder=need, compact=True)
             yield Static(Text("Enter does it, Esc does not.", style="dim"))
             yield Static("", id="wrong")
@@ -54,6 +60,9 @@ class Confirm(ModalScreen[Said | None]):
         why = event.value.strip()
         if self._reason and not why:
             self.query_one("#wrong", Static).update("Say why, in a few words: it stands in the audit.")
+            return
+        if len(why) > MOST_WHY:
+            self.query_one("#wrong", Static).update(f"{len(why):,} characters are too many; say it in {MOST_WHY:,}.")
             return
         self.dismiss(Said(who=person(), why=why))
 
