@@ -71,8 +71,8 @@ class Options:
     keys: KeyMap = field(default_factory=lambda: KeyMap({}))
     connect: Callable[[Context], Client] = connected
     now_ns: Callable[[], int] = time.time_ns
-    note: str = ""
-    """What the line on top says besides, such as that a recording is played."""
+    note: Callable[[], str] = str
+    """What the line on top says besides, such as that a recording is played; nothing where it is empty."""
 
 
 class PenstockApp(App[None], inherit_bindings=False):
@@ -283,7 +283,7 @@ class PenstockApp(App[None], inherit_bindings=False):
     def limits(self) -> list[str]:
         """What the line on top says of what may be done."""
         reason = self.may_not_change()
-        return [*([self.options.note] if self.options.note else []), *(["read-only"] if reason else [])]
+        return [*filter(None, [self.options.note()]), *(["read-only"] if reason else [])]
 
     def may_not_change(self) -> str | None:
         """Why nothing can be changed; None when it can."""

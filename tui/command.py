@@ -156,7 +156,7 @@ class _Source:
         name: str,
         connect: Callable[[Context], Client],
         now_ns: Callable[[], int] = time.time_ns,
-        note: str = "",
+        note: Callable[[], str] = str,
     ) -> None:
         self.settings, self.contexts, self.name = settings, contexts, name
         self.connect, self.now_ns, self.note = connect, now_ns, note
@@ -166,6 +166,8 @@ class _Source:
         """Ends the recording."""
         if self.recorder is not None:
             self.recorder.close()
+            if self.recorder.problem is not None:
+                note(self.recorder.problem)
 
 
 def _live(found: Settings, gateway: str, context: str | None, record: Path | None) -> _Source:
@@ -189,7 +191,7 @@ def _live(found: Settings, gateway: str, context: str | None, record: Path | Non
         url, key, far = context.gateway, context.secret(), is_far(context.gateway)
         return Client(url, key, far) if recorder is None else RecordingClient(recorder, url, key, far)
 
-    source = _Source(found, contexts, name, connect, note="" if record is None else f"recording to {record}")
+    source = _Source(found, contexts, name, connect, note=str if recorder is None else lambda: recorder.note)
     source.recorder = recorder
     return source
 
@@ -203,8 +205,10 @@ def _played(play: Path | None, plain: bool) -> _Source:
     clock = recording.Clock(found, at_end=plain)
     name = path.name if play is not None else DEMO
     contexts = {name: settings.Context(gateway=LOCAL, read_only=True)}
-    note = "played; it stands still at its end"
-    return _Source(settings.load(), contexts, name, lambda _: recording.PlayedClient(found, clock), clock.now_ns, note)
+    return _Source(
+        settings.load(), contexts, name, lambda _: recording.PlayedClient(found, clock), clock.now_ns,
+        lambda: "played; it stands still at its end",
+    )  # fmt: skip
 
 
 def _show(source: _Source, screen: tuple[str, ...], read_only: bool, plain: bool) -> None:

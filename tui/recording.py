@@ -17,6 +17,7 @@ import base64
 import gzip
 import json
 import time
+import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -42,7 +43,8 @@ class Recorder:
     """Writes a recording. Each line is whole in the file when it has been written, so a kill loses nothing before."""
 
     def __init__(self, path: Path, began_ns: int) -> None:
-        self._began = began_ns
+        self._path, self._began = path, began_ns
+        self._broke: str | None = None
         try:
             self._file = gzip.GzipFile(path, "xb")
         except FileExistsError:
@@ -50,6 +52,18 @@ class Recorder:
         except OSError as e:
             raise RecordingError(f"--record: {path} cannot be written: {e.strerror}") from None
         self._write({"format": FORMAT, "version": version("penstock-gateway"), "began_ns": began_ns})
+        if self._broke is not None:
+            raise RecordingError(f"--record: {path} cannot be written: {self._broke}")
+
+    @property
+    def note(self) -> str:
+        """What becomes of it, in a few words."""
+        return f"recording to {self._path}" if self._broke is None else f"not recorded any more: {self._broke}"
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not whole; None when it is."""
+        return None if self._broke is None else f"--record: {self._path} ends before its end: {self._broke}"
 
     def add(self, question: str, body: bytes, now_ns: int, status: int | None = None) -> None:
         """Adds an answer, or a refusal by its status."""
@@ -61,12 +75,21 @@ class Recorder:
         self._write(said if status is None else {**said, "status": status})
 
     def _write(self, value: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+        if self._broke is not None:
+            return
+        line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace") + b"\n"
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as e:  # what is shown goes on
+            self._broke = e.strerror or str(e)
 
     def close(self) -> None:
         """Ends the file."""
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as e:
+            self._broke = self._broke or e.strerror or str(e)
 
 
 class RecordingClient(Client):
@@ -131,10 +154,19 @@ class Recording:
 def load(path: Path) -> Recording:
     """Reads a recording; one that was cut off by a kill as far as it goes. Raises `RecordingError`."""
     lines = _lines(path)
-    head = next(lines, dict[str, Any]())
-    if head.get("format") != FORMAT:
-        raise RecordingError(f"{path} is not a recording of `penstock tui --record`")
-    found = Recording(began_ns=int(head["began_ns"]))
+    try:
+        head = next(lines, dict[str, Any]())
+        found = Recording(began_ns=int(head["began_ns"] if head["format"] == FORMAT else ""))
+    except (KeyError, TypeError, ValueError):
+        raise RecordingError(f"{path} is not a recording of `penstock tui --record`") from None
+    try:
+        _take_in(found, lines)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise RecordingError(f"{path} is damaged: a line of it is no answer ({type(e).__name__}: {e})") from None
+    return found
+
+
+def _take_in(found: Recording, lines: Iterator[dict[str, Any]]) -> None:
     for line in lines:
         body = base64.b64decode(line["base64"]) if "base64" in line else str(line["text"]).encode()
         answer = Answer(int(line["at_ns"]), body, line.get("status"))
@@ -145,7 +177,6 @@ def load(path: Path) -> Recording:
         question = str(line["question"])
         found.answers.setdefault(question, []).append(answer)
         found.loose.setdefault(_loosely(question), []).append(answer)
-    return found
 
 
 def _loosely(question: str) -> str:
@@ -159,6 +190,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
     except (EOFError, json.JSONDecodeError):
         return  # cut off in the middle of a line
+    except (UnicodeDecodeError, RecursionError, zlib.error) as e:
+        raise RecordingError(f"{path} is damaged: {e}") from None
     except gzip.BadGzipFile:
         raise RecordingError(f"{path} is not a recording of `penstock tui --record`") from None
     except OSError as e:

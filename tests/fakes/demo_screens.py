@@ -29,7 +29,12 @@ async def played(words: Sequence[str], size: tuple[int, int]) -> AsyncGenerator[
     clock = Clock(recording(), at_end=True)
     contexts = {"demo": Context(gateway="http://127.0.0.1:4747", read_only=True)}
     options = Options(
-        contexts, "demo", words, connect=lambda _: PlayedClient(recording(), clock), now_ns=clock.now_ns, note="played"
+        contexts,
+        "demo",
+        words,
+        connect=lambda _: PlayedClient(recording(), clock),
+        now_ns=clock.now_ns,
+        note=lambda: "played",
     )
     app = PenstockApp(options)
     async with app.run_test(size=size) as pilot:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import time
 from pathlib import Path
 
 import pytest
 from fakes.goldens import text_of
+from fakes.process import limit_files
 from fakes.rig import Base
 from fakes.tui_world import World
 
@@ -16,6 +18,7 @@ from penstock.gateway.client.client import ClientError
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.tui.plain import printed
 from penstock.tui.recording import (
+    FORMAT,
     Clock,
     PlayedClient,
     Recorder,
@@ -114,6 +117,46 @@ async def test_a_recording_that_was_cut_off_is_played_as_far_as_it_goes(world: W
     assert set(cut.answers) <= set(whole.answers)
 
 
+async def test_a_disk_that_is_full_ends_the_recording_and_nothing_else(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "full.jsonl.gz"
+    recorder = Recorder(path, time.time_ns())
+    assert recorder.note == f"recording to {path}"
+    limit_files(os.getpid(), path.stat().st_size + 1000)
+    try:
+        async with RecordingClient(recorder, world.url, None, compressed=False) as client:
+            await client.queue()
+            for _ in range(3):
+                assert len((await client.rollout_page("", 60, None)).rollouts) >= len(world.rollouts)
+        recorder.close()
+    finally:
+        limit_files(os.getpid(), None)
+    assert recorder.note == "not recorded any more: File too large"
+    assert recorder.problem == f"--record: {path} ends before its end: File too large"
+    assert "GET /api/queue" in load(path).answers
+
+
+HEAD = {"format": FORMAT, "began_ns": 1}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gzip.compress(json.dumps(HEAD).encode() + b"\n{}\n"),
+        gzip.compress(json.dumps(HEAD).encode() + b"\n[]\n"),
+        gzip.compress(json.dumps(HEAD).encode() + b'\n{"at_ns": "x", "question": "q", "text": ""}\n'),
+        gzip.compress(json.dumps(HEAD).encode() + b"\n\xff\n"),
+        gzip.compress(json.dumps(HEAD).encode() + b"\n" + b"[" * 100_000),
+        gzip.compress(json.dumps(HEAD).encode())[:12] + b"\xff" * 40,
+    ],
+    ids=["an empty line", "a list", "no time", "no text", "deep", "no deflate"],
+)
+def test_a_damaged_recording_is_told_in_a_sentence(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "damaged"
+    path.write_bytes(content)
+    with pytest.raises(RecordingError, match=r"is damaged: |is not a recording"):
+        load(path)
+
+
 def test_no_key_stands_in_a_recording(world: World, tmp_path: Path) -> None:
     path = tmp_path / "key.jsonl.gz"
     recorder = Recorder(path, 0)
@@ -126,8 +169,14 @@ def test_no_key_stands_in_a_recording(world: World, tmp_path: Path) -> None:
 # With names: made of the bytes they would differ from process to process, because gzip writes the time.
 @pytest.mark.parametrize(
     "content",
-    [b"", b"not gzip", gzip.compress(b"not json"), gzip.compress(json.dumps({"format": "x"}).encode())],
-    ids=["nothing", "not gzip", "not JSON", "another format"],
+    [
+        b"",
+        b"not gzip",
+        gzip.compress(b"not json"),
+        gzip.compress(json.dumps({"format": "x"}).encode()),
+        gzip.compress(b"[1]"),
+    ],
+    ids=["nothing", "not gzip", "not JSON", "another format", "a list"],
 )
 def test_what_is_no_recording_is_said_to_be_none(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other"
