@@ -9,10 +9,9 @@ everything is kept as stdout.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from penstock.gateway.model.queue import Claim
 from penstock.sidecar.agent.environment import plan
 from penstock.sidecar.agent.process import Agent, Ending, Sink
 from penstock.sidecar.engines import kubernetes_job
-from penstock.sidecar.engines.kubernetes_api import Cluster, ClusterError, connect
+from penstock.sidecar.engines.kubernetes_api import REQUEST_S, Cluster, ClusterError, connect, document
 from penstock.sidecar.engines.kubernetes_job import Json
 from penstock.sidecar.preflight import STAND_IN, bare
 from penstock.sidecar.settings import Settings, UsageError
@@ -46,6 +45,8 @@ class Job:
         self._log: asyncio.Future[None] | None = None
         self._orders: set[asyncio.Future[None]] = set()
         self._deleted: float | None = None
+        self._ended = asyncio.Event()
+        """Its container has ended."""
 
     def terminate(self) -> None:
         """Delete the Job: its pod gets TERM, and KILL after the grace."""
@@ -79,6 +80,7 @@ class Job:
         keeping = asyncio.ensure_future(self._keep())
         try:
             ending = await self._follow()
+            self._ended.set()
             if self._log is not None:
                 _ = await asyncio.wait({self._log}, timeout=LOG_S)
             return ending
@@ -134,23 +136,40 @@ class Job:
             yield False, pod
         version = str(listed["metadata"].get("resourceVersion", ""))
         query = selector | {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_S)}
-        async with self._cluster.answering("GET", self._cluster.pods(), query=query) as response:
+        # A connection that was lost without a word says nothing, for ever.
+        patience = WATCH_S + REQUEST_S
+        async with self._cluster.answering("GET", self._cluster.pods(), query=query, timeout_s=patience) as response:
             async for line in _lines(response.content.iter_any()):
-                event = cast(Json, json.loads(line))
+                event = document(line)
                 if event["type"] == "ERROR":
                     raise ClusterError(str(event["object"].get("message")), event["object"].get("code"))
                 if event["type"] != "BOOKMARK":
                     yield event["type"] == "DELETED", event["object"]
 
     async def _read_log(self, pod: str) -> None:
-        query = {"container": self._container, "follow": "true"}
+        """All of it: a connection that ends before the container does is made anew, and what was read is skipped."""
+        query, read, whole = {"container": self._container, "follow": "true"}, 0, False
         try:
-            async with self._cluster.answering("GET", f"{self._cluster.pods(pod)}/log", query=query) as response:
-                async for data in response.content.iter_any():
-                    self._sink("stdout", data)
-        except ClusterError as e:
-            self._sink("stderr", f"the log ended early: {e}\n".encode())
-        self._sink("stdout", b"")
+            while not whole:
+                skip = read
+                try:
+                    async with self._cluster.answering("GET", f"{self._cluster.pods(pod)}/log", query=query) as answer:
+                        async for data in answer.content.iter_any():
+                            new, skip = data[skip:], max(0, skip - len(data))
+                            read += len(new)
+                            if new:
+                                self._sink("stdout", new)
+                    whole = True
+                except ClusterError as e:
+                    if not e.temporary:
+                        self._sink("stderr", f"the log ended early: {e}\n".encode())
+                        return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PAUSE_S):
+                        _ = await self._ended.wait()
+                whole = whole and self._ended.is_set()
+        finally:
+            self._sink("stdout", b"")
 
     async def leave(self) -> None:
         """Waits until orders that were given have reached the cluster."""

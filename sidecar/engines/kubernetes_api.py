@@ -50,7 +50,7 @@ class Cluster:
     async def ask(self, method: str, path: str, body: Json | None = None, query: Query | None = None) -> Json:
         """A JSON document; raises `ClusterError`."""
         async with self.answering(method, path, body, query, REQUEST_S) as response:
-            return cast(Json, json.loads(await response.read()))
+            return document(await response.read())
 
     @asynccontextmanager
     async def answering(
@@ -64,15 +64,15 @@ class Cluster:
         """A good response. Whatever else happens, also while it is read, is a `ClusterError`."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Accept": "application/json", "Content-Type": kind}
-        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         url = f"{self._api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
         try:
+            await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
             raw = await self._api.call_api(method, url, headers, body, _request_timeout=timeout_s)
             async with cast(aiohttp.ClientResponse, raw.response) as response:
                 if response.status >= 400:
                     raise ClusterError(f"{method} {path}: {await _message(response)}", response.status)
                 yield response
-        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+        except (aiohttp.ClientError, TimeoutError, OSError, _config.ConfigException) as e:
             raise ClusterError(f"cannot reach the API server at {self._api.configuration.host}: {e}") from e
 
     def jobs(self, name: str = "") -> str:
@@ -82,6 +82,15 @@ class Cluster:
     def pods(self, name: str = "") -> str:
         """Path of the pods, or of one."""
         return f"/api/v1/namespaces/{self.namespace}/pods" + (f"/{name}" if name else "")
+
+
+def document(data: bytes) -> Json:
+    """JSON of the API server; raises `ClusterError` for what a proxy before it says in its place."""
+    try:
+        return cast(Json, json.loads(data))
+    except ValueError:
+        said = " ".join(data.decode(errors="replace").split())[:200]
+        raise ClusterError(f"the API server answered what is no JSON: {said!r}") from None
 
 
 async def _message(response: aiohttp.ClientResponse) -> str:

@@ -55,6 +55,12 @@ class Kubernetes:
     events: list[Json] = field(default_factory=list[Json])
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     tasks: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
+    odd: list[str] = field(default_factory=list[str])
+    """Methods whose next request a proxy answers in its place."""
+    silent_watches: int = 0
+    """Watches whose connection is lost without a word."""
+    cut_logs: list[bool] = field(default_factory=list[bool])
+    """Logs that end after their first piece: with an error, or as if they were whole."""
 
     def kubeconfig(self, home: Path) -> Path:
         """A file that leads a client here."""
@@ -179,6 +185,9 @@ class Kubernetes:
             )
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
+        if self.silent_watches:
+            self.silent_watches -= 1
+            await asyncio.Event().wait()
         sent = int(request.query["resourceVersion"])
         while True:
             async with self.changed:
@@ -199,7 +208,19 @@ class Kubernetes:
                 _ = await self.changed.wait_for(partial(pod.says_more_than, sent))
             await response.write(pod.log[sent:])
             sent = len(pod.log)
+            if self.cut_logs and sent:
+                if self.cut_logs.pop() and request.transport is not None:
+                    request.transport.abort()
+                return response
         return response
+
+    @web.middleware
+    async def proxied(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Something before it, which says what it wants."""
+        if request.method in self.odd:
+            self.odd.remove(request.method)
+            return web.Response(text="<html>try again</html>", content_type="text/html")
+        return await handler(request)
 
 
 def _of(pod: Json, job: str) -> bool:
@@ -221,7 +242,7 @@ async def _admit(request: web.Request, handler: Any) -> web.StreamResponse:
 async def serving() -> AsyncGenerator[Kubernetes]:
     """A running API server."""
     made = Kubernetes()
-    app = web.Application(middlewares=[_admit])
+    app = web.Application(middlewares=[made.proxied, _admit])
     jobs, pods = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", f"/api/v1/namespaces/{NAMESPACE}/pods"
     app.add_routes(
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -15,8 +16,11 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Rollout
 from penstock.sidecar.agent.environment import plan
+from penstock.sidecar.agent.output import Stream
 from penstock.sidecar.agent.process import Ending
+from penstock.sidecar.engines import kubernetes as engine
 from penstock.sidecar.engines import kubernetes_job
+from penstock.sidecar.engines.kubernetes_api import connect
 from penstock.sidecar.settings import Agents, Settings, UsageError
 
 CLAIM = Claim(
@@ -201,3 +205,61 @@ async def test_no_cluster_is_told_before_anything_is_claimed(
     assert await run.ended() == 2
     assert "no cluster is configured" in run.stderr
     assert (await client.rollout("r1")).tries == 0
+
+
+async def ran(
+    kubernetes: Kubernetes, home: Path, monkeypatch: pytest.MonkeyPatch, program: str, lease_s: float = 30.0
+) -> tuple[Ending, dict[str, str]]:
+    """A Job that was waited for: how it ended, and what it said."""
+    monkeypatch.setenv("KUBECONFIG", str(kubernetes.kubeconfig(home)))
+    monkeypatch.setattr(engine, "PAUSE_S", 0.05)
+    agents = Agents(command=(PYTHON, "-c", program), image="example/agent")
+    settings = Settings(gateway="http://gateway:4747", name="w_1", agents=agents, lease_s=lease_s)
+    said: dict[str, bytes] = {"stdout": b"", "stderr": b""}
+
+    def sink(stream: Stream, data: bytes) -> None:
+        said[stream] += data
+
+    async with connect() as cluster:
+        jobs = engine.Jobs(settings, kubernetes_job.TEMPLATE, cluster)
+        async with jobs.running(CLAIM, sink) as job:
+            ending = await job.wait()
+            job.terminate()
+    return ending, {stream: data.decode() for stream, data in said.items()}
+
+
+LINES = "import time\nfor at in range(5): print('line', at, flush=True); time.sleep(0.2)\nprint('{\"reward\": 1}')"
+
+
+@pytest.mark.parametrize("cuts", [[True], [False], [True, False, True]])
+async def test_a_log_that_is_cut_off_is_read_on(
+    kubernetes: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: list[bool]
+) -> None:
+    kubernetes.cut_logs = list(cuts)
+    ending, said = await ran(kubernetes, tmp_path, monkeypatch, LINES)
+    assert (ending.exit_code, ending.error) == (0, None)
+    assert said["stdout"] == "".join(f"line {at}\n" for at in range(5)) + '{"reward": 1}\n'
+    assert not said["stderr"]
+
+
+async def test_a_watch_that_is_lost_without_a_word_is_made_anew(
+    kubernetes: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "WATCH_S", 0)
+    monkeypatch.setattr(engine, "REQUEST_S", 0.5)
+    kubernetes.silent_watches = 1
+    async with asyncio.timeout(20):
+        ending, _ = await ran(kubernetes, tmp_path, monkeypatch, "pass")
+    assert (ending.exit_code, ending.error) == (0, None)
+
+
+async def test_what_a_proxy_says_in_place_of_the_cluster_is_asked_again(
+    kubernetes: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An order to move the deadline, one to delete the Job, and its pods."""
+    kubernetes.odd = ["PATCH", "DELETE", "GET", "GET"]
+    ending, _ = await ran(kubernetes, tmp_path, monkeypatch, "import time; time.sleep(1.5)", lease_s=0.6)
+    assert (ending.exit_code, ending.error) == (0, None)
+    assert kubernetes.deadlines, "deadlines are moved on after the first answer that was none"
+    assert not kubernetes.jobs
+    assert not kubernetes.odd
