@@ -130,6 +130,7 @@ class RunOptions:
         )
 
     def _policy(self) -> Policy | None:
+        from penstock.sidecar.intercept import beyond
         from penstock.sidecar.intercept.policy import Policy, intercepted
         from penstock.sidecar.settings import UsageError
 
@@ -138,6 +139,7 @@ class RunOptions:
                 raise UsageError("--intercept and --on-unknown are for --sidecar: add it, or leave them out")
             return None
         try:
+            beyond.check()
             return Policy(intercepted(self.intercept or ()), self.on_unknown)
         except ValueError as error:
             raise UsageError(str(error)) from None

@@ -165,7 +165,7 @@ def run(settings: Settings, options: str | None) -> Tally:
     _ = os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(address=address, log_to_driver=settings.echo, logging_level=logging.WARNING, namespace="penstock")
-    except (ConnectionError, ValueError, RayError) as e:
+    except (ConnectionError, ValueError, RuntimeError, RayError) as e:  # RuntimeError: of another version
         raise RunnerError(f"cannot reach the Ray cluster at {address or 'this machine'}: {e}") from None
     try:
         with progress(settings.echo, settings.most) as shown:
@@ -259,4 +259,5 @@ def _options(text: str | None) -> dict[str, Any]:
 
 def _cause(error: RayError) -> str:
     cause = getattr(error, "cause", None)
-    return str(cause or error).strip().splitlines()[-1]
+    said = str(cause or error).strip() or type(cause or error).__name__
+    return said.splitlines()[-1]

@@ -81,7 +81,7 @@ class Admin:
 
     @web.middleware
     async def _known(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
         if request.path != "/ready" and not hmac.compare_digest(shown, self._token):
             return _said(401, f"the sidecar's token is needed: Authorization: Bearer, and the value of {TOKEN}")
         return await handler(request)

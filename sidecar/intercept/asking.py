@@ -50,15 +50,18 @@ async def ask(proxy: str | None, trusted: Path | str | None, hosts: bool = False
         raise NotReached(f"{file} {why}") from None
     except OSError as error:
         raise NotReached(f"{_place(proxy)}: {os.strerror(error.errno) if error.errno else error}") from None
-    except ValueError as error:
+    except (ValueError, asyncio.LimitOverrunError) as error:
         raise NotReached(f"{_place(proxy)}: {error}") from None
 
 
 async def _asked(proxy: str | None, context: ssl.SSLContext, target: str) -> Mapping[str, Any]:
     host, port = CHECK
     if proxy is not None:
-        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        host, port = parts.hostname or "", parts.port or 80
+        try:
+            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            host, port = parts.hostname or "", parts.port or 80
+        except ValueError:  # what Python says may hold a piece of a password
+            raise ValueError("it is no HOST with a port up to 65535") from None
     reader, writer = await asyncio.open_connection(host, port)
     try:
         if proxy is not None:
@@ -85,4 +88,4 @@ async def _tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 def _place(proxy: str | None) -> str:
-    return f"{CHECK[0]}:{CHECK[1]}" if proxy is None else f"the proxy {proxy}"
+    return f"{CHECK[0]}:{CHECK[1]}" if proxy is None else f"the proxy {proxy.rpartition('@')[2]}"

@@ -34,9 +34,24 @@ def proxy_for(host: str, plain: bool) -> Proxy | None:
     return parsed(url)
 
 
+def check() -> None:
+    """Raises `ValueError` where a variable of this environment names what can be no proxy."""
+    for kind, url in getproxies_environment().items():
+        if kind in ("http", "https", "all"):
+            try:
+                _ = parsed(url)
+            except ValueError as error:
+                raise ValueError(f"{kind.upper()}_PROXY: {error}") from None
+
+
 def parsed(url: str) -> Proxy | None:
-    """A proxy as variables name it; None for a kind that we do not speak."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    """A proxy as variables name it; None for a kind that we do not speak. Raises `ValueError` for what is none."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        _ = parts.port
+    except ValueError:
+        # Without user and password; what Python says may hold a piece of them.
+        raise ValueError(f"{url.rpartition('@')[2]!r} is no proxy: HOST, and a port up to 65535 behind it") from None
     if parts.scheme not in _PORTS or not parts.hostname:
         return None
     headers = ()

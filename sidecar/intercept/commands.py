@@ -363,9 +363,11 @@ def _gateway(url: str) -> str:
 
 
 def _policy(passing: Passing) -> Policy:
+    from penstock.sidecar.intercept import beyond
     from penstock.sidecar.intercept.policy import Policy, intercepted
 
     try:
+        beyond.check()
         return Policy(intercepted(passing.intercept or ()), passing.on_unknown, passing.fail)
     except ValueError as error:
         raise Failure(str(error), 2) from None

@@ -18,7 +18,7 @@ from penstock.gateway.model.rollout import AttemptStatus, Outcome, RolloutStatus
 from penstock.sidecar.breaker import EQUAL, Breaker
 from penstock.sidecar.progress import Lines, Tally
 from penstock.sidecar.result import Result
-from penstock.sidecar.settings import Settings
+from penstock.sidecar.settings import Agents, RunnerError, Settings
 
 # A cluster starts a dozen processes, a machine of two cores that tests elsewhere takes its time.
 pytestmark = pytest.mark.timeout(300)
@@ -146,3 +146,24 @@ async def test_wrong_options_are_told_in_one_line(
     assert message in run.stderr
     assert "Traceback" not in run.stderr
     assert (await client.rollout("r1")).tries == 0
+
+
+def test_a_failure_without_words_is_known_by_its_kind() -> None:
+    from ray.exceptions import RayTaskError
+
+    from penstock.sidecar.engines import ray as engine
+
+    failed = RayTaskError("run", "traceback", AssertionError())
+    assert engine._cause(failed) == "AssertionError"  # pyright: ignore[reportPrivateUsage]  # the words of a failure
+
+
+def test_a_cluster_of_another_version_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.sidecar.engines import ray as engine
+
+    def init(**_: object) -> None:
+        raise RuntimeError("Version mismatch: the cluster was started with Ray 1.0")
+
+    monkeypatch.setattr(engine.ray, "init", init)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(RunnerError, match="cannot reach the Ray cluster at this machine: Version mismatch"):
+        _ = engine.run(Settings(gateway="http://127.0.0.1:1", name="w", agents=Agents()), None)

@@ -114,6 +114,19 @@ async def test_what_is_wrong_is_named(
         assert words in found[client]
 
 
+@pytest.mark.parametrize("url", ["http://me:hunter2@proxy.test:99999", "proxy.test:x", "http://me:hun#ter2@[::1"])
+async def test_a_proxy_that_can_be_none_is_told_without_its_password(shell: Shell, url: str) -> None:
+    shell.env["https_proxy"] = url
+    own = url.rpartition("@")[2]
+    refused = f"HTTPS_PROXY: {own!r} is no proxy: HOST, and a port up to 65535 behind it"
+    for words in (("sidecar", "run", "--", "true"), ("sidecar", "check"), ("run", "--sidecar", "--", "true")):
+        done = await shell.run(*words)
+        assert (done.code, done.err) == (2, f"penstock: {refused}\n"), words
+    done = await shell.run("sidecar", "check", "--here")
+    assert rows(done.text)["the way to a sidecar"].startswith(f"NOT RIGHT: HTTPS_PROXY: the proxy {own}: ")
+    assert "hun" not in done.text
+
+
 async def test_a_host_that_the_gateway_does_not_know(shell: Shell) -> None:
     done = await shell.run("sidecar", "check", "--intercept", "llm.example.com")
     assert done.code == 1

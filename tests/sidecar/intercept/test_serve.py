@@ -230,6 +230,11 @@ async def test_ready_means_that_calls_would_pass(pod: Pod, http: aiohttp.ClientS
         assert "cannot be reached" in await answer.text()
     headers = {"Authorization": f"Bearer {SECRET}"}
     async with http.get(f"http://{pod.admin}/agents", headers=headers) as answer:
+        # Bytes that are no text are a wrong token too.
+        reader, writer = await asyncio.open_connection(*pod.admin.split(":"))
+        writer.write(b"GET /agents HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
         assert await answer.json() == {
             "agents": [{"port": port, "rollout": None, "attempt": None} for port in pod.ports]
         }
