@@ -208,13 +208,13 @@ class Main(Screen[None], inherit_bindings=False):
         elif shown.view.stacked:
             self._tabs.display = False
             panes = self.panes
-            self.sheet.show(shown.view.name, lambda width: stacked(panes, width))
+            self.sheet.show(shown.view.name, lambda width: stacked(panes, width), shown.closer)
         else:
             shown.tab = min(shown.tab, len(self.panes) - 1)
             one = self.panes[shown.tab]
             self._in_sight(one.title)
             self._tabs.update(tabs([pane.title for pane in self.panes], shown.tab))
-            self.sheet.show((shown.view.name, shown.chosen, one.title), one.draw)
+            self.sheet.show((shown.view.name, shown.chosen, one.title), one.draw, shown.closer)
 
     def _in_sight(self, title: str) -> None:
         """Lets the view ask for what this pane shows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import ClassVar, Final
 
 from rich.console import RenderableType
@@ -16,6 +17,8 @@ from penstock.tui.widgets import console_of
 
 MOST_LINES: Final = 20_000
 """Lines that are kept; a pane says itself where it has cut."""
+RESTS: Final = 10
+"""How many times as long as a text took to be drawn it stands before it is drawn again without need."""
 
 
 class Sheet(ScrollView, can_focus=False):
@@ -31,9 +34,15 @@ class Sheet(ScrollView, can_focus=False):
         self._draw: Callable[[int], RenderableType] | None = None
         self._name: object = None
         self._strips: list[Strip] = []
+        self._about: object = None
+        self._rests_until = 0.0
 
-    def show(self, name: object, draw: Callable[[int], RenderableType] | None) -> None:
-        """Shows another text; one of the same name stays where it was scrolled to."""
+    def show(self, name: object, draw: Callable[[int], RenderableType] | None, about: object = None) -> None:
+        """Shows another text; one of the same name stays where it was scrolled to. One of the same name and about the
+        same thing that took long to draw is not drawn again for a while: keys would wait for it all the time."""
+        if name == self._name and about is self._about and monotonic() < self._rests_until:
+            return
+        self._about = about
         if name != self._name:
             self._name = name
             self.scroll_to(y=0, animate=False, immediate=True)
@@ -41,6 +50,12 @@ class Sheet(ScrollView, can_focus=False):
         self._again()
 
     def _again(self) -> None:
+        began = monotonic()
+        self._lay_out()
+        ended = monotonic()
+        self._rests_until = ended + RESTS * (ended - began)
+
+    def _lay_out(self) -> None:
         width = max(1, self.scrollable_content_region.width or self.content_size.width)
         lines: list[list[Segment]] = []
         if self._draw is not None:
