@@ -6,9 +6,9 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
+from penstock.gateway.client.socket_folder import Folder
 from penstock.gateway.model.queue import Claim
 from penstock.sidecar import preflight
 from penstock.sidecar.agent.environment import Plan, environment, imported, plan, variables
@@ -66,7 +66,7 @@ class Here:
             finally:
                 agent.close()
             return
-        with TemporaryDirectory(prefix="penstock-") as home:
+        with Folder("penstock-") as home:
             async with self._front(claim, home, sink) as front:
                 made = plan(claim, self._settings.gateway, self._settings.agents, Path(home, "input.json"), front)
                 if made.file is not None:

@@ -15,10 +15,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final, Literal
 
-from penstock.gateway.client.socket_folder import socket_folder
+from penstock.gateway.client.socket_folder import Folder, socket_folder
 from penstock.sidecar.agent.keys import KEYS, LOGINS
 from penstock.sidecar.intercept import mitm, namespace, trust
 from penstock.sidecar.intercept.authority import Authority
@@ -101,7 +100,7 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
         made.problems.append(f"where the agent has been is not on the tape: {untold}")
 
 
-def folder_for_sockets() -> TemporaryDirectory[str]:
+def folder_for_sockets() -> Folder:
     """For `behind`."""
     return socket_folder("penstock-sidecar-", max((_SOCKET.format(host=host) for host in SOCKETS), key=len))
 

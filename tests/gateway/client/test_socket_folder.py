@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from penstock.gateway.client.socket_folder import socket_folder
+from penstock.gateway.client import socket_folder as module
+from penstock.gateway.client.socket_folder import Folder, socket_folder
 
 
 @pytest.mark.parametrize("depth", [1, 20, 60, 61, 62, 200])
@@ -22,3 +25,30 @@ def test_a_socket_has_an_address(depth: int, tmp_path: Path, monkeypatch: pytest
         path = f"{usual}/penstock-12345678/gateway.sock"
         assert (Path(folder).parent == usual) == (len(path) <= 100)
     assert not Path(folder).exists()
+
+
+DIES = (
+    "import os, signal, sys; from penstock.gateway.client.socket_folder import Folder; one = Folder('penstock-run-', "
+    "sys.argv[1]); open(os.path.join(one.name, 'input.json'), 'w').close(); print(one.name, flush=True); "
+    "sys.stdin.read() or os.kill(os.getpid(), signal.SIGKILL)"
+)
+
+
+def test_what_a_killed_process_has_left_is_removed_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tmp_path)
+    (tmp_path / "penstock-mine").mkdir()
+    monkeypatch.setattr(module, "_swept", set[str]())
+    command = (sys.executable, "-c", DIES, folder)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lives:
+        assert lives.stdout is not None
+        own = lives.stdout.readline().strip()
+        dead = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert dead.returncode == -9
+        left = dead.stdout.strip()
+        assert Path(left, "input.json").exists()
+        with Folder("penstock-", folder) as made:
+            assert sorted(map(str, tmp_path.iterdir())) == sorted([f"{folder}/penstock-mine", own, made])
+        _ = lives.communicate("go on")
+    assert sorted(map(str, tmp_path.iterdir())) == [f"{folder}/penstock-mine"]
