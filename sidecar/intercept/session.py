@@ -30,6 +30,8 @@ SOCKETS: Final = {
 }
 """What clients are given that take a Unix socket to a host: Claude Code, which has no documentation of it."""
 _SOCKET: Final = "{host}.sock"
+_KEYS: Final = (signal.SIGINT, signal.SIGQUIT)
+"""What keys of a terminal send to all that runs in its foreground."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -161,5 +163,15 @@ async def _over(process: Process) -> int:
 
 
 def _pass_on(process: Process, one: signal.Signals) -> None:
+    if one in _KEYS and _in_foreground():
+        return  # the terminal has told the agent as well: twice is another word to many
     with suppress(ProcessLookupError):
         process.send_signal(one)
+
+
+def _in_foreground() -> bool:
+    """Whether a terminal's keys are for us and for what we have started."""
+    for file in range(3):
+        with suppress(OSError):
+            return os.tcgetpgrp(file) == os.getpgrp()
+    return False
