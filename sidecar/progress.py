@@ -174,7 +174,10 @@ class Terminal(Lines):
         self._bar.update(self._task, total=total, completed=self._done, description=description)
 
     def _put(self, text: str, out: TextIO) -> None:
-        self._bar.console.print(text, soft_wrap=True)
+        if out is sys.stdout and not out.isatty():
+            super()._put(text, out)  # a file or a pipe, which is not where the bar stands
+        else:
+            self._bar.console.print(text, soft_wrap=True)
 
 
 def _bar(clock: Callable[[], float] | None) -> Bar:

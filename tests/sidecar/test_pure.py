@@ -337,6 +337,18 @@ def test_progress_says_what_goes_on_and_leaves_the_tally_to_the_command() -> Non
     assert said() == []
 
 
+def test_what_an_agent_prints_goes_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where stderr is a terminal, and has the bar."""
+    name = "/".join((claim().rollout.id, claim().attempt.id))
+    with Terminal(echo=True, most=None, clock=lambda: 100.0) as shown:
+        shown.line(claim(), "stdout", "to a file")
+        shown.line(claim(), "stderr", "to the terminal")
+    said = capsys.readouterr()
+    assert said.out == f"{name} | to a file\n"
+    assert "to the terminal" in said.err
+    assert "to a file" not in said.err
+
+
 @pytest.mark.parametrize(("most", "length"), [(None, 3), (10, 10)])
 def test_what_is_given_back_is_not_done(most: int | None, length: int) -> None:
     """Its rollout waits again, and the bar is as long as before."""
