@@ -370,12 +370,21 @@ class PenstockApp(App[None], inherit_bindings=False):
         return captured.get().encode(errors="replace")
 
 
+def _unheard(number: int, frame: object) -> None:
+    """Nothing is done."""
+
+
 def _ran(command: str, path: str) -> str:
     """Runs a program on a file; what is to be said of how that went, if anything."""
+    # Its keys are for it: the terminal tells us of Ctrl-C too. A handler, because it would inherit that we ignore them.
+    before = {number: signal.signal(number, _unheard) for number in (signal.SIGINT, signal.SIGQUIT)}
     try:
         ended = subprocess.run([*shlex.split(command), path], check=False)
     except ValueError as e:
         return f"{command} is no command line: {e}."
     except OSError as e:
         return f"{command} cannot be started: {e.strerror}."
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return f"{command} ended with {ended.returncode}." if ended.returncode else ""

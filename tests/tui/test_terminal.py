@@ -178,3 +178,28 @@ async def test_the_pane_is_opened_in_a_pager(world: World, tmp_path: Path) -> No
         await program.until(lambda text: "paged:" in text)
         program.write("\n")
         await program.until(lambda text: "[Spans]" in text)
+
+
+PAGES = f"""#!{sys.executable}
+import signal, sys
+signal.signal(signal.SIGINT, lambda *_: print("told", flush=True))
+print("paged", flush=True)
+sys.stdin.readline()
+"""
+
+
+async def test_a_key_that_interrupts_the_pager_is_for_the_pager(world: World, tmp_path: Path) -> None:
+    """`less` gives up a search at Ctrl-C."""
+    pager = tmp_path / "pager"
+    pager.write_text(PAGES)
+    pager.chmod(0o755)
+    async with tui(world, "rollouts", size=(120, 40), PAGER=str(pager)) as program:
+        await program.until(lambda text: "[Spans]" in text and "asking" not in text)
+        program.write("o")
+        await program.until(lambda text: "paged" in text)
+        program.write("\x03")
+        await program.until(lambda text: "told" in text)
+        program.write("\n")
+        await program.until(lambda text: "[Spans]" in text)
+        program.write("j")
+        await program.until(lambda text: f"▶ {world.rollouts[1]}" in text)
