@@ -181,9 +181,10 @@ class Looking:
             self._tell("rows")
             if shown.view.wants(shown.data, self._visible):
                 self._fill_due.set()
-            lost = self._link.state == "lost"
             took_s = time.monotonic() - began
-            wait = AWAY_S if lost else pause(self._far, self._client.received - received, took_s)
+            # What was refused is refused again, for as long as it is.
+            away = self._link.state == "lost" or shown.error is not None
+            wait = AWAY_S if away else pause(self._far, self._client.received - received, took_s)
             await _until(self._fills_left, wait)
 
     async def _asked(self, question: Coroutine[Any, Any, Any]) -> tuple[Any, str | None]:

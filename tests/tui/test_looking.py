@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.tui.link import LONGEST_S, Link
+from penstock.tui.link import AWAY_S, LONGEST_S, Link
 from penstock.tui.looking import Looking, Shown
 from penstock.tui.view import View
 
@@ -74,6 +75,26 @@ class Refused(View[str, None]):
         raise ClientError("there is no such rollout", 404)
 
 
+class Lacking(View[str, None]):
+    """Is refused the rows that it lacks."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    async def look(self, client: Client) -> str:
+        """Knows that there are rows."""
+        return "rows"
+
+    def wants(self, data: str, visible: Sequence[str]) -> bool:
+        """Always."""
+        return True
+
+    async def fill(self, client: Client, data: str, visible: Sequence[str]) -> None:
+        """Asks for them."""
+        self.asked.append(time.monotonic())
+        raise ClientError("your key may not read this", 403)
+
+
 class Screen:
     """A screen that is looked at."""
 
@@ -136,6 +157,14 @@ async def test_another_screen_does_not_wait_for_the_pause_after_a_large_answer()
         await screen.until(lambda: screen.shown.data == "large")
         screen.show(Silent())
         await screen.until(lambda: screen.shown.data == "known", LONGEST_S / 2)
+
+
+async def test_rows_that_are_refused_are_not_asked_for_all_the_time() -> None:
+    view = Lacking()
+    async with looked_at(view, Link()) as screen:
+        await screen.until(lambda: len(view.asked) == 2)
+        assert screen.shown.error == "your key may not read this"
+    assert view.asked[1] - view.asked[0] > 0.9 * AWAY_S
 
 
 async def test_a_refusal_is_an_answer() -> None:
