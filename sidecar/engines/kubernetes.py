@@ -28,6 +28,9 @@ PAUSE_S = 1.0
 WATCH_S = 240
 LOG_S = 10.0
 """How long the rest of a log is waited for when its container has ended."""
+MAKE_S = 20.0
+"""How long a cluster may be away when a Job is to be made."""
+CONFLICT = 409
 LEAVE_S = 30.0
 """How long a deleted pod may take beyond its grace; s."""
 
@@ -196,10 +199,7 @@ class Jobs:
         """The agent of an attempt."""
         made = plan(claim, self._settings.gateway, self._settings.agents, Path("input.json"))
         manifest = kubernetes_job.job(self._template, self._settings, claim, made)
-        try:
-            _ = await self._cluster.ask("POST", self._cluster.jobs(), manifest)
-        except ClusterError as e:
-            raise OSError(str(e)) from None
+        await self._make(manifest)
         job = Job(self._cluster, manifest, self._settings, sink)
         finished = False
         try:
@@ -209,6 +209,21 @@ class Jobs:
             if not finished:
                 job.terminate()
             await job.leave()
+
+    async def _make(self, manifest: Json) -> None:
+        """Makes a Job. A cluster that is away for a moment is asked again: it costs the rollout no try."""
+        until, asked = time.monotonic() + MAKE_S, False
+        while True:
+            try:
+                _ = await self._cluster.ask("POST", self._cluster.jobs(), manifest)
+                return
+            except ClusterError as e:
+                if asked and e.status == CONFLICT:
+                    return  # the order before was heard, and its answer was lost
+                if not e.temporary or time.monotonic() > until:
+                    raise OSError(str(e)) from None
+            asked = True
+            await asyncio.sleep(PAUSE_S)
 
 
 @asynccontextmanager

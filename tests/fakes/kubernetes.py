@@ -57,6 +57,8 @@ class Kubernetes:
     tasks: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     odd: list[str] = field(default_factory=list[str])
     """Methods whose next request a proxy answers in its place."""
+    lost: bool = False
+    """Whether what was asked is done nevertheless."""
     silent_watches: int = 0
     """Watches whose connection is lost without a word."""
     cut_logs: list[bool] = field(default_factory=list[bool])
@@ -219,6 +221,8 @@ class Kubernetes:
         """Something before it, which says what it wants."""
         if request.method in self.odd:
             self.odd.remove(request.method)
+            if self.lost:
+                _ = await handler(request)
             return web.Response(text="<html>try again</html>", content_type="text/html")
         return await handler(request)
 

@@ -253,6 +253,16 @@ async def test_a_watch_that_is_lost_without_a_word_is_made_anew(
     assert (ending.exit_code, ending.error) == (0, None)
 
 
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_cluster_that_is_away_when_a_job_is_made_is_asked_again(
+    kubernetes: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    kubernetes.odd, kubernetes.lost = ["POST", "POST"], lost
+    ending, _ = await ran(kubernetes, tmp_path, monkeypatch, "pass")
+    assert (ending.exit_code, ending.error) == (0, None)
+    assert len(kubernetes.pods) == 1
+
+
 async def test_what_a_proxy_says_in_place_of_the_cluster_is_asked_again(
     kubernetes: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
