@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
@@ -44,3 +44,14 @@ class Noun(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
+
+
+N = TypeVar("N", bound=BaseModel)
+
+
+def readable(noun: type[N], record: bytes | None) -> N | None:
+    """A noun from its record; None where there is none, or one that is damaged: it must stop no other."""
+    try:
+        return None if record is None else noun.model_validate_json(record)
+    except ValueError:
+        return None

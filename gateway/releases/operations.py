@@ -17,16 +17,17 @@ from pydantic import BaseModel
 from penstock.gateway.canary.assignment import Asker, apart, began_before, pins_on, share, speaks_to, stable_version
 from penstock.gateway.canary.stages import MoveError, check_move
 from penstock.gateway.canary.unit import unit_of
+from penstock.gateway.model.base import readable
 from penstock.gateway.model.release import Assignment, Entry, Pin, PinList, Release, content_hash
 from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, Rule, Stable
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.coverage.operations import forget
+from penstock.gateway.releases.live import LiveReleases, release_of
 from penstock.gateway.releases.unit_operations import UnitOperations
 from penstock.gateway.store import audit_log, keys
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.transaction import Transaction
-from penstock.gateway.store.view import View
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -39,38 +40,6 @@ class Wanted(NamedTuple):
     resources: Sequence[str]
     given: Sequence[Pin] = ()
     """Its pins in memory: more than the tape has, if the tape took no pin for a while."""
-
-
-class LiveReleases:
-    """Releases that are live, in memory: every call that is pinned asks for them (a `store.follower`)."""
-
-    def __init__(self, audit_key: str | None = None) -> None:
-        """`audit_key`: what entries of audit chains are signed with."""
-        self.releases: dict[str, Release] = {}
-        self.audit_key = audit_key
-        self._records: dict[str, bytes] = {}
-
-    def recall(self, view: View) -> None:
-        """Starts anew with what is on the tape."""
-        self.releases.clear()
-        self._records.clear()
-        for _, record in view.scan("releases"):
-            self.put(Release.model_validate_json(record), record)
-
-    def follow(self, view: View, changes: Sequence[bytes]) -> None:
-        """The log tells of releases that begin and end, but not what those count that are live: each is looked at."""
-        told = {record[1:-1].decode("ascii") for record in changes if record.startswith(b"e")}
-        for name in told | self.releases.keys():
-            record = view.get("releases", name.encode())
-            if record is not None and record != self._records.get(name):
-                self.put(Release.model_validate_json(record), record)
-
-    def put(self, release: Release, record: bytes) -> None:
-        """A release is like this now."""
-        self.releases.pop(release.id, None)
-        self._records.pop(release.id, None)
-        if release.live:
-            self.releases[release.id], self._records[release.id] = release, record
 
 
 class ReleaseOperations:
@@ -273,7 +242,7 @@ class ReleaseOperations:
             raise Refused(
                 "not_found", f"there is no release {name!r}; `penstock release list` lists them", "release", name
             )
-        return Release.model_validate_json(stored)
+        return release_of(name, stored)
 
     def _live_releases(self, resource: str) -> list[Release]:
         return [release for release in self._live.releases.values() if resource in release.resources]
@@ -313,9 +282,9 @@ class ReleaseOperations:
 
     def _fall_back(self, pin: Pin) -> Pin:
         """The one exception to "one rollout, one arm"."""
-        if pin.arm == "candidate" and not pin.mixed and pin.release is not None:
-            release = self.stored(pin.release)
-            if release.stage == "rolled_back":
+        if pin.arm == "candidate" and not pin.mixed:
+            release = self._release_of(pin)
+            if release is not None and release.stage == "rolled_back":
                 pin.version, pin.mixed = release.given("stable")[pin.resource], True
         return pin
 
@@ -360,7 +329,12 @@ class ReleaseOperations:
         return assignment
 
     def _covers(self, pin: Pin, asker: Asker) -> bool:
-        return pin.release is not None and speaks_to(self.stored(pin.release).only, asker)
+        release = self._release_of(pin)
+        return release is not None and speaks_to(release.only, asker)
+
+    def _release_of(self, pin: Pin) -> Release | None:
+        """None where it has none, or one whose record is damaged: what that has given stays."""
+        return None if pin.release is None else readable(Release, self._tape.get("releases", pin.release.encode()))
 
 
 def pins_of(record: bytes) -> list[Pin]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from penstock.gateway.model.base import readable
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen
 from penstock.gateway.model.resource import Resource, Stable
 from penstock.gateway.model.unit import Member, Unit
 from penstock.gateway.releases.coverage.operations import DATABASE
+from penstock.gateway.releases.live import release_of
 from penstock.gateway.releases.operations import pins_of
 from penstock.gateway.releases.unit_operations import DATABASE as UNITS
 from penstock.gateway.releases.unit_operations import unit_key
@@ -50,16 +52,16 @@ class ReleaseReader:
         return Stable.model_validate_json(stable), sorted(versions, key=lambda version: version.created_ns)
 
     def releases(self) -> list[Release]:
-        """All of them, newest first."""
+        """All of them that can be read, newest first."""
         with self._tape.view() as view:
-            found = [Release.model_validate_json(it) for _, it in view.scan("releases")]
+            found = [release for _, it in view.scan("releases") if (release := readable(Release, it)) is not None]
         return sorted(found, key=lambda release: (-release.created_ns, release.id))
 
     def release(self, name: str) -> Release | None:
-        """One release."""
+        """One release; raises `Refused` where its record is damaged."""
         with self._tape.view() as view:
             stored = view.get("releases", name.encode("ascii", "replace"))
-        return None if stored is None else Release.model_validate_json(stored)
+        return None if stored is None else release_of(name, stored)
 
     def audit(self, release: str) -> list[Entry]:
         """Its chain, oldest first."""

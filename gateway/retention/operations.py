@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.gateway.model.audit import Said
+from penstock.gateway.model.base import readable
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.forgotten import Forgotten, Holding
 from penstock.gateway.model.lifecycle import FINAL
@@ -103,7 +104,7 @@ class RetentionOperations:
             if release is None or pin.release is None or pin.number is None or pin.forgotten:
                 continue
             counted = self._tape.get("seen", keys.numbered_key(pin.release, pin.number)) is not None
-            if not counted and Release.model_validate_json(release).live:
+            if not counted and (found := readable(Release, release)) is not None and found.live:
                 return pin.release
         return None
 

@@ -89,7 +89,7 @@ class Block:
         return found
 
 
-def readable(record: bytes, whole: bool = True) -> Block | None:
+def readable_block(record: bytes, whole: bool = True) -> Block | None:
     """A block; None of one that is damaged, so that others need not wait for it. `whole`: whether all its values are
     looked at."""
     try:

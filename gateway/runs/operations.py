@@ -27,7 +27,7 @@ from penstock.gateway.model.run import (
     RunEvent,
     RunHead,
 )
-from penstock.gateway.runs.blocks import Row, merged, readable, record
+from penstock.gateway.runs.blocks import Row, merged, readable_block, record
 from penstock.gateway.store import keys
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.transaction import Transaction
@@ -172,7 +172,7 @@ class RunOperations:
         highest, prefix = -1, keys.rollout_key(book.run.id)
         book.rows = 0
         for key, stored in list(self._tape.scan("run_metrics", prefix)):
-            block, number = readable(stored), int.from_bytes(key[len(prefix) :])
+            block, number = readable_block(stored), int.from_bytes(key[len(prefix) :])
             if block is None:
                 continue
             left = [row for row in block.rows() if row.step < since] if block.last >= since else None
@@ -196,7 +196,7 @@ class RunOperations:
     def _fold(self, book: Book) -> None:
         """The small blocks become one, in the place of the last of them."""
         wanted = [keys.numbered_key(book.run.id, number) for number in range(book.small, book.next)]
-        found = [(key, readable(self._tape.get("run_metrics", key) or b"")) for key in wanted]
+        found = [(key, readable_block(self._tape.get("run_metrics", key) or b"")) for key in wanted]
         # One that is damaged stays as it is: `check` reports it.
         stored = [(key, block) for key, block in found if block is not None]
         rows = merged(row for _, block in stored for row in block.rows())

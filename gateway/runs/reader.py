@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from penstock.gateway.model.base import readable
 from penstock.gateway.model.run import CandidateTree, Run, RunEvent, RunHead
-from penstock.gateway.runs.blocks import Block, Row, bounds, merged, readable
+from penstock.gateway.runs.blocks import Block, Row, bounds, merged, readable_block
 from penstock.gateway.runs.curves import Series, series
 from penstock.gateway.runs.operations import Book
 from penstock.gateway.store import keys
@@ -31,7 +32,7 @@ class RunReader:
             with self._tape.view() as view, view.cursor("run_order") as cursor:
                 found = downwards(cursor, start, _SLICE)
                 stored = [(keys.to_number(at), view.get("runs", run)) for at, run in found]
-            yield from ((at, book.run) for at, record in stored if (book := _readable(record)) is not None)
+            yield from ((at, book.run) for at, record in stored if (book := readable(Book, record)) is not None)
             if len(found) < _SLICE:
                 return
             start = found[-1][0]
@@ -68,7 +69,7 @@ class RunReader:
 
     def run_series(self, name: str, metrics: Sequence[str], since: int = 0, until: int | None = None) -> list[Series]:
         """Metrics of a run, in this order, at every step from `since` to `until`, and at some others."""
-        found = (readable(record, whole=False) for record in self._records(name, since, until))
+        found = (readable_block(record, whole=False) for record in self._records(name, since, until))
         blocks = [block for block in found if block is not None]
         return [series(blocks, metric) for metric in metrics]
 
@@ -80,7 +81,7 @@ class RunReader:
         for at in sorted(range(len(records)), key=lambda at: bounds(records[at])):
             if len(steps) >= limit and bounds(records[at])[0] > sorted(steps)[limit - 1]:
                 break
-            block = readable(records[at])
+            block = readable_block(records[at])
             if block is None:
                 continue
             chosen[at] = block
@@ -98,14 +99,6 @@ class RunReader:
         return [
             ((keys.to_number(key[-15:]), int.from_bytes(key[-_HASH:])), event_of(key, value)) for key, value in mine
         ]
-
-
-def _readable(record: bytes | None) -> Book | None:
-    """A run of a list; None of one that is missing or damaged, so that the others are listed."""
-    try:
-        return None if record is None else Book.model_validate_json(record)
-    except ValueError:
-        return None
 
 
 def event_of(key: bytes, value: bytes) -> RunEvent:

@@ -9,7 +9,7 @@ from penstock.gateway.config import Config, ConfigError, admin_key, audit_key, r
 from penstock.gateway.model.known_secrets import NONE, Secrets
 from penstock.gateway.queue.attempts import woken
 from penstock.gateway.queue.waiting import Waiting
-from penstock.gateway.releases.operations import LiveReleases
+from penstock.gateway.releases.live import LiveReleases
 from penstock.gateway.server.others import Written
 from penstock.gateway.store import MAP_BYTES, MEMORY_BYTES, Store
 

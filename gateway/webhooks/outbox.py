@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import islice
 from typing import Final
 
+from penstock.gateway.model.base import readable
 from penstock.gateway.model.release import Entry, Release
 from penstock.gateway.model.webhook import Delivery, Event
 from penstock.gateway.store import keys
@@ -80,11 +80,10 @@ class Outbox:
     def _link(self, name: str, number: int) -> Entry | None:
         """One that is damaged must not keep back all that follow, of this release and of others."""
         stored = self._tape.get("audit", keys.numbered_key(name, number))
-        try:
-            return None if stored is None else Entry.model_validate_json(stored)
-        except ValueError:
+        entry = readable(Entry, stored)
+        if entry is None and stored is not None:
             _log.error("no webhook is told of entry %d of release %s: it cannot be read", number, name)
-            return None
+        return entry
 
     def _made(self, release: str, entry: Entry, event: Event, webhook: str) -> Delivery:
         number = self._tape.last(DELIVERIES) + 1
@@ -114,14 +113,13 @@ class Outbox:
 
 
 def _revision(release: bytes | None) -> int:
-    return 0 if release is None else Release.model_validate_json(release).revision
+    found = readable(Release, release)
+    return 0 if found is None else found.revision
 
 
 def _readable(records: Iterable[bytes]) -> Iterator[Delivery]:
     """Without those that are damaged: nobody can tell what they were, and others must not wait for them."""
-    for record in records:
-        with suppress(ValueError):
-            yield Delivery.model_validate_json(record)
+    return (found for record in records if (found := readable(Delivery, record)) is not None)
 
 
 def _record(delivery: Delivery) -> bytes:
@@ -169,9 +167,5 @@ class OutboxReader:
         with self._tape.view() as view:
             release = view.get("releases", delivery.release.encode())
             entry = view.get("audit", keys.numbered_key(delivery.release, delivery.entry))
-        if release is None or entry is None:
-            return None
-        try:
-            return Release.model_validate_json(release), Entry.model_validate_json(entry)
-        except ValueError:
-            return None
+        found, link = readable(Release, release), readable(Entry, entry)
+        return None if found is None or link is None else (found, link)

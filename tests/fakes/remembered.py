@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.gateway.queue.waiting import Waiting
-from penstock.gateway.releases.operations import LiveReleases
+from penstock.gateway.releases.live import LiveReleases
 from penstock.gateway.store import keys, records
 from penstock.gateway.store.cache import CachedAttempt, Memory
 from penstock.gateway.store.codec import Base

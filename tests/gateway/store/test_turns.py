@@ -30,7 +30,8 @@ from penstock.gateway.queue.deadline_operations import DeadlineOperations
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.queue.span_operations import SpanOperations
 from penstock.gateway.queue.waiting import Waiting
-from penstock.gateway.releases.operations import LiveReleases, ReleaseOperations, Wanted
+from penstock.gateway.releases.live import LiveReleases
+from penstock.gateway.releases.operations import ReleaseOperations, Wanted
 from penstock.gateway.store import codec
 from penstock.gateway.store.environment import Environment
 from penstock.gateway.store.forgetting import Place
