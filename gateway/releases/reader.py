@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from penstock.gateway.model.base import readable
 from penstock.gateway.model.coverage import Coverage
@@ -18,6 +20,8 @@ from penstock.gateway.store import keys
 from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.view import View
 
+_log: Final = logging.getLogger("penstock.releases")
+
 
 class ReleaseReader:
     """Resources, releases and pins of a tape."""
@@ -26,11 +30,18 @@ class ReleaseReader:
         self._tape = tape
 
     def resources(self) -> dict[str, tuple[Stable, list[Resource]]]:
-        """Every resource by name: which version is stable, and all of them, oldest first."""
+        """Every resource by name: which version is stable, and all of them, oldest first. One with a damaged record is
+        left out: calls with its text go as they come."""
+        found: dict[str, tuple[Stable, list[Resource]]] = {}
         with self._tape.view() as view:
-            names = [name.decode() for name, _ in view.scan("stable")]
-            found = ((name, self._resource(view, name)) for name in names)
-            return {name: one for name, one in found if one is not None}
+            for name in [name.decode() for name, _ in view.scan("stable")]:
+                try:
+                    one = self._resource(view, name)
+                except ValueError:
+                    _log.error("resource %s is left alone, a record of it cannot be read; run `penstock check`", name)
+                    continue
+                found |= {} if one is None else {name: one}
+        return found
 
     def resource(self, name: str) -> tuple[Stable, list[Resource]] | None:
         """One resource."""

@@ -1,4 +1,4 @@
-"""A release whose record is damaged: it is left alone, and all else goes on."""
+"""A release or a resource whose record is damaged: it is left alone, and all else goes on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import aiohttp
 import lmdb
 import pytest
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
-from fakes.process import running, upstreams
+from fakes.process import Gateway, running, upstreams
 from fakes.provider import serving
 from fakes.tape import Tape
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.audit import Said
+
+
+def harm(gateway: Gateway, database: bytes, key: bytes) -> None:
+    with lmdb.open(str(gateway.data / "tape"), max_dbs=64) as tape, tape.begin(write=True) as txn:
+        assert txn.replace(key, b"\xff\xff", db=tape.open_db(database, txn)) is not None
 
 
 async def test_a_damaged_release_keeps_no_gateway_from_starting(tmp_path: Path, http: aiohttp.ClientSession) -> None:
@@ -29,9 +34,7 @@ async def test_a_damaged_release_keeps_no_gateway_from_starting(tmp_path: Path, 
         release = await traffic.start("travel", "v2", policy(0.999))
         assert await traffic.rollout("r1", lambda _: None, calls=1) == "candidate"
         _ = await gateway.terminate()
-        with lmdb.open(str(gateway.data / "tape"), max_dbs=64) as tape, tape.begin(write=True) as txn:
-            txn.put(release.id.encode(), b"\xff\xff", db=tape.open_db(b"releases", txn))
-
+        harm(gateway, b"releases", release.id.encode())
         await gateway.start(gateway.port)
         assert f"release {release.id} is left alone" in gateway.log
         _ = await traffic.call("r1")
@@ -51,3 +54,29 @@ async def test_a_damaged_release_keeps_no_gateway_from_starting(tmp_path: Path, 
         _ = await client.cancel("r1")
         _ = await client.forget("r1")
         assert await client.rollouts_by_id(["r1"]) == []
+
+
+@pytest.mark.parametrize(("database", "key"), [(b"resources", b"other\0v1\0"), (b"stable", b"other")])
+async def test_a_damaged_resource_takes_no_other_with_it(
+    tmp_path: Path, http: aiohttp.ClientSession, database: bytes, key: bytes
+) -> None:
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url)) as gateway,
+        Client(gateway.url) as client,
+    ):
+        for name, text in (("travel", STABLE), ("other", "You are somebody else, and it is {date}.")):
+            _ = await client.add_version(name, prompt(text, sent=True))
+        _ = await gateway.terminate()
+        harm(gateway, database, key)
+
+        await gateway.start(gateway.port)
+        assert "resource other is left alone" in gateway.log
+        assert [one.name for one in await client.resources()] == ["travel"]
+        traffic = Traffic(gateway.url, http, client)
+        _ = await traffic.call("r1")
+        _ = await traffic.call("r2", text="You are somebody else, and it is Tuesday.")
+        found = Tape(gateway.url, http)
+        assert [span.versions for span in await found.spans("r1", 1)] == [{"travel": "v1"}]
+        assert [span.versions for span in await found.spans("r2", 1)] == [None]
+        assert traffic.failures == []
