@@ -206,9 +206,13 @@ def _played(play: Path | None, plain: bool) -> _Source:
     name = path.name if play is not None else DEMO
     contexts = {name: settings.Context(gateway=LOCAL, read_only=True)}
     return _Source(
-        settings.load(), contexts, name, lambda _: recording.PlayedClient(found, clock), clock.now_ns,
-        lambda: "played; it stands still at its end",
-    )  # fmt: skip
+        settings.load(),
+        contexts,
+        name,
+        connect=lambda _: recording.PlayedClient(found, clock),
+        now_ns=clock.now_ns,
+        note=lambda: "played; it stands still at its end",
+    )
 
 
 def _show(source: _Source, screen: tuple[str, ...], read_only: bool, plain: bool) -> None:
