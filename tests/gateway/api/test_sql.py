@@ -71,7 +71,7 @@ async def test_a_person_asks(
         (["drop table spans"], 1, "penstock: only SELECT, DESCRIBE and SUMMARIZE are answered"),
         (["select * from nothing"], 1, "penstock: there is no view 'nothing': the views are attempts messages"),
         (["select nothing from spans"], 1, 'penstock: Binder Error: Referenced column "nothing" not found'),
-        (["select 1", "--timeout", "2h"], 1, "timeout"),
+        (["select 1", "--timeout", "2h"], 2, "timeout"),
         (["select 1", "--output", "x"], 2, "penstock: --output needs --format csv or --format parquet"),
         (["select 1", "--format", "csv", "-o", "/nowhere/x"], 1, "penstock: --output: /nowhere/x cannot be written"),
     ],
