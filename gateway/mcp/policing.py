@@ -257,8 +257,7 @@ class Policing:
                 if self._questions.take_back(question.id):
                     self._answered(asking, question, "withdrawn")
 
-        for one in judged:
-            rule, question = self._question(asking, one)
+        for rule, question in [self._question(asking, one) for one in judged]:
             open_ones[question.id] = question
             self._questions.ask(question, partial(done, question, rule))
         waited.add_done_callback(over)
@@ -268,13 +267,18 @@ class Policing:
         rule, call, now = one.decision.rule, one.call, self._around.now_ns()
         assert rule is not None
         assert call is not None
+        try:
+            arguments = text_of(call.arguments)
+        except Unreadable as unreadable:
+            said = one.decision._replace(verdict="deny", problem=str(unreadable))
+            raise self._denied(asking, replace(one, decision=said), 1) from None
         return rule, Question(
             id=self._questions.new_id(),
             rule=rule.name,
             message=rule.message,
             server=asking.server.name,
             tool=call.tool,
-            arguments=text_of(call.arguments),
+            arguments=arguments,
             rollout=asking.address.rollout,
             attempt=asking.address.attempt,
             asked_ns=now,

@@ -220,6 +220,20 @@ async def test_results_in_streams_are_redacted(client: Client, server: McpServer
     assert b"[redacted]" in told
 
 
+async def test_what_no_person_can_be_shown_is_refused(client: Client, server: McpServer) -> None:
+    """How deep a call can be nested that is read, and cannot be written again, depends on who asks."""
+
+    async def said(arguments: str) -> str:
+        body = f'{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"fails","arguments":{arguments}}}}}'
+        async with client.http.post(client.url, data=body, headers=client.headers) as reply:
+            message: str = (await reply.json())["error"]["message"]
+            return message.rpartition(": ")[2]
+
+    deep = await asyncio.gather(*(said("[" * depth + "]" * depth) for depth in range(940, 1000)))
+    assert set(deep) == {"nobody approved it in time", "it is nested too deep"}
+    assert calls(server) == []
+
+
 async def test_a_result_that_would_come_as_that_of_a_task_is_refused(client: Client, server: McpServer) -> None:
     sent = call("echo", {"mails": 1})
     sent["params"]["task"] = {"ttl": 1}
