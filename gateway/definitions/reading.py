@@ -247,4 +247,6 @@ def _name(value: Any, method: str, place: int) -> str:
     name = _object(value, f"result.{field}[{place}]").get(key)
     if not isinstance(name, str) or not name:
         raise Unreadable(f"result.{field}[{place}].{key} is no text")
+    if not name.isascii() and any("\ud800" <= one <= "\udfff" for one in name):
+        raise Unreadable(f"result.{field}[{place}].{key} has half a surrogate pair")
     return name

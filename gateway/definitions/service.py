@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
-
-import orjson
 
 from penstock.gateway.definitions.operations import DefinitionOperations, Seen, Sighting, Whose, described
 from penstock.gateway.definitions.reader import DefinitionReader
@@ -162,7 +161,11 @@ class Definitions:
 
     def _annotate(self, server: Server, items: Mapping[str, Item]) -> None:
         for name, item in items.items():
-            found = orjson.loads(item.text).get("annotations")
+            try:
+                # Its digits may be more than orjson takes, its texts what orjson refuses.
+                found = json.loads(item.text).get("annotations")
+            except RecursionError:
+                found = None
             server.annotations[name] = found if isinstance(found, dict) else {}
 
     # -- what others ask ----------------------------------------------------------------------------------------------

@@ -278,8 +278,8 @@ class McpCall(LimitedCall):
 
     def _told(self, one: Sent) -> None:
         """A message of the server."""
+        self._watched(one)
         if one.kind == "answer":
-            self._watched(one)
             if one.id in self._waiting:
                 del self._waiting[one.id]
                 if self._listens:
@@ -297,7 +297,8 @@ class McpCall(LimitedCall):
             self._note(one).noted()
 
     def _watched(self, one: Sent) -> None:
-        for watch in next(filter(None, (kept.watches(one.id) for kept in self._all_interests())), ()):
+        kept = self._all_interests() if one.kind == "answer" or self._listens else (self._interests,)
+        for watch in next(filter(None, (some.heard(one) for some in kept)), ()):
             watch(one.raw)
 
     def _resent(self, one: Sent) -> None:
@@ -326,9 +327,8 @@ class McpCall(LimitedCall):
         session, status = self._session, connection.status
         if status != 202 and not connection.events:
             self._waiting = {}
-            for one in messages(self.record.response()) if self._interests else ():
-                if one.kind == "answer":
-                    self._watched(one)
+            for one in messages(self.record.response()) if self._interests and status < 400 else ():
+                self._watched(one)
         if session is None:
             return
         for one in self._messages if status < 400 else ():

@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from penstock.gateway.dialects.mcp import Sent
+
 Watch = Callable[[bytes], None]
 """Takes an answer, as the JSON that the server has sent. It is kept with its session: it holds no record."""
 
@@ -59,9 +61,13 @@ class Interests:
             self._by_id = OrderedDict()
         return self._by_id.setdefault(_loose(id), Interest())
 
-    def watches(self, id: bytes) -> Sequence[Watch]:
-        """Those of the answer to a request."""
-        found = self._by_id.get(_loose(id)) if self._by_id else None
+    def heard(self, one: Sent) -> Sequence[Watch]:
+        """Those of a message of the server. One that cannot be read may be any answer: it is for the newest."""
+        if not self._by_id:
+            return ()
+        if one.kind == "unreadable" and one.raw.strip():
+            return next((found.watches for found in reversed(self._by_id.values()) if found.watches), ())
+        found = self._by_id.get(_loose(one.id)) if one.kind == "answer" else None
         return () if found is None else found.watches
 
     def changes(self, id: bytes) -> Sequence[Change]:

@@ -93,9 +93,9 @@ class McpServer:
             return await self._call(request, sent)
         if self.elsewhere:
             return web.Response(status=307, headers={"Location": self.elsewhere})
-        if self.raw:
+        if self.raw and self.how != "stream":
             return web.Response(body=self.raw, content_type="application/json")
-        if sent["method"] not in self.results or self.how == "json":
+        if self.how == "json" or (sent["method"] not in self.results and not self.raw):
             return web.json_response(answer(sent, self._plain(sent)), headers=headers)
         return await self._answer(request, answer(sent, self._plain(sent)))
 
@@ -109,7 +109,7 @@ class McpServer:
         if self.how == "later":
             self.tell(told, 2)
         else:
-            await stream.write(event(told))
+            await stream.write(b"data: %b\n\n" % self.raw if self.raw else event(told))
         return stream
 
     def _refusal(self, request: web.Request, sent: Json) -> web.Response | None:

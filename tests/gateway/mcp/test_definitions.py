@@ -390,6 +390,43 @@ async def test_what_cannot_be_read_passes_where_it_is_only_heard(place: Place) -
     assert (await place.kept()).versions == []
 
 
+@pytest.mark.parametrize("how", ["json", "stream"])
+@pytest.mark.parametrize("odd", [r'"title":"\ud800"', '"size":1' + "0" * 400])
+async def test_what_some_readers_refuse_is_warned_of(place: Place, how: How, odd: str) -> None:
+    _ = await place.tools(SAFE)
+    _ = await place.kept()
+    place.server.how = how
+    place.server.raw = b'{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"x",%b}]}}' % odd.encode()
+    assert odd.encode() in (await place.client().say(ask()))[1]
+    assert len((await place.kept()).versions) == 2
+    assert place.rig.gateway.metrics.mcp_definitions == {("tools", "changed"): 1}
+
+
+async def test_a_list_of_any_depth_is_warned_of(place: Place) -> None:
+    """How deep a text can be nested that is read depends on who reads."""
+    depths = range(930, 1000)
+    for depth in depths:
+        nested = b"[" * depth + b"]" * depth
+        place.server.raw = b'{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"x","a":%b}]}}' % nested
+        _ = await place.client().say(ask())
+        _ = await place.kept()
+    counted = place.rig.gateway.metrics.mcp_definitions
+    assert counted[("tools", "changed")] + counted[("tools", "unreadable")] == len(depths) - 1
+
+
+@pytest.mark.parametrize("how", ["json", "stream"])
+@pytest.mark.parametrize(
+    "odd", [r'"name":"\ud800"', '"name":"x","size":NaN', '"name":"x"}]},"method":"x","x":[{"y":[{']
+)
+async def test_what_no_reader_takes_is_said(place: Place, caplog: pytest.LogCaptureFixture, how: How, odd: str) -> None:
+    place.server.how = how
+    place.server.raw = b'{"jsonrpc":"2.0","id":1,"result":{"tools":[{%b}]}}' % odd.encode()
+    assert odd.encode() in (await place.client().say(ask()))[1]
+    _ = await place.kept()
+    assert place.rig.gateway.metrics.mcp_definitions == {("tools", "unreadable"): 1}
+    assert "server tools: its answer to tools/list cannot be read: " in caplog.text
+
+
 async def test_a_packed_list_is_heard(place: Place) -> None:
     place.server.how, place.server.results["tools/list"] = "gzip", listing(SAFE)
     _ = await place.client().say(ask())
