@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from math import isfinite
+from statistics import median
 from typing import Annotated
 
 from pydantic import Field
@@ -28,6 +29,7 @@ from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Reward, RolloutSummary
 from penstock.gateway.model.span import Span
+from penstock.gateway.policy.report import mean
 
 SPANS, ROLLOUTS = 20_000, 5_000
 """How many of the newest are looked at."""
@@ -142,7 +144,7 @@ class Side:
 
 def _mean(values: Iterable[float]) -> float | None:
     found = list(values)
-    return round(fmean(found), 4) if found else None
+    return round(mean(found), 4) if found else None
 
 
 async def compare(context: Context, asked: CompareVersions) -> Said:
@@ -155,10 +157,11 @@ async def compare(context: Context, asked: CompareVersions) -> Said:
     one, other, mixed = sides(asked.name, names, spans, rollouts)
     told = difference(one.rewards, other.rewards)
     means = [_mean(side.rewards) for side in (one, other)]
+    apart = (means[1] or 0.0) - (means[0] or 0.0)
     answer = Comparison(
         name=asked.name,
         versions=[one.figures(), other.figures()],
-        difference=None if None in means else round((means[1] or 0.0) - (means[0] or 0.0), 4),
+        difference=round(apart, 4) if None not in means and isfinite(apart) else None,
         interval=None if told is None else [round(told.low, 4), round(told.high, 4)],
         verdict=_verdict(one, other),
         cautions=list(_cautions(one, other, mixed, randomised(asked.name, names, spans))),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, sqrt
-from statistics import NormalDist, fmean, variance
+from statistics import NormalDist, variance
 from typing import NamedTuple
+
+from penstock.gateway.policy.report import mean
 
 FEWEST = 10
 """Rewards of each version, below which nothing is said."""
@@ -35,7 +37,7 @@ def difference(one: Sequence[float], other: Sequence[float]) -> Difference | Non
     except OverflowError:
         return None
     freedom = error**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (one, other), strict=True))
-    value, reach = fmean(other) - fmean(one), student(0.975, freedom) * sqrt(error)
+    value, reach = mean(other) - mean(one), student(0.975, freedom) * sqrt(error)
     return Difference(value, value - reach, value + reach)
 
 

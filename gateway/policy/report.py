@@ -3,10 +3,9 @@ beside those of the others."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import fsum
-from statistics import fmean
 
 from pydantic import Field
 
@@ -118,12 +117,13 @@ def _known(values: Sequence[float | None]) -> list[float]:
 
 def _rewards(values: Sequence[float | None]) -> Rewards:
     known = _known(values)
-    return Rewards(rollouts=len(values), rewarded=len(known), mean=_mean(known) if known else None)
+    return Rewards(rollouts=len(values), rewarded=len(known), mean=mean(known) if known else None)
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """The mean of some rewards, of any size."""
     try:
-        return fmean(values)
+        return statistics.fmean(values)
     except OverflowError:
         # Their sum is more than a float holds, and their mean is not.
-        return fsum(value / len(values) for value in values)
+        return statistics.mean(values)

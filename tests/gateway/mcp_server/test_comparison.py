@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from sys import float_info
 from typing import Any
 
 import pytest
 from fakes.memory_tape import call
 
-from penstock.gateway.mcp_server.comparison import randomised, sides
+from penstock.gateway.mcp_server.comparison import Side, randomised, sides
 from penstock.gateway.mcp_server.statistics import FEWEST, difference, student
 from penstock.gateway.model.attributes import SHADOW_OF
 from penstock.gateway.model.release_calls import own
@@ -39,6 +40,7 @@ def test_an_interval_is_told_from_ten_of_each_on() -> None:
     assert told == pytest.approx((0.4, -0.0149, 0.8149), abs=2e-4)
     assert difference([1.0] * 10, [0.0] * 10) is None, "nothing varies"
     assert difference([1.0, 1e308] * 5, [-1e308, 0.0] * 5) is None, "more than can be computed with"
+    assert difference([1.5e308] * 10, [0.0, 1.0] * 5) == (-1.5e308, -1.5e308, -1.5e308)
     assert difference([1e-200, 0.0] * 5, [0.0, 1e-200] * 5) is None, "next to nothing varies"
 
 
@@ -66,6 +68,13 @@ def test_rollouts_belong_to_the_version_that_served_them_alone() -> None:
     assert (one.durations, other.durations) == ([100_000_000], [300_000_000])
     assert (one.costs, other.costs) == ([0.5], []), "the newest trusted one"
     assert one.figures().lowest == ["a"]
+
+
+@pytest.mark.parametrize("size", [1.5e308, float_info.max])
+def test_rewards_and_costs_of_any_size_have_a_mean(size: float) -> None:
+    rollouts = [RolloutSummary(id=f"r{number}", reward=size) for number in range(3)]
+    side = Side("v1", rollouts, costs=[size, size])
+    assert (side.figures().mean_reward, side.figures().cost) == (size, size)
 
 
 def test_calls_for_a_release_are_nobodys() -> None:
