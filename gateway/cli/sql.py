@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from penstock.gateway.cli.resources import text_of
 from penstock.gateway.cli.terminal import console, show
 from penstock.gateway.client.console import LOCAL, Failure, Json, Limit, Url, made, note, seconds, utf8, with_client
+from penstock.gateway.client.files import whole_file
 from penstock.gateway.model.terminals import harmless
 from penstock.gateway.model.wording import counted
 
@@ -85,10 +86,8 @@ def _write(found: SqlAnswer, format: Literal["csv", "parquet"], output: Path | N
     if output is None:
         sys.stdout.buffer.write(content)
         return
-    try:
-        output.write_bytes(content)
-    except OSError as error:
-        raise Failure(f"--output: {output} cannot be written: {error.strerror}") from None
+    with whole_file(output) as file:
+        file.write(content)
     note(f"{counted(found.count, 'row')} {'is' if found.count == 1 else 'are'} in {output}.")
 
 

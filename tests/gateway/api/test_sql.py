@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from importlib import import_module
 from pathlib import Path
@@ -73,7 +74,7 @@ async def test_a_person_asks(
         (["select nothing from spans"], 1, 'penstock: Binder Error: Referenced column "nothing" not found'),
         (["select 1", "--timeout", "2h"], 2, "timeout"),
         (["select 1", "--output", "x"], 2, "penstock: --output needs --format csv or --format parquet"),
-        (["select 1", "--format", "csv", "-o", "/nowhere/x"], 1, "penstock: --output: /nowhere/x cannot be written"),
+        (["select 1", "--format", "csv", "-o", "/nowhere/x"], 1, "penstock: /nowhere/x: No such file or directory"),
     ],
 )
 async def test_what_goes_wrong_is_said(
@@ -82,6 +83,19 @@ async def test_what_goes_wrong_is_said(
     found = await Shell(gateway.url, tmp_path).run("sql", *arguments)
     assert (found.code, found.text) == (code, "")
     assert said in " ".join(found.err.split())
+
+
+async def test_a_full_disk_leaves_a_file_as_it_was(gateway: Gateway, tmp_path: Path) -> None:
+    shell = Shell(gateway.url, tmp_path)
+    (tmp_path / "out.csv").write_text("before")
+    query = "select repeat('x', 4000) as much"
+    command = f'ulimit -f 1; exec {shell.command[0]} -m penstock sql "{query}" --format csv -o out.csv'
+    process = await asyncio.create_subprocess_shell(
+        command, env=shell.env, cwd=tmp_path, stderr=asyncio.subprocess.PIPE
+    )
+    _, err = await asyncio.wait_for(process.communicate(), shell.patience)
+    assert (process.returncode, err) == (1, b"penstock: out.csv: File too large\n")
+    assert (tmp_path / "out.csv").read_text() == "before"
 
 
 async def test_a_key_that_reads_may_ask(start_gateway: StartGateway, http: aiohttp.ClientSession) -> None:
