@@ -162,7 +162,7 @@ def _json(outcome: Outcome) -> bytes:
 
 
 async def outcome_of(work: Work) -> Outcome:
-    """What a process of its own makes of a query."""
+    """What a process of its own makes of a query. Raises `NotAnswered` where it does not start."""
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | _OWN
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -184,17 +184,23 @@ async def outcome_of(work: Work) -> Outcome:
 
 
 async def _answer(process: asyncio.subprocess.Process, work: Work) -> bytes:
-    """All that it says; it says `READY` before its time begins to count. Raises `TimeoutError`."""
+    """All that it says; it says `READY` before its time begins to count. Raises `TimeoutError`, and
+    `NotAnswered` where it does not say that."""
     assert process.stdin is not None
     assert process.stdout is not None
-    async with asyncio.timeout(START_S):
-        process.stdin.write(msgspec.msgpack.encode(work))
-        process.stdin.close()
-        if await _beginning(process.stdout) != READY:
-            # It has ended, or is not what it should be.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 1)
-            return b""
+    try:
+        async with asyncio.timeout(START_S):
+            process.stdin.write(msgspec.msgpack.encode(work))
+            process.stdin.close()
+            beginning = await _beginning(process.stdout)
+    except TimeoutError:
+        message = f"the process of a query was not ready in {START_S:g} s: the machine is busy; ask again in a moment"
+        raise NotAnswered(503, message, "query") from None
+    if beginning != READY:
+        # It has ended, or is not what it should be.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 1)
+        return b""
     found = bytearray()
     async with asyncio.timeout(work.seconds):
         while piece := await process.stdout.read(1 << 20):

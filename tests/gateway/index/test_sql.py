@@ -377,6 +377,14 @@ def test_a_process_that_dies_or_babbles_is_no_answer(ask: Asking, monkeypatch: p
         assert ask.refused("select 1").reason.startswith(said), code
 
 
+def test_a_process_that_does_not_start_is_not_the_querys_fault(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "COMMAND", ("sleep", "600"))
+    monkeypatch.setattr(runner, "START_S", 0.1)
+    with pytest.raises(NotAnswered, match=r"was not ready in 0\.1 s: .* ask again") as refused:
+        ask.refused("select 1")
+    assert refused.value.status == 503
+
+
 def test_a_client_that_leaves_leaves_nothing_behind(
     made: tuple[Path, dict[str, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
