@@ -57,8 +57,9 @@ _NAMES = (
 )
 _TIER = r"(?:[Oo]pus|[Ss]onnet|[Hh]aiku|[Pp]ro|[Ff]lash|[Ll]ite|[Mm]ini|[Nn]ano|[Tt]urbo|[Ii]nstruct|[Pp]review|\d+B)"
 _MODEL = (
-    rf"(?:[\w.-]+/)?(?:[\w-]+\.)*{_NAMES}(?![A-Za-z])(?=[\w.:@-]*\d)[\w.:@-]*\w(?:\[\w+\])?|"
-    rf"{_NAMES}(?: {_TIER})*[ -]\d+(?:\.\d+)*[a-z]?(?: {_TIER})*|o[1-9](?:-(?:mini|pro|preview))?"
+    # Bounds keep a long line from being read anew from each of its places.
+    rf"(?:[\w.-]{{1,100}}/)?(?:[\w-]{{1,100}}\.){{0,9}}{_NAMES}(?![A-Za-z])(?=[\w.:@-]{{0,100}}\d)[\w.:@-]*\w"
+    rf"(?:\[\w+\])?|{_NAMES}(?: {_TIER}){{0,9}}[ -]\d+(?:\.\d+)*[a-z]?(?: {_TIER})*|o[1-9](?:-(?:mini|pro|preview))?"
 )
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _ID = (
@@ -70,7 +71,8 @@ _ID = (
 _PATH = r"(?:~|(?<![<}\])*/\\]))/[^\s/\"'`<>|{}()\[\],;:=*?]+(?:/[^\s/\"'`<>|{}()\[\],;:=*?]+)+/?|~/[^\s\"'`<>|,;:]*"
 _LINE_OF_PATH = (
     # All of a line behind a label, spaces included, or one name.
-    r"(?<=[:=>])[ \t]?[\"'`]?(?P<value>~?/(?!/)[^\n\"'`<>,;:]*/[^\n\"'`<>,;:]*|~?/(?!/)[^\s\"'`<>,;:]*)"
+    r"(?<=[:=>])[ \t]?[\"'`]?"
+    r"(?P<value>~?/(?!/)(?:(?=[^\n\"'`<>,;:/]{0,1000}/)[^\n\"'`<>,;:]{0,4000}+|[^\s\"'`<>,;:]{0,4000}+))"
     r"(?=[\s\"'`]*(?:$|<))"
 )
 _WINDOWS_PATH = (
@@ -84,7 +86,7 @@ _PATTERNS: Final[Mapping[Kind, tuple[str, ...]]] = {
     "model": (
         _WHOLE.format(_MODEL),
         r"(?i:model)(?: name| id| ID| named)?(?: is|:|=| named)\s?[\"'`]?"
-        r"(?P<value>(?=[\w./:@-]*\d)[\w./:@-]*\w(?:\[\w+\])?)",
+        r"(?P<value>(?=[\w./:@-]{0,100}\d)[\w./:@-]*\w(?:\[\w+\])?)",
     ),
     "date": (
         _APART.format(rf"{_DATE}(?:T{_TIME})?"),

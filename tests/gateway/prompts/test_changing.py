@@ -194,3 +194,9 @@ def test_the_prompt_of_real_agents_is_recognised_at_another_time() -> None:
     assert "The current time is {date}." in template.source
     found = match(template, text.replace("2024-05-15 15:00:00 EST", "2026-11-22 09:30:11 CET"))
     assert found == {"date": "2026-11-22 09:30:11 CET"}
+
+
+@pytest.mark.parametrize("piece", ["=/a", ".", "-.", "gpt..", "model:a", "opus ", "a/", "= /a b", "1."])
+def test_a_long_line_is_read_soon(piece: str) -> None:
+    """It would take minutes, or hours, if it were read anew from each of its places."""
+    _ = changing(piece * (100_000 // len(piece)) + '"x')
