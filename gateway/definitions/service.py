@@ -52,7 +52,7 @@ _PARTS: Final = 1000
 _UNKNOWN_SERVERS: Final = 1000
 """Servers that no setting names and that are remembered."""
 _MOST: Final = 10_000
-"""Definitions of one list."""
+"""Definitions of one list, and tools of one server whose annotations are remembered."""
 
 
 class Exchange(NamedTuple):
@@ -83,7 +83,7 @@ class Server:
     changed: dict[Kind, dict[str, Change]] = field(default_factory=dict[Kind, dict[str, Change]])
     """What the server says differently from what is approved, by name, as it was heard last."""
     annotations: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Of tools, by name, as they were heard last."""
+    """Of tools, by name, as they were heard last; those that were not heard for longest first."""
 
 
 class Definitions:
@@ -166,7 +166,10 @@ class Definitions:
                 found = json.loads(item.text).get("annotations")
             except RecursionError:
                 found = None
+            _ = server.annotations.pop(name, None)
             server.annotations[name] = found if isinstance(found, dict) else {}
+        while len(server.annotations) > _MOST:
+            del server.annotations[next(iter(server.annotations))]
 
     # -- what others ask ----------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from fakes.shell import Shell
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client as Api
+from penstock.gateway.definitions import service
 from penstock.gateway.model.definitions import ApproveRequest, OnChange, ServerView
 from penstock.gateway.model.release import NewRelease
 
@@ -472,6 +473,16 @@ async def test_annotations_are_those_that_were_listed_last(place: Place) -> None
         _ = await place.tools([SEARCH | {"annotations": {"readOnlyHint": hint}}])
         _ = await place.kept()
         assert place.rig.gateway.definitions.annotations("tools", "search") == {"readOnlyHint": hint}
+
+
+async def test_annotations_of_tools_that_have_other_names_each_time_are_not_kept_for_ever(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_MOST", 4)
+    for number in range(5):
+        _ = await place.tools([SEARCH, WRITE | {"name": f"write{number}"}])
+        _ = await place.kept()
+    assert place.rig.gateway.definitions.tools("tools") == {"search", "write2", "write3", "write4"}
 
 
 async def test_there_is_nothing_to_approve_of_an_unknown_server(place: Place) -> None:
