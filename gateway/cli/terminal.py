@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from json import dumps
 from typing import TYPE_CHECKING
 
 from penstock.gateway.client.console import note
@@ -23,7 +24,17 @@ def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], Renderab
         console().print(picture(), crop=False)
         return
     for model in models:
-        print(harmless(model.model_dump_json(exclude_none=True)))
+        print(harmless(_json(model)))
+
+
+def _json(model: BaseModel) -> str:
+    from pydantic_core import PydanticSerializationError
+
+    try:
+        return model.model_dump_json(exclude_none=True)
+    except PydanticSerializationError:
+        # Half of a surrogate pair, of which JSON has an escape.
+        return dumps(model.model_dump(mode="json", exclude_none=True))
 
 
 def console() -> Console:
