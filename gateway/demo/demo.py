@@ -183,6 +183,8 @@ def main() -> int:
     except DemoError as error:
         print(f"penstock demo: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

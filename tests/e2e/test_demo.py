@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,24 @@ async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
     asked, ran = (next(line for line in shown if mark in line) for mark in ("1 tool call", "tools/call multiply"))
     assert shown.index(ran) == shown.index(asked) + 1, "the tool stands below the call that asked for it"
     assert ran.index("#") > asked.index("#")
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_demo_that_is_interrupted_ends_without_a_word(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.gateway.demo.demo"),
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(90):
+        while not (await process.stdout.readline()).startswith(b"$ "):
+            pass
+        process.send_signal(signal.SIGINT)
+        _, complaints = await process.communicate()
+    assert process.returncode == 130
+    assert b"demo.py" not in complaints
     assert os.listdir(tmp_path) == []
 
 
