@@ -16,21 +16,27 @@ from penstock.gateway.client.sinks import Format
 
 @contextmanager
 def whole_file(path: Path | None) -> Generator[IO[bytes]]:
-    """A file that appears under its name when all is written, and not at all if that fails; None is stdout. Raises
-    `Failure` when it cannot be written."""
+    """A file that appears under its name when all is written, and not at all if that fails; None is stdout. A pipe or
+    a device is written to as it is, and a link is followed. Raises `Failure` when it cannot be written."""
     if path is None:
         yield sys.stdout.buffer
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("xb") as file:
-            yield file
-        part.replace(path)
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        end = path.resolve()
+        part = end.with_name(f".{end.name}.{os.getpid()}.part")
+        try:
+            with part.open("xb") as file:
+                yield file
+            part.replace(end)
+        finally:
+            with suppress(OSError):
+                part.unlink()
     except OSError as e:
         raise Failure(f"{path}: {e.strerror}") from None
-    finally:
-        with suppress(OSError):
-            part.unlink()
 
 
 def check_format(format: Format, output: Path | None) -> None:

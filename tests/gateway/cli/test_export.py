@@ -128,6 +128,29 @@ def test_a_file_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    link = tmp_path / "latest.jsonl"
+    link.symlink_to("out.jsonl")
+    with whole_file(link) as file:
+        file.write(b"after")
+    assert link.is_symlink()
+    assert (tmp_path / "out.jsonl").read_text() == "after"
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    """As `/dev/null` and `/dev/stdout` do."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with whole_file(pipe) as file:
+            file.write(b"said")
+        assert os.read(reader, 100) == b"said"
+        assert pipe.is_fifo()
+    finally:
+        os.close(reader)
+
+
 @pytest.mark.parametrize("what", list(NOUNS))
 def test_every_column_is_documented_and_exists(what: What) -> None:
     section = DOCS.split(f"\n## `--what {what}`\n", 1)[1].split("\n## ", 1)[0]
