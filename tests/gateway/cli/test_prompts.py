@@ -12,6 +12,7 @@ from conftest import StartGateway
 from fakes.process import upstreams
 from fakes.provider import Provider
 from fakes.shell import Shell
+from fakes.tape import Tape
 
 from penstock.gateway.cli import prompts
 from penstock.gateway.client.console import Failure
@@ -47,6 +48,7 @@ async def test_half_of_a_surrogate_pair_is_shown(
             f"{gateway.openai(f'r{number}')}/chat/completions", data=body, headers={"Content-Type": "application/json"}
         ) as answer:
             _ = await answer.read()
+    await Tape(gateway.url, http).written()
     found = await Shell(gateway.url, tmp_path).run("prompts", "discover", "--json")
     assert (found.code, found.err) == (0, "")
     assert "\\ud83d" in found.text
