@@ -14,7 +14,7 @@ _HOST: Final = re.compile(
     rb"\r\nhost:[ \t]*(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?[ \t]*\r\n", re.IGNORECASE
 )
 _METHOD: Final = re.compile(rb"[A-Z]{1,20}( |$)")
-_NAME: Final = re.compile(rb"[A-Za-z0-9._-]{1,253}")
+HOST_NAME: Final = re.compile(rb"[A-Za-z0-9._-]{1,253}")
 
 
 class Opening(NamedTuple):
@@ -68,6 +68,6 @@ def _named(hello: bytes) -> str | None:
         kind, size = int.from_bytes(rest[:2]), int.from_bytes(rest[2:4])
         if kind == _SERVER_NAME:
             name = rest[9 : 4 + size] if rest[6:7] == bytes([_HOST_NAME]) else b""
-            return name.decode("ascii").lower() if _NAME.fullmatch(name) else None
+            return name.decode("ascii").lower() if HOST_NAME.fullmatch(name) else None
         rest = rest[4 + size :]
     return None

@@ -10,10 +10,12 @@ import struct
 from ipaddress import IPv4Address
 from typing import Any, Final, cast
 
+from penstock.sidecar.intercept.hello import HOST_NAME
+
 _FIRST: Final = int(IPv4Address("198.18.0.1"))
 """Addresses that no host has (RFC 2544)."""
 _MOST: Final = (1 << 17) - 2
-_A, _IN, _ANSWER, _FAILED, _SECONDS = 1, 1, 0x8180, 0x8182, 60
+_A, _IN, _ANSWER, _FAILED, _NO_NAME, _SECONDS = 1, 1, 0x8180, 0x8182, 0x8183, 60
 
 
 class Names:
@@ -45,11 +47,14 @@ class Names:
         asked = question[12 : at + 5]
         if len(asked) != at - 7 or question[at] != 0:
             return None
-        kind, network = struct.unpack("!HH", asked[-4:])
-        found = self.address(b".".join(labels).decode("latin-1").lower()) if (kind, network) == (_A, _IN) else ""
-        head = struct.pack(
-            "!HHHHHH", int.from_bytes(question[:2]), _FAILED if found is None else _ANSWER, 1, bool(found), 0, 0
-        )
+        name, found, code = b".".join(labels), "", _ANSWER
+        if HOST_NAME.fullmatch(name) is None:
+            # A label may be of any bytes, line ends too: a proxy would be asked for it.
+            code = _NO_NAME
+        elif struct.unpack("!HH", asked[-4:]) == (_A, _IN):
+            found = self.address(name.decode("ascii").lower())
+            code = _FAILED if found is None else _ANSWER
+        head = struct.pack("!HHHHHH", int.from_bytes(question[:2]), code, 1, bool(found), 0, 0)
         record = struct.pack("!HHHIH", 0xC00C, _A, _IN, _SECONDS, 4) + IPv4Address(found).packed if found else b""
         return head + asked + record
 

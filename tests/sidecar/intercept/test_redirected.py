@@ -87,7 +87,7 @@ def test_plain_requests_name_their_host(data: bytes, found: Opening | None) -> N
 
 
 def question(name: str, kind: int = 1, number: int = 7) -> bytes:
-    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    labels = b"".join(bytes([len(label)]) + label for label in name.encode().split(b"."))
     return struct.pack("!HHHHHH", number, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!HH", kind, 1)
 
 
@@ -110,6 +110,15 @@ def test_each_name_has_an_address_of_its_own(asked: list[str]) -> None:
 def test_a_name_has_no_other_records() -> None:
     answer = Names().answer(question("llm.test", kind=28))
     assert answer == b"\0\x07\x81\x80\0\1\0\0\0\0\0\0" + question("llm.test", kind=28)[12:]
+
+
+@pytest.mark.parametrize("name", ["llm.test:1\r\nX-More: 1", "a b", "é.test", "a\0b", ".".join(["a" * 60] * 5)])
+def test_what_can_be_no_host_has_no_address(name: str) -> None:
+    """A proxy beyond would be asked for it, line ends and all."""
+    names = Names()
+    answer = names.answer(question(name))
+    assert answer == b"\0\x07\x81\x83\0\1\0\0\0\0\0\0" + question(name)[12:]
+    assert names.name("198.18.0.1") == "198.18.0.1"
 
 
 @given(st.binary(max_size=64), st.integers(0, 40))
