@@ -28,6 +28,9 @@ from penstock.gateway.model.webhook_settings import Webhook
 from penstock.gateway.policy.rules import PolicyRule, check_names
 from penstock.gateway.upstream_settings import Route, Upstream
 
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""RFC 9110, 5.6.2."""
+
 
 def admin_key() -> str | None:
     """The admin key, None when there is none. As its two siblings it raises `ConfigError` when the variable is empty:
@@ -146,7 +149,12 @@ class Otlp(Section):
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         if not all(name.strip() and equals for name, equals, _ in pairs):
             raise ConfigError(f"otlp: {self.headers_env} must hold name=value,name=value")
-        return {name.strip(): unquote(content.strip()) for name, _, content in pairs}
+        made = {name.strip(): unquote(content.strip()) for name, _, content in pairs}
+        for name, content in made.items():
+            # The value is a secret, mostly.
+            if not _HEADER_NAME.fullmatch(name) or not content.isprintable():
+                raise ConfigError(f"otlp: {self.headers_env}: {name!r} and its value can be no header")
+        return made
 
 
 class Config(Section):
