@@ -199,13 +199,13 @@ async def test_headers_that_are_missing_are_told_at_the_start(tmp_path: Path, co
             raise RuntimeError("it started")
 
 
-@pytest.mark.parametrize("value", ["api-key=a%0Ab", "api key=ab", "a%0D=b", "api-key=a%00"])
+@pytest.mark.parametrize("value", ["api-key=a%0Ab", "api key=ab", "api-key=a%00"])
 async def test_what_can_be_no_header_is_told_at_the_start(
     tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("COLLECTOR_HEADERS", value)
     text = f'[otlp]\nendpoint = "{collector.url}"\nheaders_env = "COLLECTOR_HEADERS"\n'
-    with pytest.raises(AssertionError, match="COLLECTOR_HEADERS: '[^']+' and its value can be no header"):
+    with pytest.raises(AssertionError, match=r"COLLECTOR_HEADERS: '[^']+' and its value can be no header"):
         async with running(tmp_path, text):
             raise RuntimeError("it started")
 
