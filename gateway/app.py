@@ -344,8 +344,7 @@ class Gateway:
                 self._tls.look()
         # Idle clients are many and in no hurry.
         for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
-            if client.overdue(now, self.config.limits.client_timeout):
-                client.close()
+            client.expire(now, self.config.limits.client_timeout)
         self.metrics.clients = len(self._port.clients)
         if self.state.draining and not self.proxy.running:
             self._calls_ended.set()

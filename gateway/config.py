@@ -78,7 +78,8 @@ class Limits(Section):
     recorded_bytes: int = Field(default=64 << 20, gt=0)
     """Largest part of a response body that is kept; the rest passes on and the span is marked truncated."""
     client_timeout: float = Field(default=120.0, gt=0)
-    """Seconds without a byte after which a client's connection is closed, and those that a request's head may take."""
+    """Seconds without a byte after which a client's connection is closed, those that a request's head may take, and
+    those in which a client may take nothing of an answer that waits for it."""
     drain_delay: float = Field(default=0.0, ge=0, le=LONGEST_S)
     """Seconds after SIGTERM in which it still takes connections, while `/readyz` says that it stops: as long as a load
     balancer needs to notice."""

@@ -83,7 +83,7 @@ class ClientConnection(asyncio.Protocol):
         """True while the client takes nothing of what is written."""
         self.seen = 0.0
         """When the last byte of an unfinished body, the first of an unfinished head, or the end of the last answer was
-        seen; monotonic seconds."""
+        seen, or since when the client takes nothing; monotonic seconds."""
         self.hints = Hints()
         """What is known of the conversations on this connection."""
         self.tunnel: object | None = None
@@ -135,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not take what is written."""
-        self.paused = True
+        self.paused, self.seen = True, monotonic()
         if self.served is not None:
             self.served.hold()
 
@@ -221,8 +221,18 @@ class ClientConnection(asyncio.Protocol):
         self.transport.abort()
 
     def overdue(self, now: float, timeout: float) -> bool:
-        """True when the rest of a request, or a new one, has been awaited for too long."""
-        return self.served is None and now - self.seen > timeout
+        """True when the rest of a request, or a new one, has been awaited for too long, or has taken nothing."""
+        return (self.served is None or self.paused) and now - self.seen > timeout
+
+    def expire(self, now: float, timeout: float) -> None:
+        """Ends it when it is overdue."""
+        if not self.overdue(now, timeout):
+            return
+        if self.paused:
+            # What was written will not be taken any more.
+            self.transport.abort()
+        else:
+            self.close()
 
 
 @dataclass(slots=True, eq=False)

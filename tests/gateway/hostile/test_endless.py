@@ -8,12 +8,14 @@ import resource
 import socket
 from contextlib import ExitStack
 
+import aiohttp
 import pytest
 from conftest import StartGateway
 from fakes.odd import Connection, Script, Step, odd, request, send
 from fakes.process import upstreams
 from fakes.raw import chunk, connect, events_head, post, reply
 from fakes.rig import Rig
+from fakes.tape import Tape
 
 from penstock.gateway.http.websocket import TEXT, Reader
 
@@ -102,6 +104,24 @@ async def test_a_head_that_drips_has_its_time(start_gateway: StartGateway, drop:
             await asyncio.sleep(0.05)
         assert large.end == "open"
         assert large.received == b""
+
+
+async def test_who_takes_nothing_of_an_answer_leaves_its_place(
+    start_gateway: StartGateway, http: aiohttp.ClientSession
+) -> None:
+    """The upstream takes one call at a time; the next caller waits for that, and for no client that sleeps."""
+    endless = [request(), send(events_head() + chunk(b"v" * (MUCH * MEGABYTE)))]
+    async with odd(endless, [request(), send(reply(200, b"{}"))]) as upstream:
+        text = upstreams(openai=f"{upstream.url}/v1") + "max_concurrent = 1\n[limits]\nclient_timeout = 1\n"
+        gateway = await start_gateway(text)
+        async with connect(gateway.url) as sleeping, connect(gateway.url) as client:
+            sleeping.transport.pause_reading()
+            sleeping.send(post("/rollout/r1/v1/chat/completions", b"{}", host="localhost"))
+            _ = await upstream.connection(0)
+            client.send(post("/rollout/r2/v1/chat/completions", b"{}", host="localhost"))
+            assert await client.message() == reply(200, b"{}")
+        (span,) = await Tape(gateway.url, http).spans("r1", 1)
+        assert span.status == "cancelled"
 
 
 async def test_ten_thousand_idle_connections(start_gateway: StartGateway) -> None:
