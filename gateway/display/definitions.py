@@ -31,7 +31,9 @@ _NAMES: Final = ("name", "uri", "uriTemplate")
 """Where a definition has its name."""
 _SHORT: Final = 12
 """Characters of a fingerprint that are shown."""
-_WORDS: Final = re.compile(r"<tags: [^>]*>|\s+|(?:(?!<tags: )\S)+")
+_WORDS: Final = re.compile(r"<tags: [^<>]*>|\s+|(?:(?!<tags: [^<>]*>)\S)+")
+_PART: Final = re.compile(r"[^.\[\"]+")
+"""A name of a field that cannot be read as a path, nor as another name that is quoted."""
 _MOST_WORDS: Final = 4000
 """Words of a text that are compared one by one; longer ones are shown as a whole."""
 _FEW: Final = 2
@@ -165,23 +167,37 @@ def difference(one: ServerView, version: int | None, now_ns: int) -> Group:
 def _definition(name: str, was: str | None, is_: str | None) -> Iterator[RenderableType]:
     before, after = (dict(_leaves(json.loads(text))) if text is not None else {} for text in (was, is_))
     for path in dict.fromkeys([*before, *after]):
-        said = {before.get(path), after.get(path)}
+        said = [values.get(path) for values in (before, after)]
         # Its own name stands above it.
-        if len(said) > 1 and not (path in _NAMES and said <= {None, name}):
+        if said[0] != said[1] and not (path in _NAMES and set(said) <= {None, _json(name)}):
+            texts = [_text(one) for one in said]
+            if texts[0] == texts[1]:  # "1" and 1
+                texts = [one or "" for one in said]
             yield Padding.indent(Text(f"{visible_name(path) or 'text'}:", style="dim"), 4)
-            yield Padding.indent(words(before.get(path, ""), after.get(path, "")), 6)
+            yield Padding.indent(words(*texts), 6)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, what stands there) of everything in a definition that holds nothing else."""
+    """(path, the JSON that stands there) of everything in a definition that holds nothing else. No two have one path:
+    the one would hide the other."""
     if isinstance(value, dict) and value:
         for key, one in cast("dict[str, Any]", value).items():
-            yield from _leaves(one, f"{path}.{key}" if path else key)
+            part = key if _PART.fullmatch(key) else _json(key)
+            yield from _leaves(one, f"{path}.{part}" if path else part)
     elif isinstance(value, list) and any(isinstance(one, dict | list) for one in cast("list[Any]", value)):
         for place, one in enumerate(cast("list[Any]", value)):
             yield from _leaves(one, f"{path}[{place}]")
     else:
-        yield path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield path, _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _text(said: str | None) -> str:
+    """What stands somewhere, as it is read: a text without quotes."""
+    return "" if said is None else json.loads(said) if said.startswith('"') else said
 
 
 def words(before: str, after: str) -> Text:
