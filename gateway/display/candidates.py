@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from rich.console import Group, RenderableType
@@ -32,14 +32,13 @@ def ordered(found: Sequence[T]) -> list[tuple[int, T]]:
     for one in found[1:]:
         children[one.parent if one.parent and one.parent in names else root.id].append(one)
 
-    def below(name: str, depth: int) -> Iterator[tuple[int, T]]:
-        for one in sorted(children[name], key=_rank):
-            yield depth, one
-            yield from below(one.id, depth + 1)
-
-    lines = [(0, root), *below(root.id, 1)]
-    reached = {one.id for _, one in lines}
-    return [*lines, *((1, one) for one in found if one.id not in reached)]
+    lines, waiting = list[tuple[int, T]](), [(0, root)]
+    while waiting:
+        depth, one = waiting.pop()
+        lines.append((depth, one))
+        # Taken away: of several with one name only the first has the children, and a circle ends.
+        waiting += [(depth + 1, child) for child in sorted(children.pop(one.id, []), key=_rank)[::-1]]
+    return [*lines, *((1, one) for left in children.values() for one in left)]
 
 
 def _rank(one: RunCandidate) -> tuple[bool, float, int]:

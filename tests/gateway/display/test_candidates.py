@@ -86,6 +86,19 @@ def test_every_candidate_is_shown_once_even_where_one_is_its_own_ancestor(parent
     assert shown[0] == found[0].id
 
 
+@given(st.lists(st.tuples(NAMES, st.none() | NAMES), min_size=1, max_size=40))
+def test_every_candidate_is_shown_once_even_where_several_have_one_name(told: list[tuple[str, str | None]]) -> None:
+    found = [RunCandidate(id=name, parent=parent, step=at) for at, (name, parent) in enumerate(told)]
+    shown = [one.step for _, one in ordered(found)]
+    assert sorted(shown) == list(range(len(told)))
+    assert shown[0] == 0
+
+
+def test_candidates_may_come_from_each_other_without_end() -> None:
+    found = [RunCandidate(id=f"n{at}", parent=f"n{at - 1}" if at else None) for at in range(3000)]
+    assert [depth for depth, _ in ordered(found)] == list(range(3000))
+
+
 @given(st.integers(0, 40), st.randoms())
 def test_what_was_made_from_one_stands_below_it(count: int, draw: random.Random) -> None:
     found = [RunCandidate(id="n0")]
