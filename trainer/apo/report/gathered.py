@@ -94,6 +94,7 @@ def _raced(result: Result) -> list[Raced]:
             e_value=racer.evidence,
             needed=racer.needed,
             pairs=len(racer.differences),
+            rate=racer.rate,
         )
         for racer in result.racers
     ]

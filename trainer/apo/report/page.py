@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from penstock.gateway.canary.betting import Wealth
 from penstock.gateway.display.candidates import ordered
 from penstock.gateway.display.release_page import document, figure, table
 from penstock.gateway.display.svg import Chart, Line, text
 from penstock.gateway.display.text import moment, number
+from penstock.trainer.apo.gate import Racer
 from penstock.trainer.apo.report import words
 from penstock.trainer.apo.report.changes import Change, changes
 from penstock.trainer.apo.report.result import Raced, RunResult
@@ -56,7 +57,7 @@ def _one(run: Figures, place: int) -> Iterator[str]:
     yield from _leaks(result)
     yield from _worse(run)
     for at, racer in enumerate(result.race):
-        if len(points := _wealth(result, racer)) > 1:
+        if len(points := wealth(result, racer)) > 1:
             yield figure(_race_chart(racer, points), f"race{place}-{at}")
     yield from _tree(result)
     yield from _paragraphs(result.published)
@@ -98,15 +99,19 @@ def _worse(run: Figures) -> Iterator[str]:
         yield table("The worst first", ("task", "key", "before", "after", "rollouts of the winner", "input"), rows)
 
 
-def _wealth(result: RunResult, racer: Raced) -> list[tuple[float, float]]:
-    """(pairs, e-value) of a finalist after each pair: bet again, because the race keeps the last value only."""
-    seed = {(one.task, one.number): one.reward for one in result.validation if one.candidate == result.seed.id}
-    wealth, found = Wealth(), list[tuple[float, float]]()
+def wealth(result: RunResult, racer: Raced) -> list[tuple[float, float]]:
+    """(tasks, e-value) of a finalist after each task: bet again, because the race keeps the last value only."""
+    rewards: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for one in result.validation:
-        theirs = seed.get((one.task, one.number))
-        if one.candidate == racer.candidate and one.reward is not None and theirs is not None:
-            wealth.bet(one.reward - theirs, 1.0)
-            found.append((float(len(found) + 1), wealth.value))
+        if one.reward is not None:
+            rewards[one.candidate, one.task].append(one.reward)
+    again, found = Racer(racer.candidate, len(result.race), racer.rate), list[tuple[float, float]]()
+    for task in dict.fromkeys(one.task for one in result.validation):
+        both = rewards[racer.candidate, task], rewards[result.seed.id, task]
+        if all(both):
+            mine, theirs = (sum(values) / len(values) for values in both)
+            again.add(mine - theirs)
+            found.append((float(len(found) + 1), again.evidence))
     return found
 
 

@@ -8,16 +8,25 @@ from pathlib import Path
 import pytest
 from fakes.apo_results import LEAKS, SEED, WINNER, result
 from fakes.goldens import GOLDENS, check_golden, check_text, check_widths
+from fakes.laboratory import SEED as DESK
+from fakes.laboratory import Bench, tasks
 
 from penstock.gateway.client.console import Failure
 from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.commands import report as command
+from penstock.trainer.apo.protocol import Evidence
 from penstock.trainer.apo.report.changes import changes
 from penstock.trainer.apo.report.files import results
-from penstock.trainer.apo.report.page import page
+from penstock.trainer.apo.report.gathered import Ended, Settings, gathered
+from penstock.trainer.apo.report.page import page, wealth
 from penstock.trainer.apo.report.result import RunResult
 from penstock.trainer.apo.report.summary import figures, together
 from penstock.trainer.apo.report.terminal import report
+from penstock.trainer.apo.search import Search
+from penstock.trainer.apo.splits import Splits
+from penstock.trainer.apo.trials import Order, Pool
 
 BETTER = result(leaks=LEAKS)
 SEEDS = [
@@ -80,6 +89,28 @@ def test_the_page_is_as_it_was_and_loads_nothing() -> None:
     assert "http" not in html.replace("http-equiv", "")
     assert "\x1b" not in html
     check_text("apo-report.html", html)
+
+
+@pytest.mark.parametrize("rollouts", [200, 700])
+async def test_the_race_is_drawn_as_it_was_run(rollouts: int) -> None:
+    """Also where there are more rollouts than tasks: the mean of a task's repeats counts once."""
+    good, fair = (Candidate({"desk": f"Answer {how}."}, DESK.id) for how in ("well", "fairly"))
+
+    class Both:
+        async def propose(self, pool: Pool, evidence: Evidence) -> list[Candidate]:
+            return [] if good.id in pool.candidates else [good, fair]
+
+    def graded(candidate: Candidate, order: Order) -> float:
+        wrong = {good.id: 1, fair.id: 2}.get(candidate.id, 3)
+        return float((int(order.task[1:]) + order.number) % 5 >= wrong)
+
+    splits = Splits(tasks(20), tasks(24, first=20), tasks(4, first=50))
+    search = Search(Bench(graded), Both(), DESK, splits.train, splits.validation, Budget(rollouts), 0)
+    ended = Ended(Settings("desk", "both", "", 0, placebo=False), await search.run(), (), splits, {})
+    found = gathered(ended, (), (), 1)
+    assert found.race
+    for racer in found.race:
+        assert wealth(found, racer)[-1] == (racer.pairs, racer.e_value)
 
 
 def test_a_page_of_a_hostile_text_is_text() -> None:
