@@ -21,6 +21,10 @@ STYLES = 6
 LOWEST = 1e-3
 """What a logarithmic axis begins with at the lowest: e-values below it say no more."""
 HIGHEST = 1e9
+MOST = 1e300
+"""What is beyond is drawn at the edge."""
+CLOSE = 1e-13
+"""Ends of an axis that are closer, as a share of themselves, are one point."""
 Pair = tuple[float, float]
 
 
@@ -119,8 +123,14 @@ class _Scale:
 
 
 def _wide(low: float, high: float) -> Pair:
-    """A range that is more than a point."""
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    """A range that is more than a point, with ends whose difference is a number."""
+    low, high = (min(max(end, -MOST), MOST) for end in (low, high))
+    largest = max(abs(low), abs(high), 1 / MOST)
+    if high - low > CLOSE * largest:
+        return low, high
+    # At 1e17 a half more is the same number.
+    reach = max(0.5, 10 * CLOSE * largest)
+    return low - reach, high + reach
 
 
 def _decades(values: Sequence[float]) -> Pair:
