@@ -152,7 +152,8 @@ def _lines(version: Resource) -> list[str]:
     rest = [f"{name}: {value}" for name, value in version.content.items() if name not in ("text", "sent")]
     said: str = version.content.get("text", "")
     ends = [] if not said or said.endswith("\n") else ["\\ no line break at the end"]
-    return [*rest, *said.splitlines(), *ends]
+    # Not `splitlines`: versions that differ in other line breaks do not say the same.
+    return [*rest, *(said.removesuffix("\n").split("\n") if said else []), *ends]
 
 
 def proposals(found: Sequence[tuple[Proposal, str | None]], calls: int, left_out: int, rollouts: int) -> Group:
