@@ -80,9 +80,10 @@ class Tape:
         most = max(by_source.values(), key=len, default=[])
         return tuple(most) if len(most) > 1 else ()
 
-    def _scaled(self, value: float) -> float:
+    def _scaled(self, value: float, calls: int = 0) -> float:
+        """`calls`: of the model, where they are to cost as much as in a run."""
         low, high = self._rewards.low, self._rewards.high
-        return min(1.0, max(0.0, (value - low) / (high - low)))
+        return min(1.0, max(0.0, (value - low - self._rewards.step_cost * calls) / (high - low)))
 
     async def again(self, observations: Sequence[Observation]) -> list[Observation]:
         """See `Reader`: the reward function of the run is asked once more about what is on the tape."""
@@ -100,7 +101,8 @@ class Tape:
         if value is None:
             self.problems.append(problem)
             return one
-        return replace(one, judged=(one.reward, self._scaled(value)))
+        # Both as the grader says them: what steps cost is no noise of its own.
+        return replace(one, judged=(self._scaled(transcript.attempt.reward), self._scaled(value)))
 
     async def earlier(
         self, seeds: Mapping[str, Resource], tasks: Sequence[AgentTask], prompt: str
@@ -116,7 +118,8 @@ class Tape:
             task = by_input.get(key_of(rollout.input))
             own = "penstock.candidate" in (rollout.metadata or {})
             if task is not None and not own and rollout.reward is not None:
-                found.append(await self._observed(rollout, prompt, task, self._scaled(rollout.reward), ""))
+                reward = self._scaled(rollout.reward, rollout.totals.calls)
+                found.append(await self._observed(rollout, prompt, task, reward, ""))
         return found
 
 

@@ -96,6 +96,16 @@ async def test_it_says_that_prompts_are_worth_it_and_costs_nothing_twice(
     assert again.err.splitlines()[0] == "8 rollouts of the texts as they are"
 
 
+async def test_what_steps_cost_is_no_noise_of_the_grader(gateway: Gateway, home: Path) -> None:
+    path = Path(config(home))
+    path.write_text(path.read_text() + "[reward]\nstep_cost = 0.3\n")
+    done = await shell(gateway, home).run("train", "apo", "advise", str(path), "--rollouts", "30", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["variance"]["judgements"] >= 10
+    assert found["variance"]["grader"] < 1e-9
+
+
 async def test_without_a_reward_it_says_so(gateway: Gateway, home: Path) -> None:
     done = await shell(gateway, home).run(
         "train", "apo", "advise", config(home, "judges:silent"), "--rollouts", "24", "--json"
