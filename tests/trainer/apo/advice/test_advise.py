@@ -64,9 +64,9 @@ def shell(gateway: Gateway, home: Path) -> Shell:
     return made
 
 
-def config(home: Path, judge: str = "judges:reward") -> str:
+def config(home: Path, judge: str = "judges:reward", more: str = "") -> str:
     path = home / "apo.toml"
-    path.write_text(APO.format(home=home) + RUNNER.format(judge=judge))
+    path.write_text(APO.format(home=home) + RUNNER.format(judge=judge) + more)
     return str(path)
 
 
@@ -97,9 +97,8 @@ async def test_it_says_that_prompts_are_worth_it_and_costs_nothing_twice(
 
 
 async def test_what_steps_cost_is_no_noise_of_the_grader(gateway: Gateway, home: Path) -> None:
-    path = Path(config(home))
-    path.write_text(path.read_text() + "[reward]\nstep_cost = 0.3\n")
-    done = await shell(gateway, home).run("train", "apo", "advise", str(path), "--rollouts", "30", "--json")
+    path = config(home, more="[reward]\nstep_cost = 0.3\n")
+    done = await shell(gateway, home).run("train", "apo", "advise", path, "--rollouts", "30", "--json")
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["variance"]["judgements"] >= 10
