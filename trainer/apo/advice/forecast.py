@@ -49,7 +49,8 @@ def gains_above(gain: Quantity, worth: float, source: np.random.Generator) -> Ar
     """Draws of a gain, given that it is above `worth`: by inverse of its distribution on a grid."""
     grid = np.linspace(worth, max(worth + 0.01, min(1.0, gain.mean + 5 * gain.sd)), 400)
     spread = max(gain.sd, 1e-6)
-    density = np.exp(-0.5 * ((grid - gain.mean) / spread) ** 2 + 0.5 * ((grid[0] - gain.mean) / spread) ** 2)
+    with np.errstate(over="ignore"):
+        density = np.exp(-0.5 * ((grid - gain.mean) / spread) ** 2 + 0.5 * ((grid[0] - gain.mean) / spread) ** 2)
     if not np.isfinite(density).all():
         return np.full(RACES, max(worth, gain.mean))
     return source.choice(grid, size=RACES, p=density / density.sum())

@@ -43,3 +43,9 @@ def test_a_gain_that_nobody_expects_is_forecast_as_the_least_that_counts() -> No
     found = forecast(Quantity(-5.0, 0.01), 0.05, 0.1, 50)
     assert found.pairs is None or found.pairs > 100
     assert found.power < 0.2
+
+
+def test_a_gain_that_is_known_well_is_played_as_it_is() -> None:
+    found = forecast(Quantity(0.9, 0.01), 0.05, 0.05, 100)
+    assert found.pairs is not None
+    assert found.power == 1.0
