@@ -44,6 +44,20 @@ async def travelling(tmp_path: Path, http: aiohttp.ClientSession) -> AsyncGenera
         yield gateway, client, traffic
 
 
+async def fallen_back(gateway: Gateway, client: Client, traffic: Traffic) -> str:
+    """A rollout of the candidate whose release was rolled back, and which made its next call while the disk was full.
+    So did `late`, its first one."""
+    release = await traffic.start("travel", "v2", policy(0.5))
+    name = "r"
+    while await traffic.rollout(name, lambda _: None, calls=1) != "candidate":
+        name += "r"
+    _ = await client.decide(release.id, "rollback", Said(who="ann", why="it is worse"))
+    with full_disk(gateway):
+        _ = await traffic.call(name)
+        _ = await traffic.call("late")
+    return name
+
+
 async def test_a_rollout_keeps_its_arm_in_a_process_that_did_not_give_it(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
@@ -86,14 +100,7 @@ async def test_a_rollout_that_fell_back_while_the_disk_was_full_is_marked(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
     async with travelling(tmp_path, http) as (gateway, client, traffic):
-        release = await traffic.start("travel", "v2", policy(0.5))
-        name = "r"
-        while await traffic.rollout(name, lambda _: None, calls=1) != "candidate":
-            name += "r"
-        _ = await client.decide(release.id, "rollback", Said(who="ann", why="it is worse"))
-        with full_disk(gateway):
-            _ = await traffic.call(name)
-            _ = await traffic.call("late")
+        name = await fallen_back(gateway, client, traffic)
         assert traffic.failures == []
 
         # Neither makes another call.
@@ -111,14 +118,7 @@ async def test_a_span_with_the_version_that_a_rollout_fell_back_to_brings_the_ma
 ) -> None:
     """In one transaction, so that no kill comes between them; also where the rollout had nothing on the tape before."""
     async with travelling(tmp_path, http) as (gateway, client, traffic):
-        release = await traffic.start("travel", "v2", policy(0.5))
-        name = "r"
-        while await traffic.rollout(name, lambda _: None, calls=1) != "candidate":
-            name += "r"
-        _ = await client.decide(release.id, "rollback", Said(who="ann", why="it is worse"))
-        with full_disk(gateway):
-            _ = await traffic.call(name)
-            _ = await traffic.call("late")
+        name = await fallen_back(gateway, client, traffic)
         for rollout, spans in ((name, 3), ("late", 2)):
             _ = await traffic.call(rollout)
             _ = await Tape(gateway.url, http).spans(rollout, spans)
