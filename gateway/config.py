@@ -16,6 +16,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from penstock.gateway.dialects import FAMILIES
 from penstock.gateway.masking import rules as masking_rules
+from penstock.gateway.model.baggage import TOKEN
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.budget import Budget
 from penstock.gateway.model.local_names import LocalNames
@@ -27,9 +28,6 @@ from penstock.gateway.model.toml import ConfigError, Section, names_differ, read
 from penstock.gateway.model.webhook_settings import Webhook
 from penstock.gateway.policy.rules import PolicyRule, check_names
 from penstock.gateway.upstream_settings import Route, Upstream
-
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""RFC 9110, 5.6.2."""
 
 
 def admin_key() -> str | None:
@@ -153,7 +151,7 @@ class Otlp(Section):
         made = {name.strip(): unquote(content.strip()) for name, _, content in pairs}
         for name, content in made.items():
             # The value is a secret, mostly.
-            if not _HEADER_NAME.fullmatch(name) or not content.isprintable():
+            if not re.fullmatch(f"{TOKEN}+", name) or not content.isprintable():
                 raise ConfigError(f"otlp: {self.headers_env}: {name!r} and its value can be no header")
         return made
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from contextlib import suppress
+from functools import cache
 from typing import Final
 
 _ROOM: Final = 100
@@ -20,8 +21,6 @@ _BY_CHANCE: Final = 8
 _SHORT: Final = "/tmp"
 _OURS: Final = "penstock-"
 _LOCKED: Final = ".penstock-lives"
-_swept: Final = set[str]()
-"""Where this process has looked for what others have left."""
 
 
 class Folder(tempfile.TemporaryDirectory[str]):
@@ -45,11 +44,9 @@ class Folder(tempfile.TemporaryDirectory[str]):
         super().cleanup()
 
 
+@cache
 def _sweep(parent: str) -> None:
     """Removes what processes have left here that are no more; once."""
-    if parent in _swept:
-        return
-    _swept.add(parent)
     with suppress(OSError), os.scandir(parent) as found:
         for one in found:
             if one.name.startswith(_OURS) and one.is_dir(follow_symlinks=False):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from penstock.gateway.definitions.reading import Change, Item, changes, fingerprints, list_fingerprint
-from penstock.gateway.model.base import Mode, Origin
+from penstock.gateway.model.base import Mode, Origin, readable
 from penstock.gateway.model.definitions import (
     Approval,
     ApproveRequest,
@@ -192,10 +192,9 @@ def described(different: list[Change]) -> str:
 
 def read_server(server: str, record: bytes) -> ServerDefinitions:
     """A server from its record. Raises `Damaged`."""
-    try:
-        return ServerDefinitions.model_validate_json(record)
-    except ValueError:
-        raise Damaged(f"what server {server!r} has listed cannot be read; run `penstock check`") from None
+    if (found := readable(ServerDefinitions, record)) is None:
+        raise Damaged(f"what server {server!r} has listed cannot be read; run `penstock check`")
+    return found
 
 
 def server_key(server: str) -> bytes:

@@ -41,7 +41,7 @@ MARKED: Final = 256
 """The last changes that tell whether a tape is the one that an index is of."""
 _GONE: Final = "-" * 8
 """Stands in a mark for what was forgotten."""
-_TORN: Final[tuple[type[Exception], ...]] = (Damaged, *(set[type[Exception]](codec.UNREADABLE) - {MemoryError}))
+_TORN: Final[tuple[type[Exception], ...]] = (Damaged, *codec.TORN)
 """What reading a damaged record raises. It is left out: what comes after it is read all the same."""
 _log = logging.getLogger("penstock.index")
 

@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterator
 from typing import Final
 from urllib.parse import unquote
 
-BAGGAGE_NAME: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$"
+TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"
+"""A character of the names of headers and of what is in `baggage` (RFC 9110, 5.6.2)."""
+BAGGAGE_NAME: Final = rf"^{TOKEN}{{1,128}}$"
 """What a name may be: a token of HTTP."""
 LONGEST: Final = 256
 """Characters of a value that names somebody."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from penstock.gateway.model.change import Change
 from penstock.gateway.store import Store
-from penstock.gateway.store.codec import UNREADABLE
+from penstock.gateway.store.codec import TORN, UNREADABLE
 from penstock.gateway.store.directory import Damaged, TapeError
 
 T = TypeVar("T")
@@ -18,8 +18,7 @@ _log = logging.getLogger("penstock.otlp")
 
 def is_damage(error: TapeError) -> bool:
     """Whether it would fail again whenever it is tried: a record makes no sense, while the tape can be read."""
-    cause = error.__cause__
-    return isinstance(error, Damaged) or (isinstance(cause, UNREADABLE) and not isinstance(cause, MemoryError))
+    return isinstance(error, Damaged) or isinstance(error.__cause__, TORN)
 
 
 def unless_damaged(read: Callable[[], T]) -> T | None:

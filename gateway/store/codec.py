@@ -31,6 +31,8 @@ from penstock.gateway.model.span import Usage
 DEPTH = 32
 UNREADABLE = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupError, MemoryError)
 """What decoding raises when the bytes are not what they should be."""
+TORN: tuple[type[Exception], ...] = tuple(error for error in UNREADABLE if error is not MemoryError)
+"""Those of them that it raises whenever it is tried."""
 
 _CHAIN = 8 << 20
 _NEAR = 16384

@@ -72,7 +72,8 @@ def result(
         ],
         race=[
             Raced(
-                candidate=WINNER.id, state="better" if won else "racing", gain=0.625, e_value=23.4, needed=20, pairs=4
+                candidate=WINNER.id, state="better" if won else "racing", gain=0.625, e_value=23.4, needed=20,
+                pairs=4, rate=0.0,
             )
         ],
         validation=[one for pair in zip(race_seed, race_mine, strict=True) for one in pair],

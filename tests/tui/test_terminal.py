@@ -168,14 +168,21 @@ async def test_settings_that_cannot_be_followed_are_said_before_it_starts(
         assert "Traceback" not in program.text
 
 
-async def test_the_pane_is_opened_in_a_pager(world: World, tmp_path: Path) -> None:
-    pager = tmp_path / "pager"
-    pager.write_text('#!/bin/sh\necho "paged: $(wc -l < "$1")"; read line\n')
-    pager.chmod(0o755)
-    async with tui(world, "rollouts", size=(120, 40), PAGER=str(pager)) as program:
+@asynccontextmanager
+async def paged(world: World, tmp_path: Path, pager: str, said: str) -> AsyncGenerator[PtyProgram]:
+    """A TUI that has opened its pane in this pager, as soon as that has said this."""
+    file = tmp_path / "pager"
+    file.write_text(pager)
+    file.chmod(0o755)
+    async with tui(world, "rollouts", size=(120, 40), PAGER=str(file)) as program:
         await program.until(lambda text: "[Spans]" in text and "asking" not in text)
         program.write("o")
-        await program.until(lambda text: "paged:" in text)
+        await program.until(lambda text: said in text)
+        yield program
+
+
+async def test_the_pane_is_opened_in_a_pager(world: World, tmp_path: Path) -> None:
+    async with paged(world, tmp_path, '#!/bin/sh\necho "paged: $(wc -l < "$1")"; read line\n', "paged:") as program:
         program.write("\n")
         await program.until(lambda text: "[Spans]" in text)
 
@@ -190,13 +197,7 @@ sys.stdin.readline()
 
 async def test_a_key_that_interrupts_the_pager_is_for_the_pager(world: World, tmp_path: Path) -> None:
     """`less` gives up a search at Ctrl-C."""
-    pager = tmp_path / "pager"
-    pager.write_text(PAGES)
-    pager.chmod(0o755)
-    async with tui(world, "rollouts", size=(120, 40), PAGER=str(pager)) as program:
-        await program.until(lambda text: "[Spans]" in text and "asking" not in text)
-        program.write("o")
-        await program.until(lambda text: "paged" in text)
+    async with paged(world, tmp_path, PAGES, "paged") as program:
         program.write("\x03")
         await program.until(lambda text: "told" in text)
         program.write("\n")

@@ -34,12 +34,10 @@ DIES = (
 )
 
 
-def test_what_a_killed_process_has_left_is_removed_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     folder = str(tmp_path)
     (tmp_path / "penstock-mine").mkdir()
-    monkeypatch.setattr(module, "_swept", set[str]())
+    module._sweep.cache_clear()  # pyright: ignore[reportPrivateUsage]  # it looks once
     command = (sys.executable, "-c", DIES, folder)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lives:
         assert lives.stdout is not None

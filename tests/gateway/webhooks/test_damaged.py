@@ -54,12 +54,17 @@ async def damaged(made: Bench, release: Release) -> None:
     await made.do(abort)
 
 
+async def add_other(made: Bench) -> None:
+    """Another prompt with two versions."""
+    await made.add("other", prompt("You are a helpful librarian. Never lend a rare book.", sent=True))
+    await made.add("other", prompt("You are a helpful librarian. Never lend a rare book to anybody."))
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["before the start", "later"])
 async def test_others_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
     monkeypatch.setenv("PAGER_SECRET", SECRET)
     async with counting() as provider, bench(tmp_path, provider) as made, hooked() as hook:
-        await made.add("other", prompt("You are a helpful librarian. Never lend a rare book.", sent=True))
-        await made.add("other", prompt("You are a helpful librarian. Never lend a rare book to anybody."))
+        await add_other(made)
         async with telling(made, hook):
             bad = await made.release()
             await hook.until(lambda: len(hook.taken) == 1)
@@ -94,8 +99,7 @@ async def test_a_delivery_that_cannot_be_read_is_passed_over(tmp_path: Path, mon
     monkeypatch.setenv("PAGER_SECRET", SECRET)
     monkeypatch.setattr(outbox, "KEPT", 1)
     async with counting() as provider, bench(tmp_path, provider) as made, hooked() as hook:
-        await made.add("other", prompt("You are a helpful librarian. Never lend a rare book.", sent=True))
-        await made.add("other", prompt("You are a helpful librarian. Never lend a rare book to anybody."))
+        await add_other(made)
         async with telling(made, hook):
             _ = await made.release()
             await hook.until(lambda: len(hook.taken) == 1)

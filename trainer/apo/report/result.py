@@ -53,8 +53,8 @@ class Raced(Noun):
     """The e-value at which it is better."""
     pairs: int
     """Tasks that both had a reward on, each as often as it was run."""
-    rate: float = 0.0
-    """The rate of the bet that fits what the search had seen; 0 where an earlier version has not kept it."""
+    rate: float
+    """The rate of the bet that fits what the search had seen."""
 
 
 class Ran(Noun):
