@@ -120,8 +120,10 @@ class Tables:
             batch.between()
             txn.put(keys.number(self._body + 1 + first), segment, db=dbs["bodies"], append=True)
         for key, block in batch.index.items():
+            batch.between()
             txn.put(key, keys.numbers(block), db=dbs["index"])
         for live in batch.dirty:
+            batch.between()
             live.dirty = False
             live.stored = records.attempt_record(live.values, live.cursors, live.origins)
             txn.put(live.place, live.stored, db=dbs["attempts"])
@@ -134,6 +136,7 @@ class Tables:
                     batch.wrote |= txn.delete(key, db=dbs[database])
         if batch.touched or batch.cut:
             txn.put(UNTOLD, keys.numbers(self._untold.after(batch)), db=dbs["meta"])
+        batch.between()
         for first, count, segment in codec.pack_log(batch.log):
             txn.put(keys.number(batch.cursor + first + count), segment, db=dbs["log"], append=True)
 

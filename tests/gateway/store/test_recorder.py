@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -126,10 +128,19 @@ async def test_it_gives_way_between_calls(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("calls", "size", "gives"), [(63, (4 << 20) - 1, True), (64, 0, False), (0, 4 << 20, False), (1000, 5 << 20, False)]
+    ("calls", "size", "times"),
+    [
+        (0, 0, 64),
+        (15, (512 << 10) - 1, 64),
+        (16, 0, 32),
+        (0, 512 << 10, 32),
+        (1000, 0, 1),
+        (0, 16 << 20, 1),
+        (1024, 0, 0),
+    ],
 )
-def test_it_does_not_give_way_while_much_waits(
-    monkeypatch: pytest.MonkeyPatch, calls: int, size: int, gives: bool
+def test_it_gives_way_the_less_often_the_more_waits(
+    monkeypatch: pytest.MonkeyPatch, calls: int, size: int, times: int
 ) -> None:
     """Otherwise an event loop that is never idle fills the queue."""
     given: list[int] = []
@@ -138,32 +149,65 @@ def test_it_does_not_give_way_while_much_waits(
     metrics.recorder_queue_bytes = size
     way = giving_way.GivingWay(metrics)
     way.begin()
-    way(calls)
-    assert bool(given) == gives
+    for _ in range(64):
+        way(calls)
+    assert len(given) == times
 
 
-async def test_it_gives_way_to_other_processes_only_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+class Clocks:
+    """What `GivingWay` reads: `now` passes for all, `loop` is what the loop has used of it."""
+
+    now = loop = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def pthread_getcpuclockid(self, thread: int) -> int:
+        assert thread == threading.get_ident()
+        return 7
+
+    def clock_gettime(self, clock: int) -> float:
+        assert clock == 7
+        return self.loop
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["to the loop", "to others"])
+def test_it_gives_way_to_other_processes_only_for_a_moment(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
     """The kernel lets any of them go first: a call would come to the tape late by a slice of each, for every call."""
-    rack, now = Rack(), 0.0
-    given: list[float] = []
+    clocks, given = Clocks(), 0
 
     def give() -> None:
-        nonlocal now
-        now += 0.003  # a slice
-        given.append(now)
-
-    class Clock:
-        @staticmethod
-        def perf_counter() -> float:
-            return now
+        nonlocal given
+        given += 1
+        clocks.now += 0.003  # a slice
+        clocks.loop += 0.003 if own else 0.0
 
     monkeypatch.setattr(giving_way, "_YIELD", give)
-    monkeypatch.setattr(giving_way, "time", Clock)
-    for number in range(60):
-        rack.put(f"r{number}")
-    await rack.recorder.flush()
-    assert 0 < len(given) <= 4 * (rack.metrics.commits + 2), "a few in a batch; the last ones may hold no call"
-    await rack.recorder.close()
+    monkeypatch.setattr(giving_way, "time", clocks)
+    way = giving_way.GivingWay(Metrics())
+    for _ in range(2):
+        way.begin()
+        for _ in range(60):
+            way(0)
+    assert given == (120 if own else 8)
+
+
+def test_without_the_loop_s_clock_all_counts_as_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(time, "pthread_getcpuclockid")
+    given: list[int] = []
+
+    def give() -> None:
+        given.append(0)
+        until = time.thread_time() + 0.003
+        while time.thread_time() < until:
+            pass
+
+    monkeypatch.setattr(giving_way, "_YIELD", give)
+    way = giving_way.GivingWay(Metrics())
+    way.begin()
+    for _ in range(60):
+        way(0)
+    assert len(given) <= 4
 
 
 async def test_the_queue_is_measured_even_when_a_call_grows_in_it() -> None:
