@@ -52,4 +52,7 @@ def _share(one: BudgetUse) -> Text:
 
 
 def _frees(one: BudgetUse, now_ns: int) -> str:
-    return "never" if one.frees_ns is None else duration(max(0, one.frees_ns - now_ns) // 10**9 * 10**9)
+    if one.frees_ns is None:
+        return "never"
+    seconds = (one.frees_ns - now_ns) // 10**9
+    return duration(seconds * 10**9) if seconds > 0 else "now"

@@ -187,6 +187,11 @@ class Deadlines:
         self._unclaimed.add(self._waiting.newly_unclaimed(), now + int(self._quiet_s * 1e9))
         for name in self._unclaimed.take(now + _SWEEP_NS):
             self.watch(*name)
-        for name in self._reader.live():
+        try:
+            live = self._reader.live()
+        except TapeError as error:
+            _log.error("attempts that a call has revived are not watched: %s", error)
+            return
+        for name in live:
             if name not in self._watched:
                 self.watch(*name, now)

@@ -823,6 +823,27 @@ async def test_after_a_restart_some_are_looked_at_and_cost_next_to_no_memory_the
         assert life.metrics.attempts[("succeeded",)] == 50
 
 
+async def test_a_tape_that_cannot_be_read_is_told_of_and_looked_at_again(
+    life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = life.dispatcher.deadlines
+    await life.enqueue("q1")
+    assert await life.claim() == ["q1/a1"]
+    there._watched.clear()
+
+    def broken() -> list[tuple[str, str]]:
+        raise TapeError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(there._reader, "live", broken)
+        there._sweep()
+    assert [record.getMessage() for record in caplog.records] == [
+        "attempts that a call has revived are not watched: the disk is gone"
+    ]
+    there._sweep()
+    assert list(there._watched) == [("q1", "a1")]
+
+
 # -- what failed -------------------------------------------------------------------------------------------------------
 
 
