@@ -4,6 +4,9 @@ Every event carries the feed's cursor as its id. A follower that comes back with
 themselves) misses nothing and gets nothing twice. A slow follower slows only itself: the next changes are read from the
 tape when the last ones are on their way. Followers end when the application shuts down.
 
+Cursors are those of one tape; the header `Penstock-Tape` of an answer says of which. A follower that gives it back is
+refused where the gateway has another tape by now.
+
 A follower may say what it wants (`store.wanted`). Then it is not woken by anything else, and what it does not want is
 skipped by the first bytes of its record.
 """
@@ -14,7 +17,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, NamedTuple, cast, get_args
+from typing import Any, Final, NamedTuple, cast, get_args
 
 from aiohttp import web
 from pydantic import Field
@@ -25,7 +28,7 @@ from penstock.gateway.api.guard import ApiError, answer, query_of
 from penstock.gateway.api.openapi import EVENTS
 from penstock.gateway.model.answers import ChangePage
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.change import Change, ChangeKind
+from penstock.gateway.model.change import TAPE_HEADER, Change, ChangeKind
 from penstock.gateway.model.rollout import RolloutStatus
 from penstock.gateway.store.feed import Watch
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
@@ -48,6 +51,7 @@ class Sent(NamedTuple):
 KIND: Final = f"({'|'.join(get_args(ChangeKind))})"
 STATUS: Final = f"({'|'.join(RolloutStatus)})"
 NAME: Final = r"[A-Za-z0-9._-]{1,128}\*?"
+TAPE: Final[Any] = Field(default=None, pattern="^[0-9a-f]{32}$")
 Next = Callable[[Control, int], Awaitable[Sent]]
 """The piece after a cursor."""
 
@@ -57,6 +61,8 @@ class ChangesQuery(Noun):
 
     since: int = Field(default=0, ge=0)
     """Give what comes after this cursor; 0 is everything. A `Last-Event-ID` header goes before it."""
+    tape: str | None = TAPE
+    """The tape that the cursor is of, as `Penstock-Tape` of an earlier answer says; any other is refused."""
     follow: bool = True
     """Keep the stream open and send what comes. `false` answers with one finite JSON page."""
     limit: int | None = Field(default=None, ge=1, le=10_000)
@@ -83,20 +89,25 @@ async def get_changes(request: web.Request) -> web.StreamResponse:
     """The change feed as server-sent events: `id` is the cursor to go on from, `event` the kind of what changed, `data`
     a Change as JSON. Comments keep the connection alive. With `follow=false` it is one page of JSON instead."""
     control, asked = request.app[CONTROL], query_of(request, ChangesQuery)
-    since = since_of(request, asked.since, control.tape.cursor())
+    since = since_of(request, control, asked.since, asked.tape)
     if not asked.follow:
         changes, cursor = control.tape.changes(since, asked.limit or 1000, asked.wanted())
-        return answer(ChangePage(changes=changes, next=cursor))
+        page = answer(ChangePage(changes=changes, next=cursor))
+        page.headers[TAPE_HEADER] = control.tape.identity()
+        return page
     if asked.limit is not None:
         raise ApiError(400, "limit goes with follow=false only", "limit", str(asked.limit))
     wanted = asked.wanted()
     return await follow(request, control, since, partial(_next, wanted), wanted)
 
 
-def since_of(request: web.Request, asked: int, end: int) -> int:
-    """The cursor that a follower goes on from; `end` is the last one."""
+def since_of(request: web.Request, control: Control, asked: int | None, tape: str | None) -> int:
+    """The cursor that a follower goes on from; the last one where it has named none. `tape`: which it is of."""
+    own, end = control.tape.identity(), control.tape.cursor()
+    if tape is not None and tape != own:
+        raise ApiError(400, "this gateway has another tape now: begin anew, without a cursor", "tape", tape, (own,))
     last = request.headers.get("Last-Event-ID")
-    field, value = ("since", str(asked)) if last is None else ("Last-Event-ID", last)
+    field, value = ("since", str(end if asked is None else asked)) if last is None else ("Last-Event-ID", last)
     if not value.isascii() or not value.isdigit() or int(value) > end:
         raise ApiError(
             400, f"{field} must be a cursor of this feed, which ends at {end}", field, value, (f"0 to {end}",)
@@ -109,7 +120,8 @@ async def follow(
 ) -> web.StreamResponse:
     """Sends a feed piece by piece, until the follower goes away. `wanted`: what it is woken by."""
     gzip = compression.accepts_gzip(request.headers)
-    headers = {"Content-Type": EVENTS, "X-Accel-Buffering": "no", **(compression.HEADERS if gzip else {})}
+    headers = {"Content-Type": EVENTS, "X-Accel-Buffering": "no", TAPE_HEADER: control.tape.identity()}
+    headers |= compression.HEADERS if gzip else {}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     async with _following(control):

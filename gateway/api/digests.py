@@ -13,7 +13,7 @@ from functools import partial
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api.changes import Sent, follow, since_of
+from penstock.gateway.api.changes import TAPE, Sent, follow, since_of
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import query_of
 from penstock.gateway.model.base import Noun
@@ -31,6 +31,8 @@ class DigestQuery(Noun):
 
     since: int | None = Field(default=None, ge=0)
     """Tell what comes after this cursor; what is new from now on when not given."""
+    tape: str | None = TAPE
+    """The tape that the cursor is of, as `Penstock-Tape` of an earlier answer says; any other is refused."""
     every_s: float = Field(default=1.0, ge=0.1, le=60, allow_inf_nan=False)
     """At most one event in so many seconds."""
 
@@ -39,8 +41,7 @@ async def get_digests(request: web.Request) -> web.StreamResponse:
     """The change feed in digests, as server-sent events: the names of what has changed and sums over the calls that
     ended, at most one event every `every_s` seconds. `id` is the cursor to go on from."""
     control, asked = request.app[CONTROL], query_of(request, DigestQuery)
-    end = control.tape.cursor()
-    since = since_of(request, end if asked.since is None else asked.since, end)
+    since = since_of(request, control, asked.since, asked.tape)
     return await follow(request, control, since, partial(_next, asked.every_s))
 
 

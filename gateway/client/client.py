@@ -47,7 +47,7 @@ from penstock.gateway.model.answers import (
 from penstock.gateway.model.audit import UNSAID, AuditEntry, Caller, Said
 from penstock.gateway.model.base import Kind
 from penstock.gateway.model.breakdown import Breakdown
-from penstock.gateway.model.change import Change, ChangeKind, Digest
+from penstock.gateway.model.change import TAPE_HEADER, Change, ChangeKind, Digest
 from penstock.gateway.model.grouping import By
 from penstock.gateway.model.queue import (
     ClaimAnswer,
@@ -271,11 +271,13 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def _followed(
         self, path: str, model: type[F], params: Params, since: int, lost: Callable[[ClientError], None] | None
     ) -> AsyncGenerator[F]:
-        """The events of a feed. After a lost connection it comes back, with growing pauses, to where it was."""
-        pause = FIRST_PAUSE_S
+        """The events of a feed. After a lost connection it comes back, with growing pauses, to where it was; it is
+        refused where the gateway has another tape then."""
+        pause, tape = FIRST_PAUSE_S, list[str]()
         while True:
             try:
-                async with aclosing(self._stream(path, model, {**params, "since": since})) as stream:
+                at = {**params, "since": since, "tape": "".join(tape) or None}
+                async with aclosing(self._stream(path, model, at, tape)) as stream:
                     async for event in stream:
                         since, pause = event.cursor, FIRST_PAUSE_S
                         yield event
@@ -291,9 +293,10 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         """What changed after `since`, without waiting for more."""
         return await self.get("/api/changes", ChangePage, {"since": since, "limit": limit, "follow": "false"})
 
-    async def _stream(self, path: str, model: type[F], params: Params) -> AsyncGenerator[F]:
-        """Events until the connection ends. One that was cut off is not given."""
+    async def _stream(self, path: str, model: type[F], params: Params, tape: list[str]) -> AsyncGenerator[F]:
+        """Events until the connection ends. One that was cut off is not given. `tape` gets the one that they are of."""
         async with self.request("GET", path, params) as response:
+            tape[:] = response.headers.getall(TAPE_HEADER, [])
             waiting = bytearray()
             async for piece in response.content.iter_any():
                 waiting += piece

@@ -6,7 +6,6 @@ has: the next chunk begins where the last of them is, and each takes from it wha
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -122,10 +121,7 @@ class Lake:
 
 
 def tape_id(store: Store) -> str:
-    """What tells a tape from every other one, whatever is on it: made of the secret that each tape has, from which
-    nobody can tell that secret. Raises `Refused`."""
-    with store.view() as view:
-        secret = view.get("meta", b"secret")
-    if secret is None:
-        raise Refused(f"the tape in {store.path} was never served: start `penstock serve --data {store.path}` once")
-    return hashlib.blake2b(secret, digest_size=16, person=b"penstock-lake").hexdigest()
+    """What tells a tape from every other one. Raises `Refused`."""
+    if found := store.identity():
+        return found
+    raise Refused(f"the tape in {store.path} was never served: start `penstock serve --data {store.path}` once")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from penstock.gateway.model.base import Noun
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
 
+TAPE_HEADER: Final = "Penstock-Tape"
+"""The header of an answer that names the tape whose cursors it has."""
 ChangeKind: TypeAlias = Literal["rollout", "attempt", "span", "resource", "release", "run", "forgotten"]
 
 

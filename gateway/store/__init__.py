@@ -31,7 +31,7 @@ from penstock.gateway.store.environment import Environment, TapeError, Txn
 from penstock.gateway.store.follower import Follower
 from penstock.gateway.store.overwriting import Overwriting
 from penstock.gateway.store.processes import Processes
-from penstock.gateway.store.reader import Reader
+from penstock.gateway.store.reader import SECRET, Reader
 from penstock.gateway.store.writer import Item, Woken, Writer
 
 F = TypeVar("F")
@@ -140,13 +140,13 @@ class Store(Reader):
     def secret(self) -> bytes:
         """The key that signs agent tokens; made once per tape."""
         with self.view() as view:
-            found = view.get("meta", b"secret")
+            found = view.get("meta", SECRET)
         if found is not None:
             return found
         made = secrets.token_bytes(32)
 
         def apply(txn: Txn) -> None:
-            txn.put(b"secret", made, db=self._env.dbs["meta"])
+            txn.put(SECRET, made, db=self._env.dbs["meta"])
 
         self._env.write(apply)
         return made

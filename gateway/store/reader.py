@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from itertools import islice
 
 from penstock.gateway.model.base import ID_PATTERN
@@ -23,6 +24,8 @@ from penstock.gateway.store.records import Style
 from penstock.gateway.store.view import BLOCK, Forgot, View
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
+SECRET = b"secret"
+"""Where the key is that signs agent tokens."""
 _ID = re.compile(ID_PATTERN)
 _SLICE = 256
 _LOOKED = 4096
@@ -50,6 +53,13 @@ class Reader:
         """The newest committed change."""
         with self.view() as view:
             return view.last("log")
+
+    def identity(self) -> str:
+        """What tells this tape from every other one, whatever is on it; empty where no gateway has served it yet. It is
+        made of the secret that each tape has, which nobody can tell from it."""
+        with self.view() as view:
+            secret = view.get("meta", SECRET)
+        return "" if secret is None else blake2b(secret, digest_size=16, person=b"penstock-tape").hexdigest()
 
     def rollout(self, rollout: str) -> Rollout | None:
         """One rollout, None when the tape has none of that name."""

@@ -120,3 +120,18 @@ async def test_the_feed_is_followed_again_when_the_gateway_returns_with_another_
                 number += 1
                 await pilot.pause(0.2)
         await until(pilot, lambda text: f"t{number - 1}" in text)
+
+
+async def test_what_is_shown_is_of_the_tape_that_the_gateway_returns_with(tmp_path: Path) -> None:
+    """Also where that has more changes already: the place that was reached is one of it, too."""
+    async with gateway(tmp_path / "other") as other:
+        await enqueue(other, range(50, 90))
+    async with gateway(tmp_path / "one") as made, running(options(made.url, "rollouts"), LARGE) as pilot:
+        await until(pilot, lambda text: "t11" in text)
+        await made.kill()
+        await until(pilot, lambda text: "lost for" in text.splitlines()[0])
+        shutil.rmtree(made.data)
+        shutil.copytree(other.data, made.data)
+        await made.restart()
+        text = await until(pilot, lambda text: "t89" in text and "live" in text.splitlines()[0], 30)
+        assert "t11" not in text

@@ -239,6 +239,19 @@ async def test_exact_bytes(served: Serving, http: aiohttp.ClientSession, side: s
         (f"/api/spans?cursor={encode_cursor('recent', (-1,))}", 400, "cursor", "is a cursor of another list"),
         (f"/api/spans?cursor={encode_cursor('recent', ('a', 1))}", 400, "cursor", "is a cursor of another list"),
         ("/api/changes?since=99999", 400, "since", "must be a cursor of this feed, which ends at 6"),
+        (
+            f"/api/changes?tape={'0' * 32}",
+            400,
+            "tape",
+            "this gateway has another tape now: begin anew, without a cursor",
+        ),
+        (
+            f"/api/digest?tape={'0' * 32}",
+            400,
+            "tape",
+            "this gateway has another tape now: begin anew, without a cursor",
+        ),
+        ("/api/changes?tape=mine", 400, "tape", "tape: 'mine'"),
         ("/api/changes?limit=3", 400, "limit", "limit goes with follow=false only"),
         ("/api/stats?spans=-1", 400, "spans", "spans: '-1' is not 0 or more"),
     ],
@@ -249,6 +262,17 @@ async def test_refusals_name_the_field_and_what_is_allowed(
     error = await problem(http, served, path, status)
     assert message in error["message"]
     assert error.get("field") == field
+
+
+@pytest.mark.parametrize("path", ["/api/changes", "/api/changes?follow=false", "/api/digest?since=0"])
+async def test_a_feed_says_of_which_tape_its_cursors_are(
+    served: Serving, http: aiohttp.ClientSession, path: str
+) -> None:
+    async with http.get(f"{served.url}{path}") as response:
+        tape = response.headers["Penstock-Tape"]
+    assert tape == served.tape.identity()
+    async with http.get(f"{served.url}{path}", params={"tape": tape}) as response:
+        assert response.status == 200
 
 
 async def test_refusals_list_what_is_allowed(served: Serving, http: aiohttp.ClientSession) -> None:
