@@ -99,10 +99,9 @@ class Recorder:
         self._records: list[bytes] = []
         """What the log has got and the loop was not told of yet."""
         self._wake = threading.Event()
-        self._hurry = threading.Event()
+        self._hurry, self._hurried = threading.Event(), False  # somebody waits for what is queued, for what is written
         self._way = GivingWay(metrics)
-        self._sleeping = False
-        self._closed = self._ended = False
+        self._sleeping = self._closed = self._ended = False
         self._thread = threading.Thread(target=self._run, name="penstock-recorder", daemon=True)
 
     def start(self) -> None:
@@ -234,6 +233,7 @@ class Recorder:
             self._wake.clear()
         if not self._strict and not self._closed and len(self._queue) < _BATCH:
             self._hurry.wait(_GATHER_SECONDS)
+        self._hurried = self._hurry.is_set()
         self._hurry.clear()
         return True
 
@@ -318,7 +318,7 @@ class Recorder:
         return cursor
 
     def _give_way(self) -> None:
-        self._way(len(self._queue))
+        self._way(len(self._queue), self._strict or self._hurried or self._hurry.is_set())
 
     def _new_records(self) -> list[bytes]:
         records, self._records = self._records, []
