@@ -188,13 +188,17 @@ async def _train(asked: Wanted, gateway: str, key: str | None, shown: Display) -
             return Reflecting(client, http, gateway, rollout, Settings(model=name))
 
         custom = Custom(asked, client, reporter, awaited, model)
-        await reporter.begin("custom", dict(asked.config), None, 0)
-        beside = [awaited.run()]
-        if asked.agent:
-            words = ["--mode", "train,val,test", "--", *shlex.split(asked.agent)]
-            beside.append(keep_running(words, gateway, key, _log(asked.name)))
-        work = with_others(_called(asked.function, custom), beside)
-        await to_its_end(work, reporter, lambda: custom.step)
+
+        async def work() -> None:
+            await reporter.begin("custom", dict(asked.config), None, 0)
+            beside = [awaited.run()]
+            if asked.agent:
+                words = ["--mode", "train,val,test", "--", *shlex.split(asked.agent)]
+                log = _log(asked.name)
+                beside.append(keep_running(words, gateway, key, log))
+            await with_others(_called(asked.function, custom), beside)
+
+        await to_its_end(work(), reporter, lambda: custom.step)
 
 
 async def _called(function: Algorithm, custom: Custom) -> None:

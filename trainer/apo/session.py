@@ -78,15 +78,18 @@ async def _optimise(config: Config, gateway: str, key: str | None, agent: str | 
         reporter = Reporter(client, config.run.name, shown)
         progress = Progress(reporter, search.result)
         search.watch, laboratory.tell = progress.look, progress.tell
-        await reporter.begin("apo", config.model_dump(mode="json"), wanted.rollouts, 0)
         outcome = Outcome(config, laboratory, splits, directory, progress)
-        beside = [awaited.run(), keep_saying(client, reporter, awaited, config.run.name)]
-        if agent or config.rollouts.run:
-            words = [*config.rollouts.run, *(["--", *shlex.split(agent)] if agent else [])]
-            log = config.run.directory / "runner.log"
-            beside.append(keep_running(["--mode", "train,val,test", *words], gateway, key, log))
-        work = with_others(_run(search, progress, outcome, client, config.run.name), beside)
-        await to_its_end(work, reporter, lambda: budget.used_rollouts, lambda: search.result.why)
+
+        async def work() -> None:
+            await reporter.begin("apo", config.model_dump(mode="json"), wanted.rollouts, 0)
+            beside = [awaited.run(), keep_saying(client, reporter, awaited, config.run.name)]
+            if agent or config.rollouts.run:
+                words = [*config.rollouts.run, *(["--", *shlex.split(agent)] if agent else [])]
+                log = config.run.directory / "runner.log"
+                beside.append(keep_running(["--mode", "train,val,test", *words], gateway, key, log))
+            await with_others(_run(search, progress, outcome, client, config.run.name), beside)
+
+        await to_its_end(work(), reporter, lambda: budget.used_rollouts, lambda: search.result.why)
 
 
 async def _there(gateway: str, key: str | None) -> None:

@@ -51,8 +51,8 @@ async def to_its_end(
     step: Callable[[], int],
     done: Callable[[], str] | None = None,
 ) -> None:
-    """Does the work and reports how it ended; the first SIGINT or SIGTERM stops it. `step`: where it stands; `done`:
-    what the work has come to, for a person."""
+    """Does the work, which begins the run, and reports how it ended; the first SIGINT or SIGTERM stops it. `step`:
+    where it stands; `done`: what the work has come to, for a person."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final, Protocol, cast
 
 from penstock.gateway.client.client import Client, ClientError
@@ -48,6 +48,8 @@ class Reporter:
         self._client, self._run, self._display = client, run, display
         self._resumed = 0
         self._step = 0
+        self._begun = False
+        """Whether the tape may have a run of this process: only that is ended."""
 
     async def begin(self, kind: Kind, config: Any, steps: int | None, step: int) -> None:
         """Starts the run, or goes on with it at `step`: reports of an earlier process about later steps are superseded.
@@ -59,16 +61,25 @@ class Reporter:
         except ClientError as error:
             if error.status != NOT_FOUND:
                 raise
-            await self._client.start_run(NewRun(id=self._run, kind=kind, config=config, steps=steps))
+            await self._first(self._client.start_run(NewRun(id=self._run, kind=kind, config=config, steps=steps)))
             return
         if run.kind != kind:
             raise ConfigError(f"run.name: {self._run!r} is a run of {run.kind} on the tape; choose another name")
         self._resumed = run.resumed + 1
-        await self._client.add_points(self._run, [], since_step=step, resumed=self._resumed)
+        await self._first(self._client.add_points(self._run, [], since_step=step, resumed=self._resumed))
         await self._client.change_run(self._run, RunChange(steps=steps))
         await self.event(step, f"goes on at step {step}")
         for name in changed(run.config, config):
             await self.event(step, f"{name} is not what the run was started with", "warning")
+
+    async def _first(self, request: Awaitable[object]) -> None:
+        """Makes it a run of this process. A signal may end the wait for the answer when the tape has it already."""
+        self._begun = True
+        try:
+            await request
+        except ClientError:
+            self._begun = False
+            raise
 
     def phase(self, step: int, text: str) -> None:
         """What is being done now."""
@@ -105,7 +116,9 @@ class Reporter:
         await self._client.change_run(self._run, change)
 
     async def end(self, status: End, message: str) -> None:
-        """The run is over. One that stops does not wait for a gateway that is away."""
+        """The run is over, where it has begun. One that stops does not wait for a gateway that is away."""
+        if not self._begun:
+            return
         good = status == "succeeded"
         self._display.line("info" if good else "warning", message)
         end = RunEnd(status=status, message=message[:4000], resumed=self._resumed)

@@ -72,18 +72,22 @@ async def _grpo(
                 loop = Loop(config, engine, collector, publisher, reporter, tasks, suites, servers)
             loop.restore()
             first = loop.place.step + 1 if loop.place.step else 0
-            await reporter.begin("grpo", _told(config, more), run.steps, first)
-            await reporter.event(loop.place.step, described(engine.model))
-            for doubt in doubts:
-                await reporter.event(loop.place.step, doubt, "warning")
-            beside = [collector.run(), *([] if servers is None else [servers.run()])]
-            if config.rollouts.run:
-                words = ["--mode", "train,val", *config.rollouts.run]
-                log = config.run.directory / "runner.log"
-                beside.append(after(loop.served, lambda: keep_running(words, gateway, key, log)))
-            beside += [loop.traffic.run(), loop.alive()] if isinstance(loop, OnlineLoop) else []
-            beside += [] if more is None else [more.awaited.run()]
-            await to_its_end(with_others(loop.run(), beside), reporter, lambda: loop.place.step)
+
+            async def work() -> None:
+                await reporter.begin("grpo", _told(config, more), run.steps, first)
+                await reporter.event(loop.place.step, described(engine.model))
+                for doubt in doubts:
+                    await reporter.event(loop.place.step, doubt, "warning")
+                beside = [collector.run(), *([] if servers is None else [servers.run()])]
+                if config.rollouts.run:
+                    words = ["--mode", "train,val", *config.rollouts.run]
+                    log = config.run.directory / "runner.log"
+                    beside.append(after(loop.served, lambda: keep_running(words, gateway, key, log)))
+                beside += [loop.traffic.run(), loop.alive()] if isinstance(loop, OnlineLoop) else []
+                beside += [] if more is None else [more.awaited.run()]
+                await with_others(loop.run(), beside)
+
+            await to_its_end(work(), reporter, lambda: loop.place.step)
 
 
 def _told(config: Config, more: Prompting | None) -> dict[str, Any]:

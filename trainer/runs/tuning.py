@@ -58,8 +58,12 @@ async def _tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> 
         with display(method.updates) as shown:
             reporter = Reporter(client, config.run.name, shown)
             run = Run(kind, config, found, lessons, method, engine, checkpoints, publisher, reporter)
-            await run.begin(None if last is None else last[1])
-            await to_its_end(run.run(), reporter, lambda: engine.done)
+
+            async def work() -> None:
+                await run.begin(None if last is None else last[1])
+                await run.run()
+
+            await to_its_end(work(), reporter, lambda: engine.done)
 
 
 def _method(kind: Tuning, config: Config, tokenizer: Any, found: Material) -> tuple[Lessons, Method]:

@@ -1,0 +1,74 @@
+"""How a run of `penstock train custom` ends, whatever it was doing: on the tape, and without waiting in vain."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from fakes.process import Gateway
+from fakes.shell import Shell
+
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.run import NewRun, Run
+
+MODULE = """
+import asyncio
+
+async def at_once(run):
+    pass
+
+async def forever(run):
+    await asyncio.Event().wait()
+"""
+SETTINGS = 400
+"""So many that it takes a while to say that each of them has changed."""
+
+
+@pytest.fixture
+def shell(gateway: Gateway, tmp_path: Path) -> Shell:
+    """A folder with algorithms."""
+    (tmp_path / "mine.py").write_text(MODULE)
+    return Shell(gateway.url, tmp_path)
+
+
+async def run_of(gateway: Gateway, name: str = "custom") -> Run:
+    """A run on the tape."""
+    async with Client(gateway.url) as client:
+        return await client.run(name)
+
+
+async def test_a_signal_before_the_function_is_called_stops_the_run_too(shell: Shell, gateway: Gateway) -> None:
+    for life in range(2):
+        (shell.folder / "custom.toml").write_text("".join(f"a{at} = {life}\n" for at in range(SETTINGS)))
+        if life == 0:
+            done = await shell.run("train", "custom", "mine:at_once", "custom.toml")
+            assert done.code == 0, done.err
+    async with Client(gateway.url) as client, asyncio.timeout(60):
+        cursor = (await client.stats(spans=0)).cursor
+        process = await shell.start("train", "custom", "mine:forever", "custom.toml")
+        async with aclosing(client.changes(cursor, ["run"])) as changes:
+            _ = await anext(changes)
+        process.send_signal(signal.SIGTERM)
+        _, err = await process.communicate()
+    run = await run_of(gateway)
+    assert (process.returncode, run.status, run.resumed) == (1, "stopped", 1), err
+    assert run.message == "stopped after step 0; the same command goes on"
+
+
+async def test_a_run_of_another_kind_goes_on_when_its_name_is_taken(shell: Shell, gateway: Gateway) -> None:
+    async with Client(gateway.url) as client:
+        await client.start_run(NewRun(id="custom", kind="sft"))
+    done = await shell.run("train", "custom", "mine:at_once")
+    assert (done.code, "'custom' is a run of sft on the tape" in done.err) == (1, True), done.err
+    assert (await run_of(gateway)).status == "running"
+
+
+async def test_what_goes_wrong_before_the_function_is_called_ends_the_run(shell: Shell, gateway: Gateway) -> None:
+    (shell.folder / "penstock-custom").write_text("not a folder")
+    done = await shell.run("train", "custom", "mine:forever", "--agent", "python agent.py")
+    run = await run_of(gateway)
+    assert (done.code, run.status) == (1, "failed"), done.err
+    assert "penstock-custom" in done.err
