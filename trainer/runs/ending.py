@@ -53,7 +53,12 @@ async def to_its_end(
 ) -> None:
     """Does the work, which begins the run, and reports how it ended; the first SIGINT or SIGTERM stops it. `step`:
     where it stands; `done`: what the work has come to, for a person."""
-    task = asyncio.ensure_future(work)
+
+    async def succeeds() -> None:
+        await work
+        await reporter.end("succeeded", f"all {step()} steps are done" if done is None else done())
+
+    task = asyncio.ensure_future(succeeds())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
@@ -67,4 +72,3 @@ async def to_its_end(
     except Exception as error:
         await reporter.end("failed", str(error) if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}")
         raise
-    await reporter.end("succeeded", f"all {step()} steps are done" if done is None else done())

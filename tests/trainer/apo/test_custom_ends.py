@@ -72,3 +72,26 @@ async def test_what_goes_wrong_before_the_function_is_called_ends_the_run(shell:
     run = await run_of(gateway)
     assert (done.code, run.status) == (1, "failed"), done.err
     assert "penstock-custom" in done.err
+
+
+async def test_a_signal_stops_a_run_that_waits_to_say_that_it_has_succeeded(shell: Shell, gateway: Gateway) -> None:
+    (shell.folder / "waits.py").write_text(
+        "import asyncio, sys\n\nasync def waits(run):\n    print('begun', file=sys.stderr, flush=True)\n"
+        "    await asyncio.to_thread(sys.stdin.readline)\n"
+    )
+    process = await shell.start("train", "custom", "waits:waits", stdin=asyncio.subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(30):
+            assert await process.stderr.readline() == b"begun\n"
+            _ = await gateway.kill()
+            process.stdin.write(b"\n")
+            assert await process.stderr.readline() == b"all 0 steps are done\n"
+            process.send_signal(signal.SIGTERM)
+            _, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert (process.returncode, "the gateway was not told" in err.decode()) == (1, True), err
