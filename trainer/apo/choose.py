@@ -63,11 +63,16 @@ def loaded(key: str, name: str) -> Any:
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    if not all(map(str.isidentifier, module.split("."))):
+        raise ConfigError(f"{key}: {module!r} is not the name of a module, as in module:name")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
+        # What the module imports itself may be missing, too.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(f"{key}: there is no module {module!r} here or on the Python path") from None
+    try:
+        return getattr(found, attribute)
     except AttributeError:
         raise ConfigError(f"{key}: {module!r} has no {attribute!r}") from None

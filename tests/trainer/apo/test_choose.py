@@ -70,6 +70,8 @@ async def test_a_function_a_class_and_an_object_are_engines(name: str) -> None:
         ("my_other:engine", r"^engine: there is no module 'my_other' here or on the Python path$"),
         ("my_engine.deep:engine", r"^engine: there is no module 'my_engine\.deep' here"),
         ("my_engine:engine", r"^engine: 'my_engine' has no 'engine'$"),
+        (".my_engine:propose", r"^engine: '\.my_engine' is not the name of a module"),
+        (":propose", r"^engine: '' is not the name of a module"),
         ("my_engine:number", r"^engine: my_engine:number is a int: neither a function, nor has it `propose`"),
         ("my_engine:Needy", r"^engine: my_engine:Needy cannot be made without arguments"),
     ],
@@ -79,9 +81,17 @@ def test_what_is_no_engine_is_named(name: str, problem: str) -> None:
         make_engine(name)
 
 
-def test_what_a_module_itself_lacks_is_not_hidden(here: Path) -> None:
-    (here / "my_broken.py").write_text("import nonesuch_at_all\n")
-    with pytest.raises(ModuleNotFoundError, match="nonesuch_at_all"):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("import nonesuch_at_all", (ModuleNotFoundError, "nonesuch_at_all")),
+        ("import my_bro", (ModuleNotFoundError, "my_bro")),
+        ("import json\njson.nothing", (AttributeError, "module 'json' has no attribute 'nothing'")),
+    ],
+)
+def test_what_a_module_itself_lacks_is_not_hidden(here: Path, text: str, problem: tuple[type[Exception], str]) -> None:
+    (here / "my_broken.py").write_text(f"{text}\n")
+    with pytest.raises(problem[0], match=rf"{problem[1]}'?$"):
         make_engine("my_broken:engine")
 
 
