@@ -35,7 +35,7 @@ from penstock.trainer.data.json_lines import json_lines
 from penstock.trainer.runs.display import display
 from penstock.trainer.runs.ending import to_its_end, whole
 from penstock.trainer.runs.patient_client import Patient
-from penstock.trainer.runs.report import Display, Reporter
+from penstock.trainer.runs.report import NOT_FOUND, Display, Reporter
 from penstock.trainer.runs.runner import keep_running, with_others
 
 
@@ -112,13 +112,32 @@ async def _run(search: Search, progress: Progress, outcome: Outcome, client: Pat
 
 
 async def _once_more(config: Config, kept: RunResult, gateway: str, key: str | None, shown: Display) -> None:
-    """A run that is over: what is asked for by now may be its release."""
+    """A run that is over: what is asked for by now may be its release. An earlier life that ended as soon as the result
+    was there may have left out the report, and its end on the tape."""
     shown.line("info", f"{kept.run} is over: {kept.why}; {config.run.directory / NAME} has its result")
-    if config.publish.release == "none":
-        return
+    if not (config.run.directory / PAGE).exists():
+        RunDirectory(config.run.directory).write(PAGE, page([kept]))
     async with Patient(gateway, key) as client:
+        await _told(client, config, kept, shown)
+        if config.publish.release == "none":
+            return
         for text, level in await published(client, config, kept):
             shown.line(level, text)
+
+
+async def _told(client: Patient, config: Config, kept: RunResult, shown: Display) -> None:
+    """Ends the run on the tape, where it is there and has not succeeded."""
+    try:
+        run = await client.run(kept.run)
+    except ClientError as error:
+        if error.status != NOT_FOUND:
+            raise
+        return
+    if run.kind == "apo" and run.status != "succeeded":
+        reporter = Reporter(client, kept.run, shown)
+        # From a step on that it has not reported: nothing is superseded.
+        await reporter.begin("apo", config.model_dump(mode="json"), config.budget.rollouts, (run.step or 0) + 1)
+        await reporter.end("succeeded", kept.why)
 
 
 def splits_of(config: Config) -> Splits:

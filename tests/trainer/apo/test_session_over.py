@@ -1,0 +1,38 @@
+"""A run that is over, by what its directory has: what did not come about then is made up for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fakes.optimising import Ended, Optimising
+from fakes.process import PATHS
+
+ENGINE = "async def propose(pool, evidence):\n    return []\n"
+
+
+async def searched(here: Optimising, config: Path) -> Ended:
+    """A run of an engine that knows nothing, to its end."""
+    (here.home / "idle_engine.py").write_text(ENGINE)
+    return await here.ended(await here.start("train", "apo", config, env={"PYTHONPATH": f"{PATHS}:{here.home}"}))
+
+
+async def test_a_run_that_ended_with_a_result_and_without_a_report_is_ended_by_the_same_command(
+    here: Optimising,
+) -> None:
+    config = here.config(engine="idle_engine:propose")
+    report = here.home / "run-shop" / "report.html"
+    report.mkdir(parents=True)
+    first = await searched(here, config)
+    assert (first.code, f"{report} cannot be written" in first.output) == (1, True), first.output
+    assert (await here.client.run("shop")).status == "failed"
+    report.rmdir()
+    second = await searched(here, config)
+    assert second.code == 0, second.output
+    run = await here.client.run("shop")
+    assert (run.status, run.message) == (
+        "succeeded",
+        "the engine knows no more; no candidate looks better than the seed",
+    )
+    assert "<html" in report.read_text()
+    third = await searched(here, config)
+    assert (third.code, (await here.client.run("shop")).resumed) == (0, run.resumed), third.output
