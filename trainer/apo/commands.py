@@ -44,9 +44,14 @@ Release = Annotated[
     Parameter(help="How production sees a winner; `publish.release` of the configuration if not given."),
 ]
 
+MOST_SEEDS = 100
+"""As in the configuration."""
 Seeds = Annotated[
     int | None,
-    Parameter(help="Runs with a seed and a directory of their own, one after the other; they release nothing."),
+    Parameter(
+        validator=Number(gte=1, lte=MOST_SEEDS),
+        help="Runs with a seed and a directory of their own, one after the other; they release nothing.",
+    ),
 ]
 LEAST_PROBE = 24
 Rollouts = Annotated[int, Parameter(validator=Number(gte=LEAST_PROBE), help="Rollouts of the probe, at most.")]
@@ -125,7 +130,7 @@ def optimise(
 
     try:
         found = session.optimise(loaded, gateway, control_key(), agent)
-    except RunError as error:
+    except (ConfigError, RunError) as error:
         raise Failure(str(error)) from None
     _print(found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from fakes.optimising import Ended, Optimising
 from fakes.process import PATHS
 
@@ -36,3 +37,18 @@ async def test_a_run_that_ended_with_a_result_and_without_a_report_is_ended_by_t
     assert "<html" in report.read_text()
     third = await searched(here, config)
     assert (third.code, (await here.client.run("shop")).resumed) == (0, run.resumed), third.output
+
+
+async def test_a_common_report_that_cannot_be_written_is_a_sentence(here: Optimising) -> None:
+    config = here.config(engine="idle_engine:propose", run={"seeds": 2})
+    report = here.home / "run-shop" / "report.html"
+    report.mkdir(parents=True)
+    ended = await searched(here, config)
+    assert (ended.code, "Traceback" in ended.output) == (1, False), ended.output
+    assert f"{report} cannot be written: Is a directory" in ended.output
+
+
+@pytest.mark.parametrize("seeds", ["0", "101"])
+async def test_seeds_are_as_many_as_a_configuration_may_have(here: Optimising, seeds: str) -> None:
+    ended = await here.apo(here.config(), "--seeds", seeds)
+    assert (ended.code, "--seeds" in ended.output) == (2, True), ended.output
