@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from penstock.gateway.model.run import Level
+from penstock.gateway.model.terminals import shown
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -55,8 +56,8 @@ def point_line(step: int, steps: int | None, values: Mapping[str, float], width:
 
 def figures(values: Mapping[str, float]) -> Iterator[str]:
     """The newest ones, each with its interval where it has one."""
-    shown = (name for pattern in SHOWN for name in values if fnmatchcase(name, pattern))
-    for name in dict.fromkeys(shown):
+    named = (name for pattern in SHOWN for name in values if fnmatchcase(name, pattern))
+    for name in dict.fromkeys(named):
         low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
         between = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
         yield f"{name} {values[name]:.4g}{between}"
@@ -77,7 +78,7 @@ class Lines:
 
     def line(self, level: Level, text: str) -> None:
         """Something that happened."""
-        print(text if level == "info" else f"{level}: {text}", file=sys.stderr, flush=True)
+        print(_line(level, text), file=sys.stderr, flush=True)
 
 
 class Live:
@@ -101,7 +102,12 @@ class Live:
 
     def line(self, level: Level, text: str) -> None:
         """Something that happened."""
-        self._progress.console.print(text if level == "info" else f"{level}: {text}", highlight=False, markup=False)
+        self._progress.console.print(_line(level, text), highlight=False, markup=False)
+
+
+def _line(level: Level, text: str) -> str:
+    """Something that happened, which may have words of models and agents in it: a terminal must obey none of them."""
+    return shown(text if level == "info" else f"{level}: {text}")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -65,3 +66,27 @@ def test_a_line_of_a_log_is_no_wider_than_most_terminals(capsys: pytest.CaptureF
     Lines(20).point(10, VALUES)
     (line,) = capsys.readouterr().err.splitlines()
     assert LOG_WIDTH - 30 < len(line) <= LOG_WIDTH
+
+
+RED = """
+import sys
+from penstock.trainer.runs.display import display
+with display(None) as shown:
+    shown.line("warning", "a claim \\x1b[31mof a model\\x1b]0;title\\x07 \\ud83d\\ntwo lines")
+    sys.stdin.readline()
+"""
+
+OBEYED_BY_NOBODY = "warning: a claim ␛[31mof a model␛]0;title␇ \ufffd\ntwo lines"
+
+
+async def test_a_terminal_obeys_nothing_that_a_model_says() -> None:
+    async with pty_program([sys.executable, "-c", RED], os.environ, (80, 12)) as program:
+        screen = await program.until(lambda text: "two lines" in text)
+        program.write("\n")
+        assert await program.ended() == 0
+    assert OBEYED_BY_NOBODY in screen
+
+
+def test_a_log_can_be_shown_on_a_terminal() -> None:
+    done = subprocess.run([sys.executable, "-c", RED], input=b"\n", capture_output=True, check=True)
+    assert done.stderr.decode() == OBEYED_BY_NOBODY + "\n"
