@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.parallel import each
@@ -190,7 +191,9 @@ async def _train(asked: Wanted, gateway: str, key: str | None, shown: Display) -
         custom = Custom(asked, client, reporter, awaited, model)
 
         async def work() -> None:
-            await reporter.begin("custom", dict(asked.config), None, 0)
+            # As the tape gives it back: days, and what is no finite number, are text and null there.
+            config = from_json(to_json(dict(asked.config), inf_nan_mode="null"))
+            await reporter.begin("custom", config, None, 0)
             beside = [awaited.run()]
             if asked.agent:
                 words = ["--mode", "train,val,test", "--", *shlex.split(asked.agent)]

@@ -162,3 +162,11 @@ async def test_an_agent_that_is_no_command_line_is_said(shell: Shell) -> None:
     assert done.code == 2
     assert "is no command line: No closing quotation" in done.err
     assert "Traceback" not in done.err
+
+
+async def test_a_day_in_the_configuration_is_the_same_day_when_the_run_goes_on(shell: Shell) -> None:
+    (shell.folder / "bad.py").write_text(BAD)
+    (shell.folder / "days.toml").write_text("since = 2026-01-01\nat = 10:00:00\nlimit = inf\n")
+    for _ in range(2):
+        done = await shell.run("train", "custom", "bad:idle", "days.toml")
+        assert (done.code, "is not what the run was started with" in done.err) == (0, False), done.err
