@@ -9,6 +9,7 @@ to the same names of rollouts and the same questions, and then finds them on the
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import inspect
 import shlex
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
+from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
@@ -79,6 +81,8 @@ class Custom:
         self.step = 0
         """The last step that a point was reported of."""
         self._reporter, self._awaited, self._model = reporter, awaited, model
+        self._asking = WeakValueDictionary[tuple[str, str, int], asyncio.Lock]()
+        """Held while a question is asked."""
 
     # Rollouts ---------------------------------------------------------------------------------------------------------
 
@@ -136,7 +140,10 @@ class Custom:
     async def ask(self, model: str, prompt: str, number: int = 0) -> Reflection:
         """A model's answer, through the gateway and onto the tape. The same question has the same answer, also after a
         crash; another `number` asks anew. Raises `RunError`."""
-        return await self._model(model).ask(prompt, number)
+        # Who asks the same meanwhile finds the answer on the tape.
+        asking = self._asking.setdefault((model, prompt, number), asyncio.Lock())
+        async with asking:
+            return await self._model(model).ask(prompt, number)
 
     # Reports ----------------------------------------------------------------------------------------------------------
 

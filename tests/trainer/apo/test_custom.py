@@ -164,6 +164,18 @@ async def test_an_agent_that_is_no_command_line_is_said(shell: Shell) -> None:
     assert "Traceback" not in done.err
 
 
+async def test_a_question_that_is_asked_twice_at_once_is_paid_once(shell: Shell, provider: Provider) -> None:
+    (shell.folder / "twice.py").write_text(
+        "import asyncio\n\nasync def twice(run):\n"
+        "    one, other, third = await asyncio.gather(*(run.ask('writer', 'q', number) for number in (0, 0, 1)))\n"
+        "    await run.tell(f'{one.text == other.text} {one.text == third.text}')\n"
+    )
+    provider.script = model = Model()
+    done = await shell.run("train", "custom", "twice:twice")
+    assert (done.code, "True False" in done.err) == (0, True), done.err
+    assert model.asked == ["writer"] * 2
+
+
 async def test_a_day_in_the_configuration_is_the_same_day_when_the_run_goes_on(shell: Shell) -> None:
     (shell.folder / "bad.py").write_text(BAD)
     (shell.folder / "days.toml").write_text("since = 2026-01-01\nat = 10:00:00\nlimit = inf\n")
