@@ -42,7 +42,7 @@ from penstock.trainer.runs.display import display
 from penstock.trainer.runs.ending import to_its_end, whole
 from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.report import Display, Reporter
-from penstock.trainer.runs.runner import keep_running, with_others
+from penstock.trainer.runs.runner import keep_running, stay_alive, with_others
 
 TIMEOUT_S: Final = 3600.0
 """How long rollouts are waited for, if nothing else is said."""
@@ -201,7 +201,7 @@ async def _train(asked: Wanted, gateway: str, key: str | None, shown: Display) -
             # As the tape gives it back: days, and what is no finite number, are text and null there.
             config = from_json(to_json(dict(asked.config), inf_nan_mode="null"))
             await reporter.begin("custom", config, None, 0)
-            beside = [awaited.run()]
+            beside = [awaited.run(), stay_alive(reporter)]
             if asked.agent:
                 words = ["--mode", "train,val,test", "--", *shlex.split(asked.agent)]
                 log = _log(asked.name)

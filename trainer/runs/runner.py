@@ -7,10 +7,15 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from penstock.gateway.client.client import ClientError
 from penstock.trainer.runs.ending import RunError
+from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.child_process import spawn
+
+ALIVE_S: Final = 60.0
+"""How often a run that may wait for long shows that it lives, so that it is not shown as silent; s."""
 
 
 async def with_others(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
@@ -30,6 +35,17 @@ async def after(event: asyncio.Event, work: Callable[[], Coroutine[Any, Any, Non
     """Does the work once something has happened."""
     await event.wait()
     await work()
+
+
+async def stay_alive(reporter: Reporter) -> None:
+    """Shows for ever that the run lives, which has begun. A gateway that is away does not hear of it."""
+    while True:
+        await asyncio.sleep(ALIVE_S)
+        try:
+            await reporter.alive()
+        except ClientError as error:
+            if not error.temporary:
+                raise
 
 
 async def keep_running(words: Sequence[str], gateway: str, key: str | None, log: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a run of `penstock train custom` ends, whatever it was doing: on the tape, and without waiting in vain."""
+"""How a run of `penstock train custom` lives and ends, whatever it does: on the tape, and without waiting in vain."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 from fakes.process import Gateway
 from fakes.shell import Shell
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.run import NewRun, Run
+from penstock.trainer.apo.custom import Custom, Wanted, _train
+from penstock.trainer.runs import runner
+from penstock.trainer.runs.display import Lines
 
 MODULE = """
 import asyncio
@@ -95,3 +99,26 @@ async def test_a_signal_stops_a_run_that_waits_to_say_that_it_has_succeeded(shel
             process.kill()
             await process.wait()
     assert (process.returncode, "the gateway was not told" in err.decode()) == (1, True), err
+
+
+async def test_a_function_that_waits_for_long_is_not_taken_for_silent(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "ALIVE_S", 0.05)
+    begun, waits = asyncio.Event(), asyncio.Event()
+
+    async def waiting(run: Custom) -> None:
+        begun.set()
+        await waits.wait()
+
+    wanted = Wanted("custom", waiting, {}, [], None)
+    training = asyncio.ensure_future(_train(wanted, gateway.url, None, Lines(None)))
+    await begun.wait()
+    before = (await run_of(gateway)).last_seen_ns
+
+    async def heard() -> bool:
+        return (await run_of(gateway)).last_seen_ns > before
+
+    await until(heard)
+    waits.set()
+    await training
