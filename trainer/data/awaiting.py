@@ -53,10 +53,17 @@ class Awaited:
 
     async def ended(self, names: Sequence[str], timeout_s: float) -> int:
         """Waits until all have ended; returns how many had to be cancelled because time was up."""
-        late: list[str] = []
+        late, left = list[str](), self._open(names)
+
+        def over() -> bool:
+            # One look at each for all news together: there may be very many of both.
+            while left and not self._open(left[-1:]):
+                left.pop()
+            return not left
+
         try:
             async with asyncio.timeout(timeout_s), self._news:
-                await self._news.wait_for(lambda: not self._open(names))
+                await self._news.wait_for(over)
         except TimeoutError:
             late = self._open(names)
             for name in late:

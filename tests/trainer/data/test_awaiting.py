@@ -8,6 +8,7 @@ from fakes.process import Gateway
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.rollout import RolloutStatus
 from penstock.trainer.data.awaiting import Awaited
 
 NAMES = ("q1", "q2", "q1")
@@ -32,3 +33,15 @@ async def test_the_same_rollouts_may_be_waited_for_by_several_and_named_twice(ga
         assert await both == [0, 0]
         assert awaited.open() == 0
         following.cancel()
+
+
+async def test_many_rollouts_take_linear_time() -> None:
+    """Were it not linear, this would take minutes."""
+    awaited, names = Awaited(Client("http://127.0.0.1:1")), [f"q{at}" for at in range(30_000)]
+    awaited._waiting = dict.fromkeys(names, RolloutStatus.QUEUING)
+    waiting = asyncio.ensure_future(awaited.ended(names, 60.0))
+    async with asyncio.timeout(20):
+        for name in names:
+            await awaited._note(name, RolloutStatus.SUCCEEDED)
+            await asyncio.sleep(0)
+        assert await waiting == 0
