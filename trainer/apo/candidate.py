@@ -24,6 +24,10 @@ class Candidate:
     line_causes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Rollouts that led to a line, by the line that is new or gone, for engines that know; of the others, `causes`."""
 
+    def __post_init__(self) -> None:
+        # Engines may have it from a model's JSON, which can spell halves of characters; nothing can send them.
+        object.__setattr__(self, "claim", self.claim.encode(errors="ignore").decode())
+
     @cached_property
     def id(self) -> str:
         """12 hex digits of SHA-256 of the texts: the same texts are the same candidate."""

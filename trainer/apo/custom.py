@@ -35,11 +35,12 @@ from penstock.trainer.apo.config import Reflection as Settings
 from penstock.trainer.apo.config import RunName
 from penstock.trainer.apo.protocol import Reflection
 from penstock.trainer.apo.reflecting import Reflecting
+from penstock.trainer.apo.reflection import whole
 from penstock.trainer.apo.session import reflection_session
 from penstock.trainer.data.awaiting import Awaited
 from penstock.trainer.data.json_lines import json_lines
+from penstock.trainer.runs import ending
 from penstock.trainer.runs.display import display
-from penstock.trainer.runs.ending import to_its_end, whole
 from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.report import Display, Reporter
 from penstock.trainer.runs.runner import keep_running, stay_alive, with_others
@@ -115,7 +116,9 @@ class Custom:
     async def add(self, resource: str, text: str, note: str = "") -> str:
         """Registers a text as a version of a prompt or a tool, and gives its name; the same text is the same version.
         Nothing sees it before a rollout names it or a release shows it. Raises `ConfigError` when it has not the slots
-        of the text that production has."""
+        of the text that production has, or half a character."""
+        if text != whole(text):
+            raise ConfigError(f"{resource}: the text has half a character, which cannot be sent")
         stable = await self._stable(resource)
         if text == stable.content["text"]:
             return stable.version
@@ -127,7 +130,12 @@ class Custom:
         version = f"{self.name}.{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         content = {**stable.content, "text": text, "sent": False}
         new = NewVersion(
-            kind=stable.kind, content=content, version=version, parent=stable.version, author=self.name, note=note
+            kind=stable.kind,
+            content=content,
+            version=version,
+            parent=stable.version,
+            author=self.name,
+            note=whole(note),
         )
         return (await self.client.add_version(resource, new)).version
 
@@ -140,6 +148,7 @@ class Custom:
     async def ask(self, model: str, prompt: str, number: int = 0) -> Reflection:
         """A model's answer, through the gateway and onto the tape. The same question has the same answer, also after a
         crash; another `number` asks anew. Raises `RunError`."""
+        prompt = whole(prompt)
         # Who asks the same meanwhile finds the answer on the tape.
         asking = self._asking.setdefault((model, prompt, number), asyncio.Lock())
         async with asking:
@@ -154,7 +163,7 @@ class Custom:
 
     async def tell(self, text: str, level: Level = "info") -> None:
         """Reports something that happened."""
-        await self._reporter.event(self.step, text, level)
+        await self._reporter.event(self.step, whole(text), level)
 
     async def made(self, resource: str, version: str) -> None:
         """Notes a version that the run has made."""
@@ -184,7 +193,7 @@ def wanted(name: str, function: str, config: Path | None, tasks: Path | None, ag
 def train(asked: Wanted, gateway: str, key: str | None) -> None:
     """A whole run. Raises `RunError` when it has not come to its end."""
     with display(None) as shown:
-        whole(_train(asked, gateway, key, shown))
+        ending.whole(_train(asked, gateway, key, shown))
 
 
 async def _train(asked: Wanted, gateway: str, key: str | None, shown: Display) -> None:
@@ -208,7 +217,7 @@ async def _train(asked: Wanted, gateway: str, key: str | None, shown: Display) -
                 beside.append(keep_running(words, gateway, key, log))
             await with_others(_called(asked.function, custom), beside)
 
-        await to_its_end(work(), reporter, lambda: custom.step)
+        await ending.to_its_end(work(), reporter, lambda: custom.step)
 
 
 async def _called(function: Algorithm, custom: Custom) -> None:

@@ -122,6 +122,12 @@ async def idle(run):
 async def wrong(run):
     raise ZeroDivisionError("a bug")
 
+async def half(run):
+    await run.add("slots", "Order {order} \\ud83d.")
+
+async def asks_half(run):
+    await run.tell((await run.ask("writer", "half a \\ud83d")).text + " \\ud83d")
+
 def plain(run):
     pass
 """
@@ -132,6 +138,8 @@ def plain(run):
     [
         ("bad:nameless", 1, "each rollout needs a name (id), so that it is found again after a crash"),
         ("bad:slotless", 1, "slots: missing {order}"),
+        ("bad:half", 1, "slots: the text has half a character, which cannot be sent"),
+        ("bad:asks_half", 0, "an answer to half a "),
         ("bad:idle", 0, "nothing to do"),
         ("bad:wrong", 1, "ZeroDivisionError: a bug"),
         ("bad:plain", 2, "function: bad:plain is not a function that is defined with `async def`"),
@@ -139,7 +147,10 @@ def plain(run):
         ("bad:none", 2, "function: 'bad' has no 'none'"),
     ],
 )
-async def test_what_is_wrong_is_said(shell: Shell, gateway: Gateway, function: str, code: int, message: str) -> None:
+async def test_what_is_wrong_is_said(
+    shell: Shell, gateway: Gateway, provider: Provider, function: str, code: int, message: str
+) -> None:
+    provider.script = lambda asked: Answer(f"an answer to {asked['messages'][0]['content']}")
     (shell.folder / "bad.py").write_text(BAD)
     async with Client(gateway.url) as client:
         await client.add_version("slots", NewVersion(kind="prompt", content={"text": "Order {order}.", "sent": True}))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fakes.formats import Failure
 from fakes.optimising import Done, Optimising, answers
+from fakes.process import PATHS
 from fakes.provider import Outcome
 
 from examples import shop, shop_model
@@ -150,3 +151,23 @@ async def test_without_a_gateway_it_says_how_one_is_started(here: Optimising) ->
     assert "cannot reach the gateway" in said
     assert "`penstock serve` starts one" in said
     assert not (here.home / "run-shop").exists()
+
+
+ENGINE = """
+from penstock.trainer.apo.candidate import Candidate
+
+async def propose(pool, evidence):
+    texts = {name: text + "\\nBe brief." for name, text in pool.seed.texts.items()}
+    return [Candidate(texts, None, "half a \\ud83d")] if len(pool.candidates) == 1 else []
+"""
+
+
+async def test_half_a_character_in_what_an_engine_claims_is_left_out(here: Optimising) -> None:
+    (here.home / "half_engine.py").write_text(ENGINE)
+    config = here.config(budget={"rollouts": 40}, engine="half_engine:propose")
+    async with here.agents():
+        process = await here.start("train", "apo", config, env={"PYTHONPATH": f"{PATHS}:{here.home}"})
+        ended = await here.ended(process)
+    assert ended.code == 0, ended.output
+    notes = [one.note for one in (await here.client.resource("shop")).versions]
+    assert notes == ["", "shop: half a "]
