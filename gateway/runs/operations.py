@@ -164,7 +164,7 @@ class RunOperations:
         run = book.run
         run.step = self._cut(book, since)
         run.since_step, run.resumed = since, run.resumed + 1 if resumed is None else resumed
-        run.status, run.ended_ns = "running", None
+        run.status, run.ended_ns, run.message = "running", None, None
         self._put_event(run.id, RunEvent(step=since, text=f"resumed from step {since}"), now)
 
     def _cut(self, book: Book, since: int) -> int | None:

@@ -122,3 +122,15 @@ async def test_a_function_that_waits_for_long_is_not_taken_for_silent(
     await until(heard)
     waits.set()
     await training
+
+
+async def test_a_run_that_goes_on_does_not_say_how_it_ended_before(shell: Shell, gateway: Gateway) -> None:
+    (shell.folder / "again.py").write_text(
+        "async def again(run):\n    now = await run.client.run(run.name)\n"
+        "    await run.tell(f'message: {now.message}')\n"
+        "    assert now.resumed, 'a bug'\n"
+    )
+    first = await shell.run("train", "custom", "again:again")
+    assert (first.code, (await run_of(gateway)).message) == (1, "AssertionError: a bug")
+    second = await shell.run("train", "custom", "again:again")
+    assert (second.code, "message: None\n" in second.err) == (0, True), second.err
