@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -33,7 +32,9 @@ async def keep_saying(client: Client, reporter: Reporter, awaited: Awaited, run:
         text = ""
         if waiting and quiet >= QUIET:
             workers, state = await client.workers(), (await client.queue()).state
-            text = waits(waiting, run, workers, state, time.time_ns())
+            # By the gateway's clock, as workers are seen; ours may be another.
+            now_ns = (await client.change_run(run, RunChange())).last_seen_ns
+            text = waits(waiting, run, workers, state, now_ns)
         if text == said:
             await reporter.alive()
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 
@@ -11,7 +12,7 @@ from fakes.process import Gateway
 
 from penstock.gateway.cli.watch import whenever
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.queue import QueueState, RolloutSpec
+from penstock.gateway.model.queue import HeartbeatRequest, QueueState, RolloutSpec
 from penstock.gateway.model.rollout import Worker
 from penstock.gateway.model.run import Run
 from penstock.trainer.apo.waiting import keep_saying, waits
@@ -51,6 +52,27 @@ async def test_a_run_without_a_runner_asks_for_one_and_is_not_silent(gateway: Ga
             assert warned == [asked.message], "once, not with every look"
             _ = await client.cancel("shop.a.t1.0")
             _ = await until(client, lambda run: not run.message)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+
+
+async def test_a_clock_that_is_not_the_gateways_takes_no_runner_for_gone(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns
+    async with Client(gateway.url) as client, asyncio.timeout(60):
+        reporter, awaited = Reporter(client, "shop", Lines(40)), Awaited(client)
+        await reporter.begin("apo", {}, 40, 0)
+        _ = await client.heartbeat("w", HeartbeatRequest())
+        monkeypatch.setattr(time, "time_ns", lambda: now() + 10 * MINUTE)
+        beside = [asyncio.ensure_future(awaited.run())]
+        try:
+            beside.append(asyncio.ensure_future(keep_saying(client, reporter, awaited, "shop", every_s=0.05)))
+            await awaited.queue([RolloutSpec(id="shop.a.t1.0", input="hello")])
+            asked = await until(client, lambda run: bool(run.message))
+            assert "the runners that are there take none" in (asked.message or "")
         finally:
             for task in beside:
                 task.cancel()
