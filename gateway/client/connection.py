@@ -63,11 +63,11 @@ class Connection:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=TIMEOUT, headers=self._headers, connector=self._connector())
+        self._session = aiohttp.ClientSession(timeout=TIMEOUT, headers=self._headers, connector=self.connector())
         return self
 
-    def _connector(self) -> aiohttp.BaseConnector:
-        """As many connections as are asked for: every waiting claim holds one."""
+    def connector(self) -> aiohttp.BaseConnector:
+        """As many connections as are asked for: every waiting claim holds one. Raises `ClientError`."""
         if self.url.startswith(UNIX):
             return aiohttp.UnixConnector(self.url.removeprefix(UNIX), limit=0)
         try:
@@ -113,8 +113,9 @@ class Connection:
         """A good response; whatever else happens, also while it is read, is a ClientError."""
         if self._session is None:
             raise RuntimeError("use `async with Client(...)`")
-        base = "http://localhost" if self.url.startswith(UNIX) else self.url
-        url = URL(base + path, encoded=True).with_query({k: v for k, v in (params or {}).items() if v is not None})
+        url = URL(base_of(self.url) + path, encoded=True).with_query(
+            {k: v for k, v in (params or {}).items() if v is not None}
+        )
         headers = {"Content-Type": "application/json"} if body is not None else {}
         try:
             data = None if body is None else BytesIO(body.encode())
@@ -146,6 +147,11 @@ class Connection:
             if response.status in AWAY:
                 message = f"cannot reach the gateway at {self.url}: a proxy in front of it {said}"
         return ClientError(message, response.status)
+
+
+def base_of(url: str) -> str:
+    """What URLs of requests to a gateway begin with; by its socket any name does."""
+    return "http://localhost" if url.startswith(UNIX) else url.rstrip("/")
 
 
 def check_url(url: str) -> None:

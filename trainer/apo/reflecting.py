@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import base_of
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.span import Estimate, Span, Usage
@@ -62,7 +63,7 @@ class Reflecting:
 
     def __init__(self, client: Client, http: aiohttp.ClientSession, url: str, rollout: str, settings: Settings) -> None:
         """`url`: of the gateway; `http`: carries the agent token of `rollout`, which all calls belong to."""
-        self._client, self._http, self._url, self._settings = client, http, url.rstrip("/"), settings
+        self._client, self._http, self._url, self._settings = client, http, base_of(url), settings
         self._rollout = rollout
 
     def most(self, prompt: str) -> tuple[int, float]:

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.client.tls import client_context
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.budget import Budget
 from penstock.trainer.apo.candidate import Candidate
@@ -161,6 +160,5 @@ async def reflection_session(client: Patient, rollout: str) -> AsyncGenerator[ai
     except ClientError as error:
         if error.status is None:
             raise
-    connector = aiohttp.TCPConnector(limit=0, ssl=client_context())
-    async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
+    async with aiohttp.ClientSession(headers=headers, connector=client.connector()) as http:
         yield http

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.formats import Failure
-from fakes.process import Gateway
+from fakes.process import Gateway, running, upstreams
 from fakes.provider import Provider
 from fakes.shell import Done, Shell
 
@@ -193,3 +193,12 @@ async def test_a_day_in_the_configuration_is_the_same_day_when_the_run_goes_on(s
     for _ in range(2):
         done = await shell.run("train", "custom", "bad:idle", "days.toml")
         assert (done.code, "is not what the run was started with" in done.err) == (0, False), done.err
+
+
+async def test_a_model_is_asked_by_the_socket_of_the_gateway(tmp_path: Path, provider: Provider) -> None:
+    path = tmp_path / "gateway.sock"
+    (tmp_path / "asks.py").write_text("async def asks(run):\n    await run.tell((await run.ask('writer', 'q')).text)\n")
+    provider.script = [Answer("by a socket")]
+    async with running(tmp_path / "home", f'socket = "{path}"\n' + upstreams(openai=provider.openai_url)):
+        done = await Shell(f"unix:{path}", tmp_path).run("train", "custom", "asks:asks")
+    assert (done.code, "by a socket" in done.err) == (0, True), done.err
