@@ -36,7 +36,7 @@ from penstock.trainer.apo.config import RunName
 from penstock.trainer.apo.protocol import Reflection
 from penstock.trainer.apo.reflecting import Reflecting
 from penstock.trainer.apo.reflection import whole
-from penstock.trainer.apo.session import reflection_session
+from penstock.trainer.apo.session import check_gateway, reflection_session
 from penstock.trainer.data.awaiting import Awaited
 from penstock.trainer.data.json_lines import json_lines
 from penstock.trainer.runs import ending
@@ -198,6 +198,7 @@ def train(asked: Wanted, gateway: str, key: str | None) -> None:
 
 async def _train(asked: Wanted, gateway: str, key: str | None, shown: Display) -> None:
     rollout = f"{asked.name}.asked"
+    await check_gateway(gateway, key)
     async with Patient(gateway, key) as client, reflection_session(client, rollout) as http:
         awaited, reporter = Awaited(client), Reporter(client, asked.name, shown)
 

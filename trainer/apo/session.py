@@ -56,7 +56,7 @@ async def _optimise(config: Config, gateway: str, key: str | None, agent: str | 
     check_publish(config)
     engine = make_engine(config.engine)
     splits = splits_of(config)
-    await _there(gateway, key)
+    await check_gateway(gateway, key)
     directory = RunDirectory(config.run.directory)
     if (kept := directory.ended(config)) is not None:
         directory.keep(splits, config)
@@ -91,7 +91,7 @@ async def _optimise(config: Config, gateway: str, key: str | None, agent: str | 
         await to_its_end(work(), reporter, lambda: budget.used_rollouts, lambda: search.result.why)
 
 
-async def _there(gateway: str, key: str | None) -> None:
+async def check_gateway(gateway: str, key: str | None) -> None:
     """Raises `ConfigError` where there is no gateway. Later it is waited for: then it only restarts."""
     async with Client(gateway, key) as client:
         try:

@@ -134,3 +134,9 @@ async def test_a_run_that_goes_on_does_not_say_how_it_ended_before(shell: Shell,
     assert (first.code, (await run_of(gateway)).message) == (1, "AssertionError: a bug")
     second = await shell.run("train", "custom", "again:again")
     assert (second.code, "message: None\n" in second.err) == (0, True), second.err
+
+
+async def test_without_a_gateway_it_says_so_at_once(shell: Shell, gateway: Gateway) -> None:
+    _ = await gateway.kill()
+    done = await shell.run("train", "custom", "mine:at_once")
+    assert (done.code, "`penstock serve` starts one, --gateway says where it is" in done.err) == (1, True), done.err
