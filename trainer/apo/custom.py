@@ -222,7 +222,11 @@ async def _train(asked: Wanted, gateway: str, key: str | None, shown: Display) -
 
 
 async def _called(function: Algorithm, custom: Custom) -> None:
-    await function(custom)
+    try:
+        await function(custom)
+    except SystemExit as error:
+        # It would leave the event loop without a word on the tape.
+        raise ending.RunError(f"the function has left by sys.exit: {error.code}") from None
 
 
 def _log(name: str) -> Path:

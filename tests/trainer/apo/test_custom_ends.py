@@ -140,3 +140,12 @@ async def test_without_a_gateway_it_says_so_at_once(shell: Shell, gateway: Gatew
     _ = await gateway.kill()
     done = await shell.run("train", "custom", "mine:at_once")
     assert (done.code, "`penstock serve` starts one, --gateway says where it is" in done.err) == (1, True), done.err
+
+
+async def test_a_function_that_exits_has_failed(shell: Shell, gateway: Gateway) -> None:
+    (shell.folder / "exits.py").write_text("import sys\n\nasync def exits(run):\n    sys.exit('no more tasks')\n")
+    done = await shell.run("train", "custom", "exits:exits")
+    run = await run_of(gateway)
+    said = "the function has left by sys.exit: no more tasks"
+    assert (done.code, run.status, run.message) == (1, "failed", said), done.err
+    assert "Traceback" not in done.err
