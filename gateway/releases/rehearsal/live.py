@@ -194,7 +194,9 @@ class Rehearsals:
 
     async def _claim(self, release: str, asked: ClaimRequest, dispatcher: Dispatcher) -> list[Claimed]:
         claimed: list[Claimed] = []
-        for leg in self._waiting(release)[: asked.limit]:
+        # Others claim while one is handed out, so each time it is looked anew what is left.
+        while len(claimed) < asked.limit and (waiting := self._waiting(release)):
+            leg = waiting[0]
             leg.state = "running"
             # If its worker leaves now, it is handed out again when the lease is over.
             claimed.append(await asyncio.shield(_hand_out(leg, asked, dispatcher)))

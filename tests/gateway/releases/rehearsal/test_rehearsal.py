@@ -554,6 +554,19 @@ async def test_an_agent_may_bring_its_own_key_and_what_is_no_generation_passes(s
     assert await stage.client.pins(claim.rollout.id) == []
 
 
+async def test_workers_that_claim_at_once_get_different_runs(stage: Stage, bare: Bare) -> None:
+    await bare.record(4)
+    release = await stage.start(4)
+    await stage.until(release.id, lambda view: view.doing == "rehearsal")
+    answers = await asyncio.gather(*(bare.claims(release.id, 3) for _ in range(3)))
+    claimed = [claim for answer in answers for claim in answer.claims]
+    assert sorted(claim.rollout.id for claim in claimed) == sorted({claim.rollout.id for claim in claimed})
+    assert len(claimed) == 8
+    await asyncio.gather(*map(bare.do, claimed))
+    evidence = await bare.rehearse(release.id)
+    assert evidence["failed"] == {"candidate": 0, "incumbent": 0}
+
+
 # -- when something is killed ------------------------------------------------------------------------------------------
 
 
