@@ -288,8 +288,7 @@ class Call(Choosing):
         if status < 400:
             self._learn_from_it()
         self._write_last(out)
-        for part in self._parts:
-            part.handed_over(self.record)
+        self._hand_over()
 
     def _learn_from_it(self) -> None:
         """It was a good answer, and its client has had all of it."""

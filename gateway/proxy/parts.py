@@ -70,7 +70,7 @@ class Part:
         """It has ended with a good answer. `token_ids`: whether token ids of it were seen."""
 
     def handed_over(self, record: Record) -> None:
-        """Its answer was whole, and the recorder has its record."""
+        """Its answer was whole, or its upstream has failed; the recorder has its record."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from time import monotonic
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.dialects import family
 from penstock.gateway.http.client_connection import ClientConnection
-from penstock.gateway.http.errors import Refusal
+from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.headers import refusal_body, refusal_head
 from penstock.gateway.http.request import Request
 from penstock.gateway.proxy.recording import SLOTS, Recording, told_answer
@@ -62,6 +62,8 @@ class RecordedCall(Relay, Recording):
         self._end(status, reason)
         self._shared.recorder.put(self.record, self._recorded)
         self.break_off()
+        if status == "error":
+            self._hand_over()
 
     def _fail(self, refusal: Refusal) -> None:
         """Ends a call whose answer has not begun with one of our own, in the shape of its API."""
@@ -72,6 +74,13 @@ class RecordedCall(Relay, Recording):
         self.record.answered(refusal.status, body)
         self._end("error", refusal.kind)
         self._write_last(head + body)
+        if isinstance(refusal, UpstreamFault):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Its upstream has answered, or failed, and the recorder has its record."""
+        for part in self._parts:
+            part.handed_over(self.record)
 
     def _refusal_body(self, refusal: Refusal) -> bytes:
         return refusal_body(family(self._admitted.dialect, self._admitted.path, self.request.headers), refusal)

@@ -60,6 +60,8 @@ class Counting(Provider):
         self.running = self.most = 0
         self.held: Callable[[Json], bool] = lambda asked: False
         """Requests that wait until `go` is set."""
+        self.breaks: Callable[[Json], bool] = lambda asked: False
+        """Requests whose answer begins and breaks off."""
         self.go = asyncio.Event()
         self.news = asyncio.Condition()
 
@@ -71,10 +73,20 @@ class Counting(Provider):
             await self._tell()
             if request.method == "POST" and self.held(json.loads(await request.read())):
                 await self.go.wait()
+            if request.method == "POST" and self.breaks(json.loads(await request.read())):
+                return await self._break_off(request)
             return await super().handle(request)
         finally:
             self.running -= 1
             await self._tell()
+
+    async def _break_off(self, request: web.Request) -> web.StreamResponse:
+        begun = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "100"})
+        await begun.prepare(request)
+        await begun.write(b'{"id":')
+        assert request.transport is not None
+        request.transport.close()
+        return begun
 
     async def _tell(self) -> None:
         async with self.news:

@@ -6,8 +6,9 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,26 @@ async def test_calls_that_fail_anyhow_are_not_held_against_it(rig: Rig) -> None:
     await rig.until(release, lambda view: view.release.stage == "canary")
     found = (await rig.entry(release)).evidence
     assert (found["candidate_errors"], found["live_errors"], found["harm"]) == (1.0, 1.0, 1.0)
+
+
+async def test_answers_that_break_off_on_either_side_are_not_held_against_it(rig: Rig) -> None:
+    """A third of all answers breaks off, whoever asks."""
+    asked = Counter[str]()
+
+    def breaks(body: Json) -> bool:
+        asked[system_of(body)] += 1
+        return asked[system_of(body)] % 3 == 0
+
+    rig.provider.breaks = breaks
+    release = await rig.start(shadow={"calls": 30})
+    for number in range(30):
+        with suppress(aiohttp.ClientError):
+            await rig.traffic.call(f"r{number}")
+        await rig.until(release, past(number))
+    view = await rig.until(release, lambda view: view.release.stage in ("canary", "rolled_back"))
+    assert view.release.stage == "canary", view.release.reason
+    found = (await rig.entry(release)).evidence
+    assert found["candidate_errors"] == found["live_errors"] == pytest.approx(1 / 3)
 
 
 async def test_a_release_that_is_taken_back_leaves_no_mirror_running(rig: Rig) -> None:
