@@ -178,7 +178,7 @@ class Mirror:
             return ""
         if not call.dialect.generates or record.truncated or not record.sequence or pool is None:
             return "it was not answered or recorded whole"
-        problem = None if record.convert else unrepeatable(call.dialect, call.body)
+        problem = unrepeatable(call.dialect, record.plain)
         if problem is not None:
             return problem
         versions = {name: pins[name].version for name in found.resources}

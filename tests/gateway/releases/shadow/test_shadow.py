@@ -385,6 +385,16 @@ async def test_what_the_provider_would_run_itself_is_left_out(offers: Offers, pr
     assert mirror.evidence()["left_out"] == {"the provider would act by itself (web_search_options)": 1}
 
 
+async def test_what_the_provider_would_run_is_left_out_of_calls_that_are_changed_on_their_way(offers: Offers) -> None:
+    record, found = offers.record(web_search_options={"size": "low"})
+    record.convert = lambda body: body
+    offers.offer(record, found)
+    offers.offer(*offers.record())
+    await offers.spans(1)
+    (mirror,) = offers.shadow.mirrors.values()
+    assert mirror.evidence()["left_out"] == {"the provider would act by itself (web_search_options)": 1}
+
+
 async def test_it_is_over_when_enough_calls_were_mirrored(offers: Offers, provider: Counting) -> None:
     for number in range(3):
         offers.offer(*offers.record(f"r{number}"))
