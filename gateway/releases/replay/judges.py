@@ -90,7 +90,7 @@ class Verifier:
         one, other = recorded.model_dump(mode="json"), answered.model_dump(mode="json")
         try:
             found = await asyncio.to_thread(self._function, one, other)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise JudgeError(f"verifier {self._name} failed on {_named(of)}: {error!r}") from error
         if inspect.iscoroutine(found):
             found.close()
@@ -109,7 +109,8 @@ def _function(name: str, module: str, function: str) -> Callable[[Any, Any], Any
     hint = "it is looked for where the gateway imports from (PYTHONPATH); a model of such a name needs a route to it"
     try:
         found = getattr(import_module(module), function)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # Somebody's script may exit; the gateway must not.
         raise JudgeError(f"verifier {name} cannot be loaded: {error!r}; {hint}") from error
     if not callable(found):
         raise JudgeError(f"verifier {name} is no function")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import random
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from conftest import StartGateway
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.formats import Failure
-from fakes.process import upstreams
+from fakes.process import ROOT, Gateway, upstreams
 from fakes.releasing import CHAT, NEW, OLD, Bench, Counting, bench, counting, lookup, question_of, request_of, system_of
 
 from bench.trajectories import DATA, calls_of
@@ -27,7 +29,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Call, Json
 from penstock.gateway.dialects import by_name
 from penstock.gateway.model.attributes import CAPTURED, LEG, REPLAY_OF
-from penstock.gateway.model.release import NewRelease
+from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
@@ -543,6 +545,46 @@ async def test_a_release_is_replayed_before_any_rollout_is_assigned(
         found = await client.rollout(f"{release.id}-replay")
         assert (found.mode, found.reward, found.status) == ("test", None, "succeeded")
         assert [(await client.rollout(f"before-{n}")).totals.calls for n in range(12)] == [1] * 12
+
+
+@dataclass
+class Judging:
+    """A gateway that imports verifiers from a folder, with one recorded call."""
+
+    gateway: Gateway
+    client: Client
+    traffic: Traffic
+    folder: Path
+
+    async def start(self, judge: str) -> Release:
+        """A release that this judges."""
+        how = policy(0.5, replayed="required", judge=judge)
+        return await self.client.start_release("travel", NewRelease(candidate="v2", policy=how))
+
+
+@pytest.fixture
+async def judging(
+    start_gateway: StartGateway, provider: Counting, http: aiohttp.ClientSession, tmp_path: Path
+) -> AsyncGenerator[Judging]:
+    env = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    gateway = await start_gateway(upstreams(openai=provider.openai_url), env=env)
+    async with Client(gateway.url) as client:
+        traffic = Traffic(gateway.url, http, client)
+        await traffic.call("before")
+        await client.add_version("travel", prompt(STABLE, sent=True))
+        await client.add_version("travel", prompt(CANDIDATE))
+        yield Judging(gateway, client, traffic, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "code", ["raise SystemExit('usage')", "def judge(recorded, answered):\n    raise SystemExit(2)"]
+)
+async def test_a_verifier_that_exits_ends_its_stage_and_not_the_gateway(judging: Judging, code: str) -> None:
+    (judging.folder / "exiting.py").write_text(code)
+    release = await judging.start("exiting:judge")
+    view = await judging.traffic.when(release.id, lambda view: not view.release.live)
+    assert "verifier exiting:judge" in view.release.reason
+    assert "SystemExit(" in view.release.reason
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real trajectories are not there")
