@@ -42,7 +42,7 @@ class Comparison(ABC):
     async def report(self) -> Report:
         """Compares until it is decided."""
         try:
-            self._judge = make_judge(self._release.policy.judge, self.sender, self._context.routes)
+            self._judge = await make_judge(self._release.policy.judge, self.sender, self._context.routes)
             report = await self._run()
         except JudgeError as error:
             report = Report(False, str(error), self.evidence())

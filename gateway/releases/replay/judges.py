@@ -58,12 +58,15 @@ class Judge(Protocol):
         ...
 
 
-def make_judge(name: str, sender: Sender, routes: Routes) -> Judge:
+async def make_judge(name: str, sender: Sender, routes: Routes) -> Judge:
     """The judge of this name; raises `JudgeError`."""
     if name == "exact":
         return Exact()
     found = _FUNCTION.fullmatch(name)
-    return Model(name, sender, routes) if found is None else Verifier(name, _function(name, found[1], found[2]))
+    if found is None:
+        return Model(name, sender, routes)
+    # A thread imports it: that takes seconds where it needs a model of its own.
+    return Verifier(name, await asyncio.to_thread(_function, name, found[1], found[2]))
 
 
 class Exact:

@@ -104,7 +104,7 @@ class Mirror:
 
     async def prepare(self) -> None:
         """Takes in what was mirrored before a restart; raises `JudgeError`."""
-        self._judge = make_judge(self._release.policy.judge, self.sender, self._context.routes)
+        self._judge = await make_judge(self._release.policy.judge, self.sender, self._context.routes)
         self._progress.total = self._policy.calls
         for span in await self.sender.earlier():
             live = await background(lambda span=span: self._live(span))

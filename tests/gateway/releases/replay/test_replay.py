@@ -587,6 +587,25 @@ async def test_a_verifier_that_exits_ends_its_stage_and_not_the_gateway(judging:
     assert "SystemExit(" in view.release.reason
 
 
+async def test_calls_go_on_while_a_verifier_is_imported(judging: Judging) -> None:
+    begun, go = judging.folder / "begun", judging.folder / "go"
+    code = f"from pathlib import Path\nimport time\nPath({str(begun)!r}).touch()\n"
+    code += (
+        f"while not Path({str(go)!r}).exists():\n    time.sleep(0.01)\ndef judge(recorded, answered):\n    return 1\n"
+    )
+    (judging.folder / "slow.py").write_text(code)
+    starting = asyncio.ensure_future(judging.start("slow:judge"))
+    try:
+        async with asyncio.timeout(20):
+            while not begun.exists():  # noqa: ASYNC110 -- another process makes it
+                await asyncio.sleep(0.01)
+            assert await judging.traffic.call("meanwhile")
+    finally:
+        go.touch()
+    release = await starting
+    await judging.traffic.when(release.id, lambda view: view.release.stage == "canary")
+
+
 @pytest.mark.skipif(not DATA.exists(), reason="the real trajectories are not there")
 async def test_on_real_trajectories_an_identical_candidate_agrees_with_the_incumbent(rig: Bench) -> None:
     with gzip.open(DATA) as lines:
