@@ -22,6 +22,7 @@ from penstock.gateway.otlp.delivery import PACE
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.selection import Selection, Sending
 from penstock.gateway.store import Store
+from penstock.gateway.store.damage import is_damage, unless_damaged
 from penstock.gateway.store.directory import TapeError
 
 LARGEST_REQUEST = 4 << 20
@@ -90,7 +91,7 @@ class Reader:
         self._selection.look_again(self._changes, self._going is not None)
         while self._changes:
             change = self._changes[0]
-            if patient and readable.unless_damaged(partial(self._selection.waits, change)):
+            if patient and unless_damaged(partial(self._selection.waits, change)):
                 return self._piece(request, change.cursor - 1, False)
             if not self._add(request, change):
                 return self._piece(request, change.cursor - 1, True)
@@ -131,7 +132,7 @@ class Reader:
             yield
         except Exception as error:
             damaged = isinstance(error, TapeError)
-            if damaged and not readable.is_damage(error):
+            if damaged and not is_damage(error):
                 raise
             _log.error("change %d cannot be exported", change.cursor, exc_info=None if damaged else error)
             self._metrics.otlp_dropped += 1

@@ -17,11 +17,12 @@ from penstock.gateway.config import Otlp
 from penstock.gateway.dialects import by_name
 from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.model.span import Span
-from penstock.gateway.otlp import content, readable, semconv, span_out
+from penstock.gateway.otlp import content, semconv, span_out
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.placement import Place
 from penstock.gateway.otlp.selection import judged_call
 from penstock.gateway.store import Store
+from penstock.gateway.store.damage import unless_damaged
 
 MOST_CONTENT = 1 << 20
 """Bytes that one span may have with its content."""
@@ -74,7 +75,7 @@ class Maker:
         return span.model_copy(update={"attributes": kept})
 
     def _add_content(self, made: Outgoing, span: Span) -> None:
-        exchange = readable.unless_damaged(partial(self._tape.exchange, span))
+        exchange = unless_damaged(partial(self._tape.exchange, span))
         if exchange is None or by_name(span.dialect).otel is None:
             return
         omitted: list[str] = []

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from itertools import islice
-from typing import TypeVar
 
 from penstock.gateway.model.change import Change
 from penstock.gateway.store import Store
-from penstock.gateway.store.codec import TORN, UNREADABLE
+from penstock.gateway.store.codec import UNREADABLE
+from penstock.gateway.store.damage import is_damage
 from penstock.gateway.store.directory import Damaged, TapeError
 
-T = TypeVar("T")
 _log = logging.getLogger("penstock.otlp")
-
-
-def is_damage(error: TapeError) -> bool:
-    """Whether it would fail again whenever it is tried: a record makes no sense, while the tape can be read."""
-    return isinstance(error, Damaged) or isinstance(error.__cause__, TORN)
-
-
-def unless_damaged(read: Callable[[], T]) -> T | None:
-    """What is read; None where it is damaged."""
-    try:
-        return read()
-    except TapeError as error:
-        if not is_damage(error):
-            raise
-        return None
 
 
 def changes(tape: Store, since: int, limit: int) -> tuple[list[Change], int]:

@@ -19,11 +19,11 @@ from penstock.gateway.model.change import Change
 from penstock.gateway.model.nesting import Node
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.otlp import readable
 from penstock.gateway.otlp.causes import Causes
 from penstock.gateway.otlp.placement import MOST_LINKS, OneTrace, Place, as_it_came, root_id
 from penstock.gateway.otlp.unrooted import Beside
 from penstock.gateway.store import Store
+from penstock.gateway.store.damage import unless_damaged
 
 REMEMBERED = 10_000
 """Attempts that are known to have been sent, and calls that were sent in their agent's trace."""
@@ -142,7 +142,7 @@ class Selection:
 
     def _linked(self, span: Span) -> Place:
         """The place of a span, with links to what it was made for."""
-        causes = readable.unless_damaged(partial(self._caused, span))
+        causes = unless_damaged(partial(self._caused, span))
         return self._place(span)._replace(causes=tuple(causes or ()))
 
     def _caused(self, span: Span) -> list[tuple[str, str, str, str | None]]:

@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from penstock.gateway.calls.turns import read_exchange, unpacked
@@ -25,8 +26,9 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.rehearsal.recorded_tools import Cassette
 from penstock.gateway.releases.replay.agreement import action
 from penstock.gateway.releases.replay.questions import unrepeatable
-from penstock.gateway.releases.replay.recorded_calls import HISTORY, Recorded, Recordings
+from penstock.gateway.releases.replay.recorded_calls import DAMAGED, HISTORY, Recorded, Recordings
 from penstock.gateway.store import Store
+from penstock.gateway.store.damage import unless_damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ def draw(tape: Store, release: Release, recordings: Recordings, stopped: Callabl
     for _, rollout in islice(tape.rollouts(), HISTORY):
         if stopped() or len(drawn.found) >= release.policy.replay.closed_loop:
             break
-        one = _original(tape, release, recordings, rollout)
+        found = unless_damaged(partial(_original, tape, release, recordings, rollout))
+        one = DAMAGED if found is None else found
         if isinstance(one, Original):
             drawn.found.append(one)
         elif one:

@@ -39,6 +39,8 @@ from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.replay.agreement import action
 from penstock.gateway.releases.replay.questions import Question, place, rewritten, unmasked, unrepeatable
 from penstock.gateway.releases.replay.sender import Context
+from penstock.gateway.store.damage import is_damage, unless_damaged
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.upstreams.pool import Pool
 
 FEW = 5
@@ -47,6 +49,8 @@ TRIES = 20
 """Calls of a rollout that are looked into for one that qualifies."""
 HISTORY = 20_000
 """Rollouts that are looked at, newest first."""
+DAMAGED = "its record cannot be read; run `penstock check`"
+"""Why a call, or a rollout, is passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,11 @@ class Recordings:
 
     def _calls(self, rollout: Rollout, rng: random.Random, passed_over: Counter[str]) -> Iterator[Span]:
         """The calls of a rollout that qualify, in a random order."""
-        spans = [span for span in self._tape.spans(rollout.id) if self.may(span, rollout)]
+        every = unless_damaged(lambda: list(self._tape.spans(rollout.id)))
+        if every is None:
+            passed_over[DAMAGED] += 1
+            return
+        spans = [span for span in every if self.may(span, rollout)]
         rng.shuffle(spans)
         for span in spans[:TRIES]:
             found = self.open(span)
@@ -145,7 +153,13 @@ class Recordings:
 
     def open(self, span: Span) -> Recorded | str:
         """The whole call; why it does not qualify, empty when it has nothing to do with the resource."""
-        exchange, dialect = self._tape.exchange(span), by_name(span.dialect)
+        dialect = by_name(span.dialect)
+        try:
+            exchange = self._tape.exchange(span)
+        except TapeError as error:
+            if not is_damage(error):
+                raise
+            return DAMAGED
         if exchange is None:
             return "its bytes were not kept"
         exchange = unpacked(exchange)

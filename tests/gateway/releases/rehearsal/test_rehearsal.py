@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
+import lmdb
 import pytest
 from conftest import StartGateway
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
@@ -31,6 +32,7 @@ from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, Finis
 from penstock.gateway.model.release import NewRelease, Release, ReleaseView
 from penstock.gateway.model.rollout import Outcome
 from penstock.gateway.model.span import Span
+from penstock.gateway.releases.replay.recorded_calls import DAMAGED
 
 AGENTS = Path(__file__).parents[1] / "agents"
 STREAMING, BLOCKS = AGENTS / "streaming.py", AGENTS / "blocks.py"
@@ -436,6 +438,20 @@ async def test_without_rollouts_to_rehearse_it_does_not_pass(stage: Stage, bare:
     assert "no recorded rollouts of travel that can be rehearsed (1 were passed over: it has no input)" in (
         view.release.reason
     )
+
+
+async def test_a_rollout_that_is_damaged_is_passed_over(stage: Stage, bare: Bare) -> None:
+    await bare.record(2)
+    await stage.gateway.terminate()
+    with lmdb.open(str(stage.gateway.data / "tape"), max_dbs=64) as tape, tape.begin(write=True) as txn:
+        attempts = tape.open_db(b"attempts", txn)
+        cursor = txn.cursor(attempts)
+        assert cursor.first()
+        assert txn.put(cursor.key(), b"\xff\xff", db=attempts)
+    await stage.gateway.start(stage.gateway.port)
+    release = await stage.start(2)
+    evidence = await bare.rehearse(release.id)
+    assert (evidence["pairs"], evidence["scored"], evidence["passed_over"]) == (1, 1, {DAMAGED: 1})
 
 
 # -- what is asked -----------------------------------------------------------------------------------------------------

@@ -37,8 +37,9 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.releases.jobs import Progress
 from penstock.gateway.releases.replay.comparison import HOPELESS
 from penstock.gateway.releases.replay.questions import unmasked
-from penstock.gateway.releases.replay.recorded_calls import FEW, Recordings
+from penstock.gateway.releases.replay.recorded_calls import DAMAGED, FEW, Recordings
 from penstock.gateway.releases.replay.stage import Replay
+from penstock.gateway.store.transaction import Transaction
 
 
 @pytest.fixture
@@ -290,6 +291,21 @@ async def test_a_long_rollout_does_not_speak_for_all(rig: Bench) -> None:
     assert again.spans == drawn.spans
     few = Recordings(rig.context, release).draw(7, "s", lambda: False)
     assert Counter(span.rollout for span in few.spans) == {"long": 1} | {f"r{number}": 1 for number in range(6)}
+
+
+@pytest.mark.parametrize("what", ["attempts", "bodies"])
+async def test_what_is_damaged_is_passed_over(rig: Bench, what: str) -> None:
+    await rig.record_many(4)
+    release = await rig.release()
+
+    def damage(tape: Transaction) -> None:
+        (key, _), *_ = tape.scan(what)
+        tape.put(what, key, b"\xc1")
+
+    await rig.do(damage)
+    report = await rig.replay(release)
+    assert report.ok, report.why
+    assert (report.evidence["calls"], report.evidence["passed_over"]) == (3, {DAMAGED: 1})
 
 
 async def test_without_recorded_calls_it_does_not_pass(rig: Bench) -> None:
