@@ -18,6 +18,8 @@ from penstock.gateway.store.records import Entry
 
 LARGEST: Final = 64 << 20
 """A larger answer is given up; bytes."""
+_TOLD: Final = 300
+"""Characters of an error: some servers repeat the whole request in theirs, and the audit keeps what is told."""
 
 
 class TooLarge(Exception):
@@ -104,10 +106,10 @@ def _failure(reply: Reply, turn: Turn, response: bytes, why: str | None) -> tupl
     if reply.error is not None:
         return reply.error, reply.problem
     if reply.status is None or reply.status >= 400:
-        said = turn.error or response[:300].decode("utf-8", "replace")
-        return f"http_{reply.status}", f"HTTP {reply.status}: {' '.join(said.split())}"
+        said = turn.error or response[:_TOLD].decode("utf-8", "replace")
+        return f"http_{reply.status}", f"HTTP {reply.status}: {' '.join(said[:_TOLD].split())}"
     if why is not None:
-        return why, turn.error or "; ".join(turn.problems)
+        return why, (turn.error or "; ".join(turn.problems))[:_TOLD]
     if not turn.choices:
         return "no_answer", "; ".join(turn.problems) or "it holds no answer"
     return None, None

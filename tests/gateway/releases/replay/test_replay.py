@@ -340,6 +340,15 @@ async def test_when_nobody_answers_nothing_is_known(rig: Bench) -> None:
     assert len(rig.provider.log) == 2 * HOPELESS
 
 
+async def test_a_long_error_is_told_in_part(rig: Bench) -> None:
+    """Some servers repeat the whole request in it."""
+    await rig.record_many(12)
+    rig.provider.script = lambda asked: Failure(400, f"not understood: {json.dumps(asked)}{' and so on' * 10_000}")
+    report = await rig.replay(await rig.release())
+    assert "HTTP 400: not understood: {" in report.why
+    assert len(json.dumps([report.why, report.evidence])) < 10_000
+
+
 async def test_a_missing_key_is_explained(rig: Bench) -> None:
     await rig.record_many(12)
     rig.provider.key = "sk-real"
