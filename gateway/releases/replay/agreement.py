@@ -18,7 +18,7 @@ from penstock.gateway.model.turn import Message, Part, Turn
 
 MESSAGES, CHARACTERS = 6, 2000
 """How much of the conversation a judge is shown: messages from its end, and characters of each."""
-_AGREEMENT = re.compile(r'"agreement"\s*:\s*(\d+(?:\.\d+)?)')
+_AGREEMENT = re.compile(r'"agreement"\s*:\s*(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*[,}]')
 
 
 # -- one answer and another ------------------------------------------------------------------------------------------

@@ -97,6 +97,9 @@ def test_a_judge_sees_both_answers_in_both_orders_and_not_which_was_recorded() -
         ('First {"agreement": 0.9}, no: {"agreement": 0}', 0.0),
         ('{"agreement": 7}', None),
         ('{"agreement": -1}', None),
+        ('{"agreement": 1e-2, "why": "they differ"}', 0.01),
+        ('{"agreement": 1/4}', None),
+        ('{"agreement": 1 of 4}', None),
         ("They agree.", None),
     ],
 )
