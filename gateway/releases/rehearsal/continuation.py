@@ -33,8 +33,8 @@ class CannotContinue(Exception):
 class Hidden:
     """Calls and results that an agent has not seen."""
 
-    before: Sequence[Any]
-    """The messages that they stand behind, as the agent sent them."""
+    before: list[Any]
+    """The messages that they stand behind, as `plain` gives them."""
     messages: Sequence[Any]
     """Themselves."""
 
@@ -62,22 +62,24 @@ def exchange(dialect: Dialect, response: bytes, stream: bool, results: Sequence[
 
 def restored(messages: Sequence[Any], told: Sequence[Hidden]) -> list[Any]:
     """A conversation with the messages that its agent has not seen. Of several for one place the last counts."""
-    whole, at = list(messages), {len(one.before): one for one in told if _goes_on(messages, one)}
+    whole = list(messages)
+    compared: list[Any] = plain(whole)
+    at = {len(one.before): one for one in told if _goes_on(compared, one)}
     for place in sorted(at, reverse=True):
         whole[place:place] = at[place].messages
     return whole
 
 
-def _goes_on(messages: Sequence[Any], hidden: Hidden) -> bool:
-    """Whether the messages are those before, and then the model's answer."""
+def _goes_on(messages: list[Any], hidden: Hidden) -> bool:
+    """Whether these plain messages are those before, and then the model's answer."""
     end = len(hidden.before)
     if end >= len(messages) or obj(messages[end]).get("role") in _ASKING:
         return False
-    return _plain(list(messages[:end])) == _plain(list(hidden.before))
+    return messages[:end] == hidden.before
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Without the markers of caches: agents move them from message to message."""
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in obj(value).items() if key != "cache_control"}
-    return [_plain(inner) for inner in arr(value)] if isinstance(value, list) else value
+        return {key: plain(inner) for key, inner in obj(value).items() if key != "cache_control"}
+    return [plain(inner) for inner in arr(value)] if isinstance(value, list) else value

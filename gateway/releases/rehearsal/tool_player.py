@@ -36,6 +36,7 @@ from penstock.gateway.releases.rehearsal.continuation import (
     Hidden,
     conversation,
     exchange,
+    plain,
     restored,
     with_conversation,
 )
@@ -139,7 +140,7 @@ class Play:
                 self._cassette.take_back(played)
         if hidden:
             said = conversation(call.dialect, obj(loads(call.body)))
-            self._told.append(Hidden(said, hidden))
+            self._told.append(Hidden(plain(said), hidden))
         return Played(reply)
 
     async def _play(self, question: Question, played: list[tuple[str, str]]) -> tuple[Reply, Sequence[object] | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from penstock.gateway.releases.rehearsal.continuation import (
     Hidden,
     conversation,
     exchange,
+    plain,
     restored,
     with_conversation,
 )
@@ -158,6 +160,17 @@ def test_what_the_agent_has_not_seen_is_put_back_before_the_answer() -> None:
 def test_it_is_put_back_where_markers_of_caches_have_moved() -> None:
     later = [told("user", "a", cache_control={"type": "ephemeral"}), told("assistant", "b"), told("user", "c")]
     assert restored(later, [FIRST])[1:3] == HIDDEN
+
+
+def test_a_long_conversation_is_not_copied_for_each_of_its_places() -> None:
+    """The event loop does this before each request; it took four seconds."""
+    parts = [{"type": "text", "text": "a"}] * 3
+    long: list[Json] = [{"role": "user" if at % 2 == 0 else "assistant", "content": parts} for at in range(2001)]
+    before = plain(long)
+    hidden = [Hidden(before[:end], HIDDEN) for end in range(1, 1000, 2)]
+    began = time.process_time()
+    assert len(restored(long, hidden)) == len(long) + 2 * len(hidden)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(
