@@ -117,7 +117,7 @@ class Rehearsal(Comparison):
     async def _run(self) -> Report:
         """Waits until its runs were done by somebody, or it is decided."""
         _ = await self.sender.earlier()
-        recordings = Recordings(self._context, self._release)
+        recordings = await background(lambda: Recordings(self._context, self._release))
         drawn = await self._drawn(lambda stopped: draw(self._context.tape, self._release, recordings, stopped))
         self._passed_over = drawn.passed_over
         if not drawn.found:

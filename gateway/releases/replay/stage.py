@@ -61,7 +61,7 @@ class Replaying(Comparison):
 
     def __init__(self, context: Context, release: Release, progress: Progress) -> None:
         super().__init__(context, release, progress, "replay")
-        self._recordings = Recordings(context, release)
+        self._recordings: Recordings
         self._order: InOrder[Pair] = InOrder()
         self._kept: dict[tuple[str, str], Span] = {}
         """What was answered before the gateway was restarted, by call and leg."""
@@ -73,6 +73,8 @@ class Replaying(Comparison):
             said = span.attributes or {}
             if span.status in (SpanStatus.OK, SpanStatus.ERROR):
                 self._kept[said.get(REPLAY_OF, ""), said.get(LEG, "")] = span
+        # A thread reads the versions, as `Pins.reload` does: many long ones would hold up calls.
+        self._recordings = await background(lambda: Recordings(self._context, self._release))
         drawn = await self._drawn(
             lambda stopped: self._recordings.draw(self._policy.calls, self._release.salt, stopped)
         )

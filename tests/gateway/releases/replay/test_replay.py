@@ -35,6 +35,7 @@ from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.jobs import Progress
+from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.replay.comparison import HOPELESS
 from penstock.gateway.releases.replay.questions import unmasked
 from penstock.gateway.releases.replay.recorded_calls import DAMAGED, FEW, Recordings
@@ -313,6 +314,25 @@ async def test_without_recorded_calls_it_does_not_pass(rig: Bench) -> None:
     assert not report.ok
     assert "there are no recorded calls of travel" in report.why
     assert "replayed = 'skip'" in report.why
+
+
+async def test_many_long_versions_do_not_hold_up_the_gateway(rig: Bench) -> None:
+    long = "\n".join(f"{number}. Never refund a fare of {{fare{number}}}." for number in range(400))
+
+    def add(tape: Transaction) -> None:
+        for number in range(1, 250):
+            new = prompt(f"{long} {number}", version=f"v{number}")
+            ReleaseOperations(tape).add_version("fares", new, rig.context.now_ns())
+
+    await rig.do(add)
+    release, longest, loop = await rig.release("fares"), 0.0, asyncio.get_running_loop()
+    replaying = asyncio.ensure_future(rig.replay(release))
+    while not replaying.done():
+        began = loop.time()
+        await asyncio.sleep(0.001)
+        longest = max(longest, loop.time() - began)
+    assert "there are no recorded calls of fares" in (await replaying).why
+    assert longest < 0.4
 
 
 # -- failures, budgets, ends ------------------------------------------------------------------------------------------
