@@ -162,7 +162,8 @@ class Sender:
             reply.error, reply.problem = "too_large", f"the answer is larger than {LARGEST} bytes"
         except TimeoutError as error:
             reply.error, reply.problem = "timeout", str(error) or f"no answer within {pool.config.read_timeout:g} s"
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # ValueError: a host name that is none (UnicodeError).
             reply.error = "upstream_closed" if reply.status else "connect"
             reply.problem = str(error) or type(error).__name__
         return reply

@@ -392,11 +392,12 @@ async def test_the_upstreams_own_key_is_sent_and_kept_secret(
             assert ("Authorization", "***") in rig.exchange(span).request_headers
 
 
-async def test_an_upstream_that_is_gone_is_an_answer_that_failed(rig: Bench, provider: Counting) -> None:
+@pytest.mark.parametrize("origin", ["http://127.0.0.1:9", f"http://{'a' * 70}.example"])
+async def test_an_upstream_that_is_gone_is_an_answer_that_failed(rig: Bench, origin: str) -> None:
     await rig.record_many(12)
     release = await rig.release(replay={"concurrency": 1})
     pool = rig.context.pools["openai"]
-    pool.origin = "http://127.0.0.1:9"
+    pool.origin = origin
     report = await rig.replay(release)
     assert not report.ok
     assert {span.error for span in rig.spans(f"{release.id}-replay")} == {"connect"}
