@@ -146,7 +146,7 @@ class Sender:
                 question.request.method,
                 URL(pool.url(question.path), encoded=True),
                 data=question.body,
-                headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in reply.sent],
+                headers=[(name.decode("latin-1"), _as_sent(value)) for name, value in reply.sent],
                 skip_auto_headers=_UNTOUCHED,
                 timeout=bounds,
                 allow_redirects=False,
@@ -183,6 +183,14 @@ class Sender:
         kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._context.recorder.put(_Made(entry), lambda done: None if kept.done() else kept.set_result(done))
         await kept
+
+
+def _as_sent(value: bytes) -> str:
+    # aiohttp writes UTF-8.
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 async def background(do: Callable[[], T]) -> T:

@@ -135,6 +135,14 @@ async def test_both_versions_get_the_recorded_request_and_nothing_is_executed(ri
     assert seen.header("content-type") == "application/json"
 
 
+async def test_a_header_is_sent_byte_for_byte(rig: Bench) -> None:
+    value = "Caf\u00e9".encode()
+    headers = b"Content-Type: application/json\r\nX-Title: %b\r\n" % value
+    await rig.record("r1", request_of(CHAT, OLD, "flight 1"), headers=headers)
+    _ = await rig.replay(await rig.release())
+    assert [seen.header("x-title") for seen in rig.provider.log] == [value.decode("latin-1")] * 2
+
+
 async def test_what_was_added_for_training_is_not_asked_again(rig: Bench) -> None:
     asked = request_of(CHAT, OLD, "flight 1")
     more = ask(by_name("chat"), json.dumps(asked).encode())
