@@ -18,8 +18,10 @@ incumbent takes another way, which need not be worse: the evidence has an e-valu
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Any, Final, Literal
 
 from penstock.gateway.calls.turns import read_exchange
@@ -34,7 +36,7 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.rehearsal.live import RESTARTED, Leg, Rehearsals, Rehearsed, leg_name
-from penstock.gateway.releases.rehearsal.recorded_rollouts import answered, draw, final
+from penstock.gateway.releases.rehearsal.recorded_rollouts import Original, answered, draw, final
 from penstock.gateway.releases.rehearsal.tool_player import DIVERGED, SPENT, UNFIT
 from penstock.gateway.releases.replay.comparison import SHOWN, Comparison
 from penstock.gateway.releases.replay.questions import ARM_OF, CANDIDATE, INCUMBENT
@@ -126,12 +128,24 @@ class Rehearsal(Comparison):
         self._progress.doing, self._progress.done, self._progress.total = "rehearsal", 0, 2 * len(drawn.found)
         release = self._release
         versions = {leg: release.given(arm) for leg, arm in ARM_OF.items()}
-        for number, original in enumerate(drawn.found, 1):
+        for number, original in await background(lambda: list(self._numbered(drawn.found))):
             one, other = (Leg(leg_name(release, number, leg), leg, versions[leg], original) for leg in LEGS)
             self._pairs.append((one, other))
         legs = {leg.rollout: leg for pair in self._pairs for leg in pair}
         await self._follow(Rehearsed(release, self.sender, legs))
         return self._report()
+
+    def _numbered(self, found: list[Original]) -> Iterator[tuple[int, Original]]:
+        """The originals with the numbers of their runs. Those that have runs keep theirs: another one may have been
+        forgotten, or been done again, since they were drawn before a restart."""
+        known: dict[str, int] = {}
+        for number in range(1, 2 * self._policy.closed_loop + 1):
+            runs = (self._context.tape.rollout(leg_name(self._release, number, leg)) for leg in LEGS)
+            known |= {str((run.metadata or {}).get(REPLAY_OF)): number for run in runs if run is not None}
+        taken = set(known.values())
+        free = (number for number in count(1) if number not in taken)
+        for original in found:
+            yield known.get(original.name) or next(free), original
 
     # -- following the runs ------------------------------------------------------------------------------------------
 

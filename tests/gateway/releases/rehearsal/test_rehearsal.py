@@ -603,6 +603,25 @@ async def test_the_runs_of_a_command_that_was_killed_are_done_by_another(stage: 
     assert [attempt.status for attempt in found.attempts] == ["unresponsive", "succeeded"]
 
 
+async def test_a_rollout_that_is_forgotten_leaves_the_runs_of_others_theirs(stage: Stage, bare: Bare) -> None:
+    await bare.record(4)
+    release = await stage.start(4)
+    claims = (await bare.claims(release.id, 8)).claims
+    first, *others = claims[::2]
+    for claim in claims[:-1]:
+        await bare.do(claim)
+    await stage.gateway.kill()
+    await stage.gateway.start(stage.gateway.port)
+    await stage.until(release.id, lambda view: view.doing == "rehearsal" and view.done == 7)
+    await stage.client.forget(f"r{first.rollout.input['flight'][2:]}", Said(who="ann"))
+    await stage.gateway.kill()
+    await stage.gateway.start(stage.gateway.port)
+    await stage.until(release.id, lambda view: view.doing == "rehearsal" and view.total == 6)
+    await bare.do(claims[-1])
+    evidence = await bare.rehearse(release.id)
+    assert (evidence["scored"], evidence["candidate"], evidence["incumbent"]) == (len(others), 1.0, 1.0)
+
+
 async def test_a_gateway_that_was_killed_goes_on_and_what_it_forgot_is_done_again(stage: Stage, bare: Bare) -> None:
     await bare.record(2)
     release = await stage.start(2)
