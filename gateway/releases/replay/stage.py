@@ -29,6 +29,7 @@ from penstock.gateway.releases.replay.comparison import SHOWN, Comparison
 from penstock.gateway.releases.replay.questions import ARM_OF, CANDIDATE, INCUMBENT, place
 from penstock.gateway.releases.replay.recorded_calls import Recorded, Recordings, without_key
 from penstock.gateway.releases.replay.sender import Answer, Context, background
+from penstock.gateway.store.directory import TapeError
 
 
 class Replay:
@@ -71,7 +72,8 @@ class Replaying(Comparison):
     async def _run(self) -> Report:
         for span in await self.sender.earlier():
             said = span.attributes or {}
-            if span.status in (SpanStatus.OK, SpanStatus.ERROR):
+            # Where the disk was full an answer is known of, and lost.
+            if span.status == SpanStatus.ERROR or (span.status == SpanStatus.OK and span.body is not None):
                 self._kept[said.get(REPLAY_OF, ""), said.get(LEG, "")] = span
         # A thread reads the versions, as `Pins.reload` does: many long ones would hold up calls.
         self._recordings = await background(lambda: Recordings(self._context, self._release))
@@ -101,6 +103,9 @@ class Replaying(Comparison):
         """One call after the other, while there is budget for all that it may take."""
         cost = 2 + 2 * self._judge.requests
         while not self._over and self.sender.reserve(cost):
+            if (failing := self._context.recorder.failing) is not None:
+                # What is not kept would be asked, and paid for, again and again.
+                raise TapeError(failing)
             number, span = next(calls, (0, None))
             if span is None:
                 self.sender.release(cost)

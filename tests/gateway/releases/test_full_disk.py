@@ -10,11 +10,14 @@ import aiohttp
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.process import Gateway, limit_files, running, upstreams
 from fakes.provider import serving
+from fakes.releasing import counting
 from fakes.tape import Tape
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
+from penstock.gateway.demo.model import Answer
 from penstock.gateway.model.audit import Said
+from penstock.gateway.model.release import NewRelease
 
 FULL = 16_384
 """The first pages of a tape: what is written comes after them."""
@@ -128,3 +131,33 @@ async def test_a_span_with_the_version_that_a_rollout_fell_back_to_brings_the_ma
         (mixed,) = await client.pins(name)
         assert (mixed.version, mixed.arm, mixed.mixed) == ("v1", "candidate", True)
         assert [pin.version for pin in await client.pins("late")] == ["v1"]
+
+
+async def test_a_replay_asks_nothing_twice_while_the_disk_is_full(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with (
+        counting() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url)) as gateway,
+        Client(gateway.url) as client,
+    ):
+        provider.script = lambda asked: Answer("Hello")
+        _ = await client.add_version("travel", prompt(STABLE, sent=True))
+        _ = await client.add_version("travel", prompt(CANDIDATE))
+        traffic = Traffic(gateway.url, http, client)
+        for number in range(4):
+            _ = await traffic.call(f"r{number}")
+        provider.held = lambda asked: True
+        how = policy(0.5, replayed="required", replay={"calls": 4, "concurrency": 1})
+        release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
+        await provider.until(lambda: provider.running == 1)
+        with full_disk(gateway):
+            provider.held = lambda asked: False
+            provider.go.set()
+
+            async def waits() -> bool:
+                return gateway.log.count("waits for the tape") == 3
+
+            await until(waits)
+            assert len(provider.log) == 4 + 2
+        view = await traffic.when(release.id, lambda view: view.release.stage in ("canary", "rolled_back"))
+        assert view.release.stage == "canary", view.release.reason
+        assert len(provider.log) == 4 + 2 + 8
