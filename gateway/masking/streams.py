@@ -128,7 +128,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _beside(value: Any) -> object:
     if not isinstance(value, dict):
         return None
-    return tuple([(key, str(said)) for key, said in cast(dict[str, Any], value).items() if key in _PLACES])
+    return tuple(
+        [(key, str(said)) for key, said in cast(dict[str, Any], value).items() if key in _PLACES and _tells(said)]
+    )
+
+
+def _tells(said: Any) -> bool:
+    """Whether a value says a place, as `_is_place` has it: null, for one, says no more than what is left out."""
+    return isinstance(said, int | str) and not isinstance(said, bool)
 
 
 class _Strings:
@@ -156,7 +163,8 @@ class _Strings:
         """Takes what stands in an event."""
         if isinstance(value, dict):
             found = cast(dict[str, Any], value)
-            kind = tuple([(name, str(found[name])) for name in _telling(len(place) > 1) if name in found])
+            names = _telling(len(place) > 1)
+            kind = tuple([(n, str(found[n])) for n in names if not isinstance(found.get(n, []), dict | list)])
             for name, inner in found.items():
                 if isinstance(inner, str):
                     if name not in _AGAIN:
@@ -167,7 +175,7 @@ class _Strings:
             for at, inner in enumerate(cast(list[Any], value)):
                 # An element counts by the index that it says, if it says one.
                 said = cast(dict[str, Any], inner).get("index") if isinstance(inner, dict) else None
-                there = (*place, at if said is None else str(said))
+                there = (*place, str(said) if _tells(said) else at)
                 if isinstance(inner, str):
                     self.add(there, (), inner)
                 else:

@@ -98,6 +98,19 @@ APART: dict[str, list[dict[str, Any]]] = {
         {"index": 0, "content": {"type": "text", "text": "4111 1111 "}},
         {"index": 0, "content": {"text": "1111 1111"}},
     ],
+    "a place that is null in the first one alone": [
+        {"item_id": None, "delta": "4111 1111 "}, {"delta": "1111 1111"},
+    ],
+    "a place that is no index": [
+        {"index": {"of": 1}, "delta": "4111 1111 "}, {"index": {"of": 2}, "delta": "1111 1111"},
+    ],
+    "an element whose index is none": [
+        {"choices": [{"index": False, "delta": "4111 1111 "}]}, {"choices": [{"delta": "1111 1111"}]},
+    ],
+    "a type that is none": [
+        {"type": {"n": 1}, "delta": "4111 1111 "}, {"type": "note", "delta": "x"},
+        {"type": {"n": 2}, "delta": "1111 1111"},
+    ],
 }  # fmt: skip
 
 
