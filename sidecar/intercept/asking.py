@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from penstock.sidecar.intercept.policy import CHECK
+from penstock.sidecar.intercept.ways import reason
 
 _SECONDS: Final = 5.0
 _ALL: Final = 30.0
@@ -49,7 +49,7 @@ async def ask(proxy: str | None, trusted: Path | str | None, hosts: bool = False
         why = f"does not hold the certificate of this sidecar ({error.verify_message})"
         raise NotReached(f"{file} {why}") from None
     except OSError as error:
-        raise NotReached(f"{_place(proxy)}: {os.strerror(error.errno) if error.errno else error}") from None
+        raise NotReached(f"{_place(proxy)}: {reason(error)}") from None
     except (ValueError, asyncio.LimitOverrunError) as error:
         raise NotReached(f"{_place(proxy)}: {error}") from None
 

@@ -18,6 +18,7 @@ from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.egress import Ledger, Whose, tell
 from penstock.sidecar.intercept.front import Front
 from penstock.sidecar.intercept.policy import Policy
+from penstock.sidecar.intercept.ways import reason
 
 Mode = Literal["env", "transparent"]
 """How connections get here: by variables of the agents, or by rules of the kernel (`rules`), which one agent has."""
@@ -118,6 +119,6 @@ class Service:
             async with asyncio.timeout(5):
                 _, writer = await asyncio.open_connection(host, port)
         except (OSError, TimeoutError) as error:
-            return f"the gateway {host}:{port} cannot be reached: {error or 'no answer'}"
+            return f"the gateway {host}:{port} cannot be reached: {reason(error) or 'no answer'}"
         writer.close()
         return None

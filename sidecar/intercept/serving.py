@@ -52,4 +52,4 @@ async def ask(method: str, path: str, admin: str, said: dict[str, str] | None) -
         ):
             return answer.status, (await answer.text()).strip()
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-        return 0, f"the sidecar at {admin} cannot be reached: {error or 'it did not answer'}"
+        return 0, f"the sidecar at {admin} cannot be reached: {str(error) or 'it did not answer'}"

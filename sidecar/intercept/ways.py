@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -155,11 +156,20 @@ class Ways:
                     kind, host, port, ssl=tls, server_hostname=name
                 )
         except (OSError, TimeoutError) as error:
-            why = str(error) or f"no connection within {self._limits.connect:g} s"
-            if error.errno is not None and error.errno > 0:
-                why = os.strerror(error.errno)  # asyncio writes the address into it once more
+            why = reason(error) or f"no connection within {self._limits.connect:g} s"
             raise Refused(502, f"{host}:{port} could not be reached: {why}") from None
         return end
+
+
+def reason(error: OSError) -> str:
+    """Why a connection has failed; empty where nobody has answered in time. Errors of TLS and of names have numbers of
+    their own, which mean something else to the system."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted here ({error.verify_message})"
+    if isinstance(error, ssl.SSLError | socket.gaierror):
+        return error.strerror or str(error)
+    # asyncio writes the address into it once more.
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def _said(words: str) -> str:

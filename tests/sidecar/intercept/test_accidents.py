@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 from fakes.runs import until
 
-from penstock.sidecar.intercept import mitm, redirected
+from penstock.sidecar.intercept import mitm, redirected, serving
+from penstock.sidecar.intercept.asking import NotReached, ask
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.front import Front
 from penstock.sidecar.intercept.policy import Policy
 from penstock.sidecar.intercept.visit import Passed
+from penstock.sidecar.intercept.ways import Binding, Limits, Ways
 
 FAR = ("192.0.2.9", 443)
 
@@ -98,6 +100,47 @@ async def test_redirected_connections_are_taken_again_when_there_were_too_many_f
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         # Nobody has redirected it: it is refused as soon as it is taken.
         await until(lambda: len(passed) == 1)
+
+
+async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    _ = await reader.read(1)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    writer.close()
+
+
+@pytest.mark.parametrize(("tls", "why"), [(True, "its certificate is not trusted here ("), (False, "WRONG_VERSION")])
+async def test_a_gateway_whose_tls_fails_is_named_with_the_reason(tls: bool, why: str) -> None:
+    context = Authority.here(["localhost"]).context("localhost") if tls else None
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        ways = Ways(f"https://localhost:{port}", Limits(), set())
+        ways.bind(Binding(()))
+        said = await ways.problem("api.openai.com", 443)
+    assert said is not None
+    assert said.startswith(f"the gateway could not be reached: localhost:{port} could not be reached: ")
+    assert why in said
+
+
+async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    _ = await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    await hang_up(reader, writer)
+
+
+async def test_a_proxy_that_is_no_sidecar_is_named_with_the_reason() -> None:
+    async with await asyncio.start_server(agree, "127.0.0.1", 0) as server:
+        with pytest.raises(NotReached, match="WRONG_VERSION_NUMBER"):
+            _ = await ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
+    with pytest.raises(NotReached, match=r"the proxy http://nobody\.invalid:1: .*[Nn]ame"):
+        _ = await ask("http://nobody.invalid:1", None)
+
+
+async def test_a_sidecar_that_does_not_answer_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        admin = f"127.0.0.1:{silent.getsockname()[1]}"
+        said = await serving.ask("DELETE", "/agents/1", admin, None)
+    assert said == (0, f"the sidecar at {admin} cannot be reached: it did not answer")
 
 
 async def test_long_lines_of_mitmproxy_do_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
