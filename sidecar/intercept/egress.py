@@ -121,7 +121,7 @@ async def tell(gateway: str, whose: Whose, made: list[Event]) -> str | None:
                 kind = {"Content-Type": "application/json"}
                 async with http.post(url, data=body, headers=kind) as answer:
                     if answer.status >= 400:
-                        return f"the gateway answered {answer.status}: {(await answer.text())[:200]}"
+                        return f"the gateway answered {answer.status}: {(await answer.text(errors='replace'))[:200]}"
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         return str(error) or "the gateway did not answer"
     return None

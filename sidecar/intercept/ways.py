@@ -175,7 +175,8 @@ def reason(error: OSError) -> str:
 def _said(words: str) -> str:
     """The message in the body of a refusal, which a gateway writes as JSON."""
     try:
-        return str(json.loads(words)["error"]["message"])
+        # Half of a surrogate pair could be sent to nobody.
+        return str(json.loads(words)["error"]["message"]).encode(errors="replace").decode()
     except (ValueError, TypeError, LookupError):
         return words[:500]
 

@@ -8,12 +8,13 @@ import resource
 import socket
 import struct
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.runs import until
+from fakes.shell import PENSTOCK, Shell
 
 from penstock.sidecar.intercept import mitm, redirected, serving
 from penstock.sidecar.intercept.asking import NotReached, ask
@@ -133,6 +134,46 @@ async def test_a_proxy_that_is_no_sidecar_is_named_with_the_reason() -> None:
             _ = await ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
     with pytest.raises(NotReached, match=r"the proxy http://nobody\.invalid:1: .*[Nn]ame"):
         _ = await ask("http://nobody.invalid:1", None)
+
+
+def refusing(body: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """What answers all requests with that."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _ = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    return refuse
+
+
+async def test_a_refusal_that_nobody_can_be_sent_is_told_as_far_as_it_can_be(passed: list[Passed]) -> None:
+    body = b'{"error":{"message":"nothing for \\ud800"}}'
+    async with await asyncio.start_server(refusing(body), "127.0.0.1", 0) as server:
+        gateway = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        made = Front(gateway, Policy(frozenset({("llm.test", 80)})), Authority("", {}), passed.append)
+        made.bind(Binding(()))
+        reader, writer = await asyncio.open_connection("127.0.0.1", await made.start())
+        async with asyncio.timeout(5):
+            writer.write(b"GET http://llm.test/ HTTP/1.1\r\nHost: llm.test\r\n\r\n")
+            assert (await reader.read()).endswith(b"the gateway refused this connection: nothing for ?\n")
+            writer.close()
+            await made.stop()
+
+
+async def test_an_agent_keeps_its_exit_code_where_the_answer_to_its_events_is_no_text(tmp_path: Path) -> None:
+    script = """if True:
+        import os, socket, sys
+        proxy = socket.create_connection(("127.0.0.1", int(os.environ["HTTPS_PROXY"].split(":")[-1])))
+        proxy.sendall(b"CONNECT far.test:443 HTTP/1.1\\r\\n\\r\\n")
+        sys.exit(7 if b"403" in proxy.recv(99) else 1)
+    """
+    async with await asyncio.start_server(refusing("nicht für dich".encode("latin-1")), "127.0.0.1", 0) as server:
+        shell = Shell(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", tmp_path, PENSTOCK)
+        agent = ("--", sys.executable, "-c", script)
+        done = await shell.run("sidecar", "--rollout", "r1", "--on-unknown", "deny", *agent)
+    assert done.code == 7
+    assert "where the agent has been is not on the tape: the gateway answered 403: nicht f\ufffdr dich" in done.err
 
 
 async def test_a_sidecar_that_does_not_answer_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
