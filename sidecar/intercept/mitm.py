@@ -84,15 +84,7 @@ async def standing(
     key.touch(0o600)
     try:
         key.write_text(authority.private + authority.pem)
-        process = await asyncio.create_subprocess_exec(
-            program(),
-            *_options(policy, home, front, trusted),
-            env={name: os.environ[name] for name in _KEPT if name in os.environ},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # signals of a terminal are not for it
-        )
+        process = await _started(_options(policy, home, front, trusted))
         try:
             engine = Engine(await _port(process), authority.pem, home)
             key.unlink()  # before there is an agent that could read it
@@ -109,6 +101,23 @@ async def standing(
             await _end(process)
     finally:
         key.unlink(missing_ok=True)
+
+
+async def _started(options: list[str]) -> asyncio.subprocess.Process:
+    place = program()
+    try:
+        return await asyncio.create_subprocess_exec(
+            place,
+            *options,
+            env={name: os.environ[name] for name in _KEPT if name in os.environ},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # signals of a terminal are not for it
+        )
+    except OSError as error:  # an environment that was moved, or made for another machine
+        said = f"{place}, or the interpreter in its first line: {error.strerror}"
+        raise EngineError(f"mitmdump could not be started: {said}") from None
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -57,18 +57,18 @@ def write(folder: Path, pem: str) -> tuple[Path, Path]:
     """Writes (bundle, our certificate alone) below a folder."""
     bundle, own = folder / "ca-bundle.pem", folder / "penstock-ca.pem"
     own.write_text(pem)
-    bundle.write_text(_system() + pem)
+    bundle.write_bytes(_system() + pem.encode())
     return bundle, own
 
 
-def _system() -> str:
-    """The certificates that this machine trusts."""
+def _system() -> bytes:
+    """The certificates that this machine trusts. Comments among them may be of any bytes."""
     found = ssl.get_default_verify_paths().cafile
     for name in filter(None, (found, *_SYSTEM)):
         file = Path(name)
         if file.is_file():
-            return file.read_text() + "\n"
-    return ""
+            return file.read_bytes() + b"\n"
+    return b""
 
 
 def close_memory() -> None:

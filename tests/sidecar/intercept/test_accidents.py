@@ -16,7 +16,7 @@ import pytest
 from fakes.runs import until
 from fakes.shell import PENSTOCK, Shell
 
-from penstock.sidecar.intercept import mitm, redirected, serving
+from penstock.sidecar.intercept import mitm, redirected, serving, trust
 from penstock.sidecar.intercept.asking import NotReached, ask
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.front import Front
@@ -182,6 +182,27 @@ async def test_a_sidecar_that_does_not_answer_is_named_with_the_reason(monkeypat
         admin = f"127.0.0.1:{silent.getsockname()[1]}"
         said = await serving.ask("DELETE", "/agents/1", admin, None)
     assert said == (0, f"the sidecar at {admin} cannot be reached: it did not answer")
+
+
+async def test_certificates_of_the_machine_may_have_comments_of_any_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes("# für uns\n".encode("latin-1") + Authority.here(["localhost"]).pem.encode())
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    bundle, own = trust.write(tmp_path, "ours\n")
+    assert bundle.read_bytes() == trusted.read_bytes() + b"\nours\n"
+    assert own.read_bytes() == b"ours\n"
+
+
+async def test_a_mitmproxy_whose_interpreter_is_gone_is_told_in_one_line(tmp_path: Path) -> None:
+    program = tmp_path / "mitmdump"
+    program.write_text("#!/nowhere/python\n")
+    program.chmod(0o755)
+    shell = Shell("http://127.0.0.1:1", tmp_path, PENSTOCK)
+    done = await shell.run("sidecar", "--engine", "mitmproxy", "--", "true", PENSTOCK_MITMDUMP=str(program))
+    said = f"mitmdump could not be started: {program}, or the interpreter in its first line: No such file or directory"
+    assert (done.code, done.err) == (1, f"penstock: --engine mitmproxy: {said}\n")
 
 
 async def test_long_lines_of_mitmproxy_do_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
