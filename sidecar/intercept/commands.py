@@ -354,10 +354,15 @@ def _check_admin(admin: str) -> None:
 
 def _gateway(url: str) -> str:
     from penstock.gateway.client.connection import ClientError, check_url
+    from penstock.gateway.client.tls import client_context
 
+    if url.startswith("unix:"):
+        raise Failure(f"a sidecar reaches no gateway at {url!r}: give its http:// or https:// URL", 2)
     try:
         check_url(url)
-    except ClientError as error:
+        if url.startswith("https:"):
+            _ = client_context()
+    except (ClientError, OSError) as error:
         raise Failure(str(error), 2) from None
     return url.rstrip("/")
 

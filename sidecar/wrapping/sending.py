@@ -113,6 +113,8 @@ def post(home: Home, body: bytes) -> dict[str, Any]:
     if home.key:
         headers["Authorization"] = f"Bearer {home.key}"
     try:
+        if urlsplit(home.url).scheme not in ("http", "https"):
+            raise ValueError("it begins with neither http:// nor https://")
         with _opener(home.url).open(Request(home.url + PATH, body, headers), timeout=TIMEOUT_S) as response:
             return _read(response.read())
     except HTTPError as e:

@@ -289,10 +289,12 @@ async def test_wrong_words(tmp_path: Path, words: tuple[str, ...], secret: str, 
         (("release", "8100", "--admin", "127.0.0.1:99999"), "--admin '127.0.0.1:99999' is no HOST:PORT"),
         (("check", "--gateway", "http://127.0.0.1:x"), "'http://127.0.0.1:x' is not the URL of a gateway"),
         (("run", "--gateway", "http://127.0.0.1:99999", "--", "true"), "is not the URL of a gateway"),
+        (("run", "--gateway", "unix:/run/g.sock", "--", "true"), "a sidecar reaches no gateway at 'unix:/run/g.sock'"),
+        (("check", "--gateway", "https://127.0.0.1:1"), "PENSTOCK_CLIENT_CERT '/nowhere': No such file or directory"),
     ],
 )
-async def test_a_port_that_there_is_not(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    done = await Shell("http://127.0.0.1:1", tmp_path, PENSTOCK).run("sidecar", *words)
+async def test_a_place_that_there_is_not(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    done = await Shell("http://127.0.0.1:1", tmp_path, PENSTOCK).run("sidecar", *words, PENSTOCK_CLIENT_CERT="/nowhere")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert said in done.err
 

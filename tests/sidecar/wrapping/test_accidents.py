@@ -14,7 +14,7 @@ import pytest
 from penstock.gateway.model.passed import CLIENT
 from penstock.sidecar.agent import helper_sender
 from penstock.sidecar.wrapping.lines import Piece
-from penstock.sidecar.wrapping.sending import Away, Home, post, send_left
+from penstock.sidecar.wrapping.sending import Away, Home, Refused, post, send_left
 from penstock.sidecar.wrapping.spool import SPOOL_BYTES, Spool
 
 BROKEN_OFF = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 100\r\n\r\n{"
@@ -43,6 +43,11 @@ def answering() -> Generator[Callable[..., str]]:
 def test_a_gateway_that_breaks_off_its_refusal_is_away(answering: Callable[..., str]) -> None:
     with pytest.raises(Away, match="503"):
         _ = post(Home(answering(BROKEN_OFF), None), b"{}\n")
+
+
+def test_what_is_no_address_of_a_gateway_is_not_asked_for_ever() -> None:
+    with pytest.raises(Refused, match=r"unix:/run/g\.sock is not the address of a gateway: it begins with neither"):
+        _ = post(Home("unix:/run/g.sock", None), b"{}\n")
 
 
 def test_an_agent_asks_a_gateway_again_that_breaks_off_its_refusal(
