@@ -60,7 +60,7 @@ def _context(host: str, chain: str) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     context.sni_callback = lambda _, named, __: (
-        None if named in (None, host) else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+        None if not named or named.lower() == host else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
     )
     # The ssl module reads files only. This one has no name for other processes, and is gone when it is closed.
     file = os.memfd_create("penstock-certificate")

@@ -180,6 +180,13 @@ async def test_another_name_than_was_connected_to_is_refused(rig: Rig, host: Tls
     assert not host.asked
 
 
+async def test_a_name_counts_however_it_is_written(rig: Rig, host: TlsHost) -> None:
+    reader, writer = await rig.secure("LocalHost")
+    writer.write(ASK)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+    assert host.asked == [ASK]
+
+
 async def test_a_client_that_offers_two_protocols_gets_http_1(rig: Rig, host: TlsHost) -> None:
     reader, writer = await rig.secure(alpn=("h2", "http/1.1"))
     assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
