@@ -5,6 +5,7 @@ The request line loses scheme and host, and headers that concern the proxy go; n
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 import httptools
 
 _PROXY: Final = (b"proxy-authorization", b"proxy-connection")
+_TARGET: Final = re.compile(rb"[^:]*://[^/?#]*([^#]*)")
 LARGEST: Final = 64 << 10
 """Bytes of a head."""
 
@@ -75,13 +77,14 @@ class PlainRequests:
         parts = urlsplit(self._url.decode("latin-1"))
         if parts.scheme != "http" or not parts.hostname:
             raise PlainError("this is a proxy: it takes CONNECT HOST:PORT and http:// URLs")
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        found = _TARGET.match(self._url)
+        target = b"" if found is None else found[1]
         kept = [(name, value) for name, value in self._headers if name.lower() not in _PROXY]
         self._chunked = any(name.lower() == b"transfer-encoding" for name, _ in kept)
         lines = b"".join([b"%b: %b\r\n" % header for header in kept])
         line = b"%b %b HTTP/%b\r\n" % (
             self._parser.get_method(),
-            target.encode("latin-1"),
+            target if target.startswith(b"/") else b"/" + target,
             self._parser.get_http_version().encode(),
         )
         self.pieces.append(Head(parts.hostname, parts.port or 80, line + lines + b"\r\n"))

@@ -163,6 +163,27 @@ async def test_plain_requests_reach_each_its_host(rig: Rig, host: TlsHost) -> No
         server.close()
 
 
+async def test_the_target_of_a_plain_request_stays_as_it_is(rig: Rig) -> None:
+    got: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                got.append((await reader.readuntil(b"\r\n\r\n")).split(b" ")[1])
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    reader, writer = await rig.open()
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        for target in ("/a?", "//b//?c=/d?e", "/f;g/%20/../h", "?i", ""):
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{target}"
+            writer.write(f"GET {url} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            _ = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        _ = await rig.over()
+    assert got == [b"/a?", b"//b//?c=/d?e", b"/f;g/%20/../h", b"/?i", b"/"]
+
+
 async def test_a_client_that_does_not_trust_us_is_named(rig: Rig, host: TlsHost) -> None:
     _, writer, _ = await rig.connect(f"CONNECT {host.name} HTTP/1.1")
     with pytest.raises(ssl.SSLCertVerificationError):
