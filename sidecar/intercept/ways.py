@@ -18,6 +18,7 @@ from penstock.sidecar.intercept.beyond import Proxy, proxy_for
 from penstock.sidecar.intercept.splice import End
 
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
+_EMPTY: Final = re.compile(rb"\r\ncontent-length:[ \t]*0+[ \t]*(?:\r|\Z)", re.IGNORECASE)
 _LOCAL: Final = ("::1", "::ffff:127.0.0.1", "::")
 E = TypeVar("E", bound=End)
 
@@ -210,12 +211,13 @@ class Asking(End):
             return
         self._head += data
         status, mark, rest = self._head.partition(b"\r\n\r\n")
-        if not mark or (not status.startswith((b"HTTP/1.1 200", b"HTTP/1.0 200")) and not rest):
+        agreed = status.startswith((b"HTTP/1.1 200", b"HTTP/1.0 200"))
+        if not mark or not (agreed or rest or _EMPTY.search(status)):
             return
         head, self._head = self._head, None
         if not self._answer.done():
             self._answer.set_result(head)
-        if rest and status.startswith((b"HTTP/1.1 200", b"HTTP/1.0 200")):
+        if rest and agreed:
             super().data_received(rest)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -176,6 +176,28 @@ async def test_an_agent_keeps_its_exit_code_where_the_answer_to_its_events_is_no
     assert "where the agent has been is not on the tape: the gateway answered 403: nicht f\ufffdr dich" in done.err
 
 
+@pytest.mark.parametrize("length", [b"Content-Length: 0\r\n", b"content-length:0\r\nX: y\r\n"])
+async def test_a_proxy_that_refuses_without_a_word_is_not_waited_for(
+    front: Front, monkeypatch: pytest.MonkeyPatch, length: bytes
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _ = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n" + length + b"\r\n")
+        _ = await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        proxy = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy}")
+        monkeypatch.delenv("https_proxy", raising=False)
+        reader, writer = await asyncio.open_connection("127.0.0.1", await front.start())
+        writer.write(b"CONNECT far.test:443 HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        writer.close()
+    assert answer.endswith(f"the proxy {proxy} does not lead to far.test:443: it answered 407\n".encode())
+
+
 async def test_a_sidecar_that_does_not_answer_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
