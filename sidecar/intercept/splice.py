@@ -18,6 +18,8 @@ class End(asyncio.Protocol):
         self.lost = self.ended = False
         self.on_lost: Callable[[], None] | None = None
         """Called once, when it is gone."""
+        self.room = 0
+        """Bytes that may wait for the other end before nothing more is read, and nobody sees that this one leaves."""
         self._waiting: list[bytes] = []
         """What came before there was another end."""
         self._paused = False
@@ -54,7 +56,8 @@ class End(asyncio.Protocol):
         self.received += len(data)
         if self.other is None:
             self._waiting.append(data)
-            self.hold()
+            if self.received > self.room:
+                self.hold()
         else:
             self.pass_on(data)
 

@@ -231,6 +231,8 @@ class Visit(End):
 
     async def _ended(self, host: str, asking: asyncio.Future[End]) -> None:
         inner = End()
+        # Calls may wait for a rollout. One whose client has left by then is none of it.
+        inner.room, inner.on_lost = _LARGEST, self.abort
         if not await self._trusted(host, inner):
             return
         try:

@@ -216,6 +216,20 @@ async def test_a_client_that_offers_two_protocols_gets_http_1(rig: Rig, host: Tl
     assert host.asked == [ASK]
 
 
+async def test_a_call_whose_client_has_left_goes_to_no_rollout(rig: Rig, host: TlsHost) -> None:
+    await rig.front.release()
+    _, writer = await rig.secure()
+    writer.write(ASK)
+    writer.close()
+    one = await rig.over()
+    assert (one.fate, one.problem) == ("intercept", "the agent left")
+    rig.front.bind(Binding((("x-rollout-id", "r2"),)))
+    reader, writer = await rig.secure()
+    writer.write(ASK)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+    assert host.asked == [ASK]
+
+
 async def test_without_a_gateway_the_agent_is_told(host: TlsHost) -> None:
     rig = await made("http://127.0.0.1:1", host, Policy(frozenset({("localhost", host.port)})))
     reader, writer = await rig.secure()
