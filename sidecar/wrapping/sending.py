@@ -256,18 +256,14 @@ def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
         if not (folder / ABOUT).exists() and time.time() - folder.stat().st_mtime > EMPTY_S:
             Spool(folder, 0).remove()
             return False
-        about = json.loads((folder / ABOUT).read_bytes())
-        home, server = Home(str(about["url"]), about["key"]), str(about["server"])
-        if home.key is None and urlsplit(home.url)[:2] == urlsplit(own.url)[:2]:
-            # The admin's key is not written down, and is for nobody but its gateway.
-            home = home._replace(key=os.environ.get("PENSTOCK_ADMIN_KEY"))
+        about = (folder / ABOUT).read_bytes()
         spool = Spool(folder, 0)
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError:
         return False
     age_s = time.time() - folder.stat().st_mtime
     try:
         spool.recover(time.time_ns())
-        delivery = Delivery(spool, home, server)
+        delivery = Delivery(spool, *_noted(about, own))
         while not delivery.complete and not stopped() and delivery.step():
             pass
         if delivery.complete or not spool.last:
@@ -280,3 +276,16 @@ def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
         return False
     finally:
         spool.close()
+
+
+def _noted(about: bytes, own: Home) -> tuple[Home, str]:
+    """Where a session belongs, and the name of its server. Raises `Refused` where that cannot be read."""
+    try:
+        said = json.loads(about)
+        home, server = Home(str(said["url"]), said["key"]), str(said["server"])
+        if home.key is None and urlsplit(home.url)[:2] == urlsplit(own.url)[:2]:
+            # The admin's key is not written down, and is for nobody but its gateway.
+            home = home._replace(key=os.environ.get("PENSTOCK_ADMIN_KEY"))
+    except (ValueError, KeyError, TypeError):
+        raise Refused(f"{ABOUT} is damaged, which says where it belongs") from None
+    return home, server

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,22 @@ def test_a_damaged_folder_keeps_nobody_from_sending(tmp_path: Path, about: Any) 
     (folder / "about.json").write_text(json.dumps(about))
     (folder / "copy of 1.frames").write_bytes(b"x")
     assert not send_left(folder, Home("http://127.0.0.1:1", None), lambda: False)
+
+
+@pytest.mark.parametrize(("days", "kept"), [(29, True), (31, False)])
+def test_a_damaged_folder_takes_room_for_a_month_at_most(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], days: int, kept: bool
+) -> None:
+    folder = tmp_path / "0-1"
+    spool = Spool(folder, SPOOL_BYTES)
+    spool.put(CLIENT, [Piece(b"{}\n", 3, True)], 1)
+    spool.close()
+    (folder / "about.json").touch()  # the power was cut
+    then = time.time() - days * 86400
+    os.utime(folder, (then, then))
+    assert not send_left(folder, Home("http://127.0.0.1:1", None), lambda: False)
+    assert folder.exists() == kept
+    assert ("a month (about.json is damaged, which says where it belongs)" in capfd.readouterr().err) != kept
 
 
 def test_files_of_others_in_a_folder_are_left_alone(tmp_path: Path) -> None:
