@@ -116,7 +116,11 @@ class _Session:
         from penstock.sidecar.wrapping.copying import Recording
         from penstock.sidecar.wrapping.sending import Delivery, Sender, about_of, say
 
-        root = spool.directory()
+        try:
+            root = spool.directory()
+        except RuntimeError:  # a user that this machine does not know, as in some containers
+            say("nothing is recorded, because this user has no home directory: XDG_STATE_HOME names a place for it")
+            return
         folder = root / spool.new_session()
         try:
             room = spool_bytes - spool.used(root)

@@ -94,6 +94,17 @@ def test_a_signal_ends_the_wait_for_a_client_that_reads_no_more(wrapping: Wrappi
         assert len(process.stdout.read()) < LAST
 
 
+NOBODY = "import os, runpy; os.getuid = lambda: 54321; runpy.run_module('penstock', run_name='__main__')"
+
+
+def test_a_user_without_a_home_uses_the_tool_all_the_same() -> None:
+    wrapper = (sys.executable, "-c", NOBODY, "mcp", "wrap", "--name", "tools", "--gateway", AWAY)
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*wrapper, "--", sys.executable, "-c", ECHO], input=PING, capture_output=True, env=env)
+    assert (done.returncode, done.stdout) == (0, PING.replace(b"method", b"result"))
+    assert done.stderr.startswith(b"penstock: nothing is recorded, because this user has no home directory: XDG_STATE")
+
+
 async def test_a_gateway_on_this_machine_is_asked_without_a_proxy(
     start_gateway: StartGateway, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
