@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock.sidecar.intercept.policy import Policy
 from penstock.sidecar.intercept.splice import End
-from penstock.sidecar.intercept.ways import Ways
+from penstock.sidecar.intercept.ways import Refused, Ways
 
 _REASONS: Final = {200: b"OK", 400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
 _LARGEST: Final = 64 << 10
@@ -32,10 +32,14 @@ class Question(End):
 
     def data_received(self, data: bytes) -> None:
         """The head of its request."""
-        self._head += data[:_LARGEST]
-        if b"\r\n\r\n" in self._head and not self.target.done():
+        if self.target.done():
+            return
+        self._head += data
+        if b"\r\n\r\n" in self._head:
             words = self._head.split(b" ", 2)
             self.target.set_result(words[1].decode("latin-1") if len(words) > 2 else "/")
+        elif len(self._head) > _LARGEST:
+            self.target.set_exception(Refused(400, "the head of the request is too large"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""

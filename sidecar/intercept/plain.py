@@ -39,11 +39,13 @@ class PlainRequests:
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._size = 0
+        self._size = self._quiet = 0
+        """Bytes of the head; bytes of a line, of a trailer too, that has not ended yet."""
         self._chunked = False
 
     def feed(self, data: bytes) -> None:
         """Takes what came; raises `PlainError`."""
+        self._quiet += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -52,10 +54,13 @@ class PlainRequests:
             raise PlainError(str(error.__context__ or error)) from None
         except httptools.HttpParserError as error:
             raise PlainError(f"the request is not valid HTTP/1.1: {error}") from None
+        if self._quiet > LARGEST:
+            raise PlainError("a line of the request is too large")
 
     def on_message_begin(self) -> None:
         """A new request."""
         self._url, self._headers, self._size, self._chunked = b"", [], 0, False
+        self._quiet = 0
 
     def on_url(self, url: bytes) -> None:
         """The target; may come in pieces."""
@@ -68,6 +73,7 @@ class PlainRequests:
         self._count(len(name) + len(value) + 4)
 
     def _count(self, size: int) -> None:
+        self._quiet = 0
         self._size += size
         if self._size > LARGEST:
             raise PlainError("the head of the request is too large")
@@ -91,6 +97,7 @@ class PlainRequests:
 
     def on_body(self, body: bytes) -> None:
         """Payload."""
+        self._quiet = 0
         self.pieces.append(b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else body)
 
     def on_message_complete(self) -> None:

@@ -91,6 +91,45 @@ async def test_a_head_without_end_is_refused(rig: Rig, head: bytes) -> None:
     writer.close()
 
 
+ENDLESS = (
+    "Content-Length: 0\r\n\r\nGET http://x/ HTTP/1.1\r\nX: ",
+    "Transfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+)
+
+
+@pytest.mark.parametrize("rest", ENDLESS)
+async def test_nor_does_a_later_head_or_a_trailer_fill_its_memory(rig: Rig, rest: str) -> None:
+    came = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _ = await reader.readuntil(b"\r\n\r\n")
+        came.set()
+        _ = await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        reader, writer = await rig.open()
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        writer.write(f"POST {url} HTTP/1.1\r\nHost: x\r\n{rest}".encode())
+        async with asyncio.timeout(20):
+            await came.wait()
+            writer.write(b"x" * (64 << 10) + b"x")
+            assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+
+
+async def test_nor_does_what_is_asked_of_the_sidecar_itself(rig: Rig) -> None:
+    front = Front(rig.gateway.url, Policy(frozenset()), Authority.here(["192.0.2.1"]), rig.passed.append, SHORT)
+    reader, writer = await asyncio.open_connection("127.0.0.1", await front.start())
+    writer.write(b"CONNECT 192.0.2.1:443 HTTP/1.1\r\n\r\n")
+    _ = await reader.readuntil(b"\r\n\r\n")
+    await writer.start_tls(ssl.create_default_context(cadata=front.authority.pem), server_hostname="192.0.2.1")
+    writer.write(b"GET / HTTP/1.1\r\nX: " + b"x" * (64 << 10))
+    assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 400 ")
+    writer.close()
+    await front.stop()
+
+
 async def test_five_hundred_that_say_nothing_keep_nobody_out(rig: Rig) -> None:
     idle = [await rig.open() for _ in range(500)]
     await rig.call()
