@@ -118,8 +118,9 @@ class Admin:
 
     def _port(self, request: web.Request) -> int:
         given = request.match_info["port"]
-        if given.isdecimal() and int(given) in self._service.places:
-            return int(given)
+        found = next((port for port in self._service.places if str(port) == given), None)
+        if found is not None:
+            return found
         ports = ", ".join(map(str, self._service.places))
         raise web.HTTPNotFound(text=f"there is no agent on port {given}: there are {ports}\n")
 

@@ -243,6 +243,7 @@ async def test_ready_means_that_calls_would_pass(pod: Pod, http: aiohttp.ClientS
         (pod.ports[0], {"rollout": "r 1"}, 400, "rollout: String should match"),
         (pod.ports[0], {"rollout": "r1", "token": "a\r\nx-rollout-id: r2"}, 400, "token: String should match"),
         (1, {"rollout": "r1"}, 404, f"there is no agent on port 1: there are {pod.ports[0]}, {pod.ports[1]}"),
+        ("9" * 5000, {"rollout": "r1"}, 404, "there is no agent on port 999"),
     ]:
         async with http.put(f"http://{pod.admin}/agents/{path}", headers=headers, json=body) as answer:
             assert (answer.status, words in await answer.text()) == (status, True), await answer.text()
