@@ -199,5 +199,5 @@ async def _lines(stdout: asyncio.StreamReader) -> AsyncGenerator[bytes]:
 def _said(line: bytes) -> dict[str, Any] | str:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return line.decode("utf-8", "replace").strip()

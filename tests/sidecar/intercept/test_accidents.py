@@ -227,11 +227,14 @@ async def test_a_mitmproxy_whose_interpreter_is_gone_is_told_in_one_line(tmp_pat
     assert (done.code, done.err) == (1, f"penstock: --engine mitmproxy: {said}\n")
 
 
-async def test_long_lines_of_mitmproxy_do_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("line", ["'x' * 200_000", "'[' * 60_000"])
+async def test_odd_lines_of_mitmproxy_do_not_stop_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
     program, written = tmp_path / "mitmdump", tmp_path / "written"
     program.write_text(
         f"#!{sys.executable}\nimport time\nprint('{{\"port\": 1}}', flush=True)\n"
-        f"for _ in range(3): print('x' * 200_000, flush=True)\nopen({str(written)!r}, 'w').close()\ntime.sleep(600)\n"
+        f"for _ in range(3): print({line}, flush=True)\nopen({str(written)!r}, 'w').close()\ntime.sleep(600)\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv(mitm.PROGRAM, str(program))
