@@ -11,9 +11,7 @@ A run that has stopped itself stops again when it is started again, because what
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from penstock.gateway.client.client import Client
 from penstock.trainer.config import Config
@@ -32,9 +30,6 @@ from penstock.trainer.serving.production_release import Showing
 from penstock.trainer.serving.publish import Publisher, release_policy
 from penstock.trainer.serving.replicas import Replicas
 from penstock.trainer.serving.restart import Upkeep
-
-ALIVE_S: Final = 60.0
-"""How often a waiting run shows that it lives, so that it is not shown as silent; s."""
 
 
 class OnlineLoop(Loop):
@@ -63,12 +58,6 @@ class OnlineLoop(Loop):
         async for point in self._client.points(self.config.run.name):
             self._note(point.step, point.values)
         await super().run()
-
-    async def alive(self) -> None:
-        """Shows for ever that the run lives; must run beside it."""
-        while True:
-            await asyncio.sleep(ALIVE_S)
-            await self._reporter.alive()
 
     async def _collect(self, step: int) -> tuple[Collected, int]:
         """Waits until there is enough. Raises `Halted`."""

@@ -28,7 +28,7 @@ from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.preflight import check
 from penstock.trainer.runs.prompting import Prompting, prompting
 from penstock.trainer.runs.report import Display, Reporter
-from penstock.trainer.runs.runner import after, keep_running, with_others
+from penstock.trainer.runs.runner import after, keep_running, stay_alive, with_others
 from penstock.trainer.serving.publish import Publisher, release_policy
 from penstock.trainer.serving.replicas import Replicas, replicas_of
 from penstock.trainer.serving.restart import Upkeep
@@ -78,12 +78,12 @@ async def _grpo(
                 await reporter.event(loop.place.step, described(engine.model))
                 for doubt in doubts:
                     await reporter.event(loop.place.step, doubt, "warning")
-                beside = [collector.run(), *([] if servers is None else [servers.run()])]
+                beside = [collector.run(), stay_alive(reporter), *([] if servers is None else [servers.run()])]
                 if config.rollouts.run:
                     words = ["--mode", "train,val", *config.rollouts.run]
                     log = config.run.directory / "runner.log"
                     beside.append(after(loop.served, lambda: keep_running(words, gateway, key, log)))
-                beside += [loop.traffic.run(), loop.alive()] if isinstance(loop, OnlineLoop) else []
+                beside += [loop.traffic.run()] if isinstance(loop, OnlineLoop) else []
                 beside += [] if more is None else [more.awaited.run()]
                 await with_others(loop.run(), beside)
 

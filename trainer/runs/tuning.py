@@ -33,6 +33,7 @@ from penstock.trainer.runs.ending import RunError, to_its_end, whole
 from penstock.trainer.runs.nothing_learnt import NOT_FINITE
 from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.report import Reporter
+from penstock.trainer.runs.runner import stay_alive, with_others
 from penstock.trainer.runs.tuning_methods import Method, Metrics, Preferences, Supervised
 from penstock.trainer.serving.publish import Publisher, PublishError, release_policy
 
@@ -61,7 +62,7 @@ async def _tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> 
 
             async def work() -> None:
                 await run.begin(None if last is None else last[1])
-                await run.run()
+                await with_others(run.run(), [stay_alive(reporter)])
 
             await to_its_end(work(), reporter, lambda: engine.done)
 

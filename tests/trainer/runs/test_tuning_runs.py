@@ -22,6 +22,7 @@ from fakes.provider import Provider
 from fakes.schooling import BAD, GOOD, PER_GROUP, school, script
 from fakes.settings import Sections, merged, toml
 from fakes.tiny_model import make_model, make_tokenizer
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import Judgement
@@ -30,7 +31,7 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
 from penstock.trainer.data.conversations import Tuning
 from penstock.trainer.engines.errors import CheckpointError
-from penstock.trainer.runs import tuning
+from penstock.trainer.runs import runner, tuning
 from penstock.trainer.serving.publish import PublishError
 
 # A guard against hanging only: several real processes and trainings on a machine that may be slow.
@@ -304,3 +305,26 @@ async def test_where_the_gateway_knows_no_such_server_the_weights_are_there(
     with pytest.raises(PublishError, match="cannot be registered"):
         await tuned("sft", taught.url, late)
     assert "late" not in [run.id async for run in client.runs()]
+
+
+async def test_a_run_that_computes_for_long_is_not_taken_for_silent(
+    taught: Gateway, client: Client, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def computes(run: tuning.Run) -> None:
+        begun.set()
+        await goes_on.wait()
+
+    monkeypatch.setattr(runner, "ALIVE_S", 0.05)
+    monkeypatch.setattr(tuning.Run, "run", computes)
+    training = asyncio.ensure_future(tuned("sft", taught.url, settings(model, tmp_path, "slow")))
+    await begun.wait()
+    before = (await client.run("slow")).last_seen_ns
+
+    async def heard() -> bool:
+        return (await client.run("slow")).last_seen_ns > before
+
+    await until(heard)
+    goes_on.set()
+    await training
