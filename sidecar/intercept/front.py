@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.names import Names, NameServer
+from penstock.sidecar.intercept.namespace import BACKLOG
 from penstock.sidecar.intercept.policy import Policy
 from penstock.sidecar.intercept.redirected import Listener, listening
 from penstock.sidecar.intercept.visit import Passed, Setting, SocketVisit, Visit
@@ -39,7 +40,8 @@ class Front:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listens; returns the port."""
-        server = await asyncio.get_running_loop().create_server(lambda: Visit(self._setting), host, port)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Visit(self._setting), host, port, backlog=BACKLOG)
         self._servers.append(server)
         port = server.sockets[0].getsockname()[1]
         self._ways.ours.add(port)
@@ -64,7 +66,7 @@ class Front:
     async def start_socket(self, path: Path, host: str) -> None:
         """Listens on a Unix socket too, for calls of one host without TLS."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(lambda: SocketVisit(self._setting, host), path)
+        server = await loop.create_unix_server(lambda: SocketVisit(self._setting, host), path, backlog=BACKLOG)
         self._servers.append(server)
         await asyncio.to_thread(path.chmod, 0o600)
 

@@ -27,6 +27,8 @@ _NEWNS, _NEWUSER, _NEWNET, _BIND = 0x00020000, 0x10000000, 0x40000000, 0x1000
 _UP, _RUNNING, _SIOCSIFFLAGS = 0x1, 0x40, 0x8914
 PORT: Final = 8100
 """Of the sidecar, in the network of the agent."""
+BACKLOG: Final = 1024
+"""Connections that may wait for the sidecar to take them. One more is tried again by its kernel only a second later."""
 FAMILIES: Final = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
@@ -84,7 +86,7 @@ def _listening(family: int, host: str, port: int, kind: int) -> socket.socket:
     made = socket.socket(family, kind)
     made.bind((host, port))
     if kind == socket.SOCK_STREAM:
-        made.listen(1024)
+        made.listen(BACKLOG)
     return made
 
 

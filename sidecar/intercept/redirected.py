@@ -22,6 +22,7 @@ from typing import Final
 from penstock.sidecar.intercept.answers import answer
 from penstock.sidecar.intercept.hello import LARGEST, Opening, opening
 from penstock.sidecar.intercept.names import Names
+from penstock.sidecar.intercept.namespace import BACKLOG
 from penstock.sidecar.intercept.splice import End
 from penstock.sidecar.intercept.visit import Passed, Setting, Visit
 from penstock.sidecar.intercept.ways import Refused
@@ -48,7 +49,7 @@ def listening(port: int = 0) -> list[socket.socket]:
             if family == socket.AF_INET6 and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 continue  # connections of IPv6 are refused then
             raise
-        one.listen(1024)
+        one.listen(BACKLOG)
         made.append(one)
         port = one.getsockname()[1]
     return made

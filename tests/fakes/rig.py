@@ -31,6 +31,9 @@ from penstock.gateway.model.span import Span
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
+BACKLOG = 4096
+"""The kernel tells a connection that finds this full only seconds later that it should try again, and sometimes never.
+"""
 
 
 @dataclass(slots=True)
@@ -114,7 +117,9 @@ class Rig:
 async def odd_on(listener: socket.socket, *scripts: Script) -> AsyncGenerator[Odd]:
     """An odd upstream on a socket that goes on listening when it is over."""
     made = Odd(scripts)
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(made), sock=listener.dup())
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Connection(made), sock=listener.dup(), backlog=BACKLOG
+    )
     try:
         yield made
     finally:
@@ -128,7 +133,7 @@ def based(
     home: Path, config: str = "", upstream_config: str = "", env: Mapping[str, str] | None = None
 ) -> Generator[Base]:
     """A running gateway process. `config` goes before the upstreams, `upstream_config` into each of them."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         entries = (upstream("up", url + "/v1", "openai"), upstream("anthropic-up", url, "anthropic"))
         text = config + "\n" + "".join(entry.rstrip("\n") + f"\n{upstream_config}\n\n" for entry in entries)
@@ -177,7 +182,7 @@ async def inside(
 ) -> AsyncGenerator[Inside]:
     """A gateway with this configuration in this process, stopped at the end. `spares`: more upstreams; where there are
     any, the first waits for half a second only. `first`: what else is said of it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         patience: Mapping[str, object] = {"read_timeout": 0.5} if spares else {}
         upstreams: list[Mapping[str, object]] = [

@@ -8,6 +8,7 @@ import pytest
 from fakes.odd import Step, gone, request, send, wait
 from fakes.raw import Wire, chunk, events_head, post, reply
 from fakes.rig import CHAT, Rig
+from fakes.waiting import until
 
 from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.admitted import Admitted
@@ -46,20 +47,21 @@ async def test_a_thousand_slow_calls_at_once(rig: Rig) -> None:
         upstream.go("all")
         for client in clients:
             await client.until(b"0\r\n\r\n")
-    totals: dict[str, int] = {}
-    while totals.get("calls", 0) < CALLS:
-        totals = (await rig.tape.get(f"/api/rollouts/{rig.rollout}"))["totals"]
+    await rig.tape.written()
+    totals = (await rig.tape.get(f"/api/rollouts/{rig.rollout}"))["totals"]
     assert (totals["calls"], totals["errors"], totals["gaps"]) == (CALLS, 0, 0)
     assert await sequences(rig) == list(range(1, CALLS + 1))
 
 
 async def running(rig: Rig, count: int) -> None:
     """Waits until that many calls are being served."""
-    found = -1.0
-    while found != count:
+
+    async def all_of_them() -> bool:
         async with rig.tape.http.get(rig.base.url + "/metrics") as response:
             text = await response.text()
-        found = float(text.partition("\npenstock_inflight_calls ")[2].split()[0])
+        return float(text.partition("\npenstock_inflight_calls ")[2].split()[0]) == count
+
+    await until(all_of_them)
 
 
 async def sequences(rig: Rig) -> list[int]:

@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,18 @@ async def test_a_host_that_cannot_be_one_is_refused(front: Front, where: str) ->
         assert (await reader.readline()).startswith(b"HTTP/1.1 502 ")
         writer.close()
         await writer.wait_closed()
+
+
+async def test_hundreds_of_connections_at_once_are_not_made_to_try_again(front: Front, tmp_path: Path) -> None:
+    port = await front.start()
+    await front.start_socket(tmp_path / "front.sock", "api.openai.com")
+    with ExitStack() as stack:
+        # The front takes none of them meanwhile: they are made on its own loop's thread.
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=0.5))
+            other = stack.enter_context(socket.socket(socket.AF_UNIX))
+            other.settimeout(0.5)
+            other.connect(str(tmp_path / "front.sock"))
 
 
 def far(accepted: socket.socket) -> tuple[str, int]:
