@@ -14,6 +14,7 @@ from penstock.gateway.model.attributes import TOOL
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.span import Span
+from penstock.gateway.store.directory import TapeError
 
 
 class Tape(Protocol):
@@ -21,10 +22,12 @@ class Tape(Protocol):
 
     def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
     def exchange(self, span: Span) -> Exchange | None: ...
+    def pass_over(self, what: str, error: TapeError, /) -> None: ...
 
 
 def reader_of_passages(tape: Tape) -> Callable[[Span], list[Passage]]:
-    """Reads what a span adds to the conversation; remembers where attempts began, and the last ones that it read."""
+    """Reads what a span adds to the conversation, nothing where that is damaged; remembers where attempts began, and
+    the last ones that it read."""
 
     @lru_cache(maxsize=256)
     def first_call(rid: str, aid: str) -> int | None:
@@ -33,9 +36,13 @@ def reader_of_passages(tape: Tape) -> Callable[[Span], list[Passage]]:
         return next((span.sequence for span in takewhile(bool, spans) if span is not None and converses(span)), None)
 
     def read(span: Span) -> list[Passage]:
-        return passages(
-            span, tape.exchange(span), lambda: first_call(span.rollout, span.attempt) in (span.sequence, None)
-        )
+        try:
+            return passages(
+                span, tape.exchange(span), lambda: first_call(span.rollout, span.attempt) in (span.sequence, None)
+            )
+        except TapeError as error:
+            tape.pass_over(_bodies_of(span), error)
+            return []
 
     last: tuple[Span, list[Passage]] | None = None
 
@@ -62,7 +69,11 @@ def contents(tape: Tape) -> Contents:
         return [passage.text for passage in read(span)]
 
     def bodies(span: Span) -> Sequence[str]:
-        exchange = tape.exchange(span)
+        exchange = None
+        try:
+            exchange = tape.exchange(span)
+        except TapeError as error:
+            tape.pass_over(_bodies_of(span), error)
         if exchange is None:
             return ()
         return (
@@ -71,6 +82,10 @@ def contents(tape: Tape) -> Contents:
         )
 
     return Contents(tools, texts, bodies)
+
+
+def _bodies_of(span: Span) -> str:
+    return f"what {span.rollout}/{span.attempt}#{span.sequence} says"
 
 
 def _text(body: bytes, headers: list[tuple[str, str]]) -> str:

@@ -32,6 +32,7 @@ from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.summaries import summarised
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 SCAN = 20_000
@@ -73,6 +74,7 @@ class Tape(Protocol):
     def identity(self) -> str: ...
     def figures(self) -> dict[str, int]: ...
     def find_response(self, response_id: str, /) -> Span | None: ...
+    def pass_over(self, what: str, error: TapeError, /) -> None: ...
 
 
 class CursorError(ValueError):
@@ -164,14 +166,19 @@ def rollouts_walk(tape: Tape, query: Query, find: Find = scan) -> Walk[RolloutSu
         wanted = span_filter(tape, query)
         before, begun, after = _resume(mark)
         for position, rollout, hit in _rollouts(tape, find, before):
-            if rollout is None or not query.matches_rollout(
-                summary(tape, rollout) if query.needs_attempts else rollout
-            ):
+            if rollout is None:
                 yield (position,), None
-            elif not query.needs_spans or any(map(wanted, hit)):
-                yield (position,), summary(tape, rollout)
-            else:
-                yield from _through_spans(tape, rollout, position, after if position == begun else None, wanted)
+                continue
+            try:
+                if not query.matches_rollout(summary(tape, rollout) if query.needs_attempts else rollout):
+                    yield (position,), None
+                elif not query.needs_spans or any(map(wanted, hit)):
+                    yield (position,), summary(tape, rollout)
+                else:
+                    yield from _through_spans(tape, rollout, position, after if position == begun else None, wanted)
+            except TapeError as error:
+                tape.pass_over(f"rollout {rollout.id}", error)
+                yield (position,), None
 
     return walk
 
@@ -180,10 +187,13 @@ def named_rollouts(tape: Tape, query: Query, ids: Iterable[str]) -> list[Rollout
     """Those of these rollouts that are there and match, newest first."""
     wanted, found = span_filter(tape, query), list[RolloutSummary]()
     for _, rollout in tape.named(ids):
-        row = summary(tape, rollout)
-        matches = query.matches_rollout(row if query.needs_attempts else rollout)
-        if matches and (not query.needs_spans or any(map(wanted, tape.spans(rollout.id)))):
-            found.append(row)
+        try:
+            row = summary(tape, rollout)
+            matches = query.matches_rollout(row if query.needs_attempts else rollout)
+            if matches and (not query.needs_spans or any(map(wanted, tape.spans(rollout.id)))):
+                found.append(row)
+        except TapeError as error:
+            tape.pass_over(f"rollout {rollout.id}", error)
     return found
 
 
@@ -242,12 +252,14 @@ def _through_spans(
 
 
 def span_filter(tape: Tape, query: Query) -> Callable[[Span], bool]:
-    """The filter as a predicate over a span alone; rollouts are looked up once each, and only if it asks for them."""
+    """The filter as a predicate over a span alone; rollouts are looked up once each, and only if it asks for them.
+    What is damaged is as if it were not there."""
 
     @lru_cache(maxsize=256)
     def rollout(rid: str) -> Rollout | None:
-        found = tape.rollout(rid) if query.needs_rollout else None
-        return summary(tape, found) if found and query.needs_attempts else found
+        if query.needs_attempts:
+            return summary_of(tape, rid)
+        return next((found for _, found in tape.named([rid])), None) if query.needs_rollout else None
 
     read = contents(tape)
     return lambda span: query.matches(rollout(span.rollout), span, read)
@@ -259,9 +271,13 @@ def summary(tape: Tape, rollout: Rollout) -> RolloutSummary:
 
 
 def summary_of(tape: Tape, rid: str) -> RolloutSummary | None:
-    """The same of the rollout of this name; None when there is none."""
-    found = tape.rollout(rid)
-    return None if found is None else summary(tape, found)
+    """The same of the rollout of this name; None when there is none that can be read."""
+    try:
+        found = tape.rollout(rid)
+        return None if found is None else summary(tape, found)
+    except TapeError as error:
+        tape.pass_over(f"rollout {rid}", error)
+        return None
 
 
 def encode_cursor(name: str, mark: Mark | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from aiohttp import web
@@ -13,7 +13,7 @@ from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer
 from penstock.gateway.api.openapi import Route
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.api.pages import Mark, Tape, Walk, decode_cursor, encode_cursor, page, span_filter, summary
+from penstock.gateway.api.pages import Mark, Tape, Walk, decode_cursor, encode_cursor, page, span_filter, summary_of
 from penstock.gateway.calls.turns import plain_bodies
 from penstock.gateway.dialects.mcp import MCP
 from penstock.gateway.filters.query import parse
@@ -24,6 +24,7 @@ from penstock.gateway.policy.backtest import PolicyTest, TestedCall, TestedPage,
 from penstock.gateway.policy.policy import Policy
 from penstock.gateway.policy.questions import PolicyAnswer, Question, QuestionList
 from penstock.gateway.policy.rules import check_names
+from penstock.gateway.store.damage import unless_damaged
 
 PAGE: Final = 1000
 """Calls of one answer."""
@@ -55,11 +56,7 @@ async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> TestedPag
         raise ApiError(400, str(error), "rules") from None
     query, tape = parse(asked.filter, "spans", time.time_ns()), control.tape
     policy = Policy(asked.rules, control.definitions.annotations)
-
-    @lru_cache(maxsize=1024)
-    def rollout_of(rid: str) -> RolloutSummary | None:
-        found = tape.rollout(rid)
-        return None if found is None else summary(tape, found)
+    rollout_of = lru_cache(maxsize=1024)(partial(summary_of, tape))
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, TestedCall | None]]:
         wanted = span_filter(tape, query)
@@ -74,8 +71,8 @@ async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> TestedPag
 
 
 def _tried(tape: Tape, policy: Policy, span: Span, rollout: RolloutSummary) -> TestedCall | None:
-    """None where nothing of the call is stored."""
-    exchange, server = tape.exchange(span), span.upstream or ""
+    """None where nothing of the call is stored, or it is damaged."""
+    exchange, server = unless_damaged(partial(tape.exchange, span)), span.upstream or ""
     if exchange is None:
         return None
     tool, said = tried(policy, server, rollout.mode, plain_bodies(exchange)[0])

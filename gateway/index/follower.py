@@ -391,7 +391,7 @@ def _records(view: View, first: int, last: int) -> Iterator[tuple[int, bytes]]:
         try:
             begins, records = view.log_segment(first)
         except _TORN as error:
-            end = view.log_end(first)
+            _, end = view.log_gap(first)
             _log.error("changes %d to %d of the tape are not in the index: %s", first, end, error)
             first = end + 1
             continue

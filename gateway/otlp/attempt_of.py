@@ -20,7 +20,7 @@ from typing import Any, Literal
 from penstock.gateway.calls.address import FIRST_ATTEMPT, AddressError, check_id
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.trace import trace_id
-from penstock.gateway.otlp import readable, semconv
+from penstock.gateway.otlp import semconv
 from penstock.gateway.store import Store
 
 REMEMBERED = 20_000
@@ -117,7 +117,7 @@ class Traces:
         end = self._tape.cursor()
         self._cursor = max(self._cursor, end - LOOKED_BACK)
         while self._cursor < end:
-            changes, self._cursor = await asyncio.to_thread(readable.changes, self._tape, self._cursor, _PAGE)
+            changes, self._cursor = await asyncio.to_thread(self._tape.changes, self._cursor, _PAGE)
             for change in changes:
                 self._learn_from(change)
 

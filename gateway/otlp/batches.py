@@ -17,7 +17,7 @@ from penstock.gateway.config import Otlp
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Attempt
-from penstock.gateway.otlp import fill_request, readable
+from penstock.gateway.otlp import fill_request
 from penstock.gateway.otlp.delivery import PACE
 from penstock.gateway.otlp.export_request import Request
 from penstock.gateway.otlp.selection import Selection, Sending
@@ -85,7 +85,7 @@ class Reader:
     def _read(self, since: int, patient: bool) -> Piece:
         request = self._maker.request()
         if not self._changes:
-            found, self._end = readable.changes(self._tape, since, self._batch)
+            found, self._end = self._tape.changes(since, self._batch)
             self._more = self._end - since >= self._batch
             self._changes.extend(found)
         self._selection.look_again(self._changes, self._going is not None)

@@ -17,11 +17,12 @@ from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import codec, keys
-from penstock.gateway.store.directory import Damaged
+from penstock.gateway.store.damage import DAMAGE, PassedOver, is_damage
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.environment import ORDER, Cursor, Environment
 from penstock.gateway.store.exchanges import exchange
 from penstock.gateway.store.records import Style
-from penstock.gateway.store.view import BLOCK, Forgot, View
+from penstock.gateway.store.view import BLOCK, FORGOTTEN, Forgot, View
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 SECRET = b"secret"
@@ -42,6 +43,7 @@ class Reader:
     def __init__(self, env: Environment) -> None:
         self._env = env
         self._styles: dict[int, Style] = {}
+        self._passed_over = PassedOver()
 
     @contextmanager
     def view(self) -> Generator[View]:
@@ -68,17 +70,32 @@ class Reader:
         with self.view() as view:
             return view.rollout(rollout)
 
+    def pass_over(self, what: str, error: TapeError) -> None:
+        """For those who read very much: goes on without what is damaged, and the log is told once. Raises the error
+        where it is another."""
+        if not is_damage(error):
+            raise error
+        self._passed_over(what, error)
+
     def named(self, rollouts: Iterable[str]) -> list[tuple[int, Rollout]]:
-        """Those of these rollouts that are there, newest first, with the positions that `rollouts` gives them."""
+        """Those of these rollouts that are there and can be read, newest first, with the positions that `rollouts`
+        gives them."""
         with self.view() as view:
-            stored = [view.numbered_rollout(rollout) for rollout in rollouts if _possible(rollout)]
+            stored = [self._named(view, rollout) for rollout in rollouts if _possible(rollout)]
         return sorted(filter(None, stored), key=lambda one: one[0], reverse=True)
 
+    def _named(self, view: View, rollout: str) -> tuple[int, Rollout] | None:
+        try:
+            return view.numbered_rollout(rollout)
+        except DAMAGE as error:
+            self._passed_over(f"rollout {rollout}", error)
+            return None
+
     def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]:
-        """All rollouts, newest first, with a position that `before` takes."""
+        """All rollouts that can be read, newest first, with a position that `before` takes."""
         for slice_ in self._orders(before):
             with self.view() as view:
-                stored = [(number, view.rollout_of(number)) for number in slice_]
+                stored = [(number, self._numbered(view, number)) for number in slice_]
             yield from ((number, rollout) for number, rollout in stored if rollout is not None)
 
     def at(self, cursors: Iterable[int]) -> Iterator[tuple[int, Span]]:
@@ -87,7 +104,7 @@ class Reader:
         rest = iter(cursors)
         while slice_ := list(islice(rest, _STEP)):
             with self.view() as view:
-                told = [view.change(at, view.log_record(at)) for at in slice_]
+                told = [self._told(view, at) for at in slice_]
             yield from ((one.cursor, one.span) for one in told if one is not None and one.span is not None)
 
     def numbers(self) -> Iterator[int]:
@@ -110,11 +127,42 @@ class Reader:
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
                 numbers = _numbers_above(cursor, after)
-                stored = [(number, _readable(view, number)) for number in numbers]
+                stored = [(number, self._numbered(view, number)) for number in numbers]
             yield from ((number, rollout) for number, rollout in stored if rollout is not None)
             if len(numbers) < _SLICE:
                 return
             after = numbers[-1]
+
+    def _numbered(self, view: View, number: int) -> Rollout | None:
+        try:
+            return view.rollout_of(number)
+        except DAMAGE as error:
+            self._passed_over(f"rollout {number}", error)
+            return None
+
+    def _segment(self, view: View, at: int) -> tuple[int, list[bytes]]:
+        """`View.log_segment`; what cannot be read of the log is as if it were forgotten."""
+        try:
+            return view.log_segment(at)
+        except DAMAGE as error:
+            first, last = view.log_gap(at)
+            self._passed_over(f"changes {first} to {last}", error)
+            return first, [FORGOTTEN] * (last - first + 1)
+
+    def _told(self, view: View, at: int) -> Change | None:
+        """A change, unless it is damaged."""
+        first, records = self._segment(view, at)
+        return self._change(view, at, records[at - first], EVERYTHING)
+
+    def _change(self, view: View, at: int, record: bytes, wanted: Wanted) -> Change | None:
+        """The same of a record of the log; None, too, of a rollout that stands elsewhere."""
+        try:
+            if wanted.status and record[:1] == b"r" and not wanted.stands(view.status(record)):
+                return None
+            return view.change(at, record)
+        except DAMAGE as error:
+            self._passed_over(f"change {at}", error)
+            return None
 
     def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""
@@ -152,7 +200,7 @@ class Reader:
                 return
 
     def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]:
-        """All spans, newest change first, each once, with a position that `before` takes."""
+        """All spans that can be read, newest change first, each once, with a position that `before` takes."""
         newest = self.cursor()
         if before is not None:
             newest = min(newest, before - 1)
@@ -161,9 +209,9 @@ class Reader:
                 if (hole := view.hole("log", newest)) is not None:
                     newest = hole[0] - 1
                     continue
-                first, records = view.log_segment(newest)
+                first, _ = self._segment(view, newest)
                 last = max(first, newest - _STEP + 1)
-                told = [view.change(at, records[at - first]) for at in range(newest, last - 1, -1)]
+                told = [self._told(view, at) for at in range(newest, last - 1, -1)]
             yield from (
                 (change.cursor, change.span) for change in told if change is not None and change.span is not None
             )
@@ -172,7 +220,7 @@ class Reader:
     def changes(self, since: int, limit: int, wanted: Wanted = EVERYTHING) -> tuple[list[Change], int]:
         """At most `limit` wanted changes after `since`, oldest first, and the cursor to go on from: a page that looked
         at many others ends early. If a call has ended since it began, only its end is told. A rollout is told as it
-        stands now, and once in a page whose `wanted` asks where it stands.
+        stands now, and once in a page whose `wanted` asks where it stands. What is damaged is left out.
         """
         found: list[Change] = []
         told = set[bytes]()
@@ -183,16 +231,14 @@ class Reader:
                 since = hole[1]
             newest = min(last, since + max(_LOOKED, limit))
             while since < newest and len(found) < limit:
-                first, records = view.log_segment(since + 1)
+                first, records = self._segment(view, since + 1)
                 for record in records[since + 1 - first : newest + 1 - first]:
                     since += 1
                     if not wanted.concerns(record) or record in told:
                         continue
                     if wanted.status and record[:1] == b"r":
                         told.add(record)
-                        if not wanted.stands(view.status(record)):
-                            continue
-                    change = view.change(since, record)
+                    change = self._change(view, since, record, wanted)
                     if change is not None:
                         found.append(change)
                         if len(found) >= limit:
@@ -272,14 +318,6 @@ class Reader:
 def _possible(*names: str) -> bool:
     """False when no such name can exist."""
     return all(map(_ID.fullmatch, names))
-
-
-def _readable(view: View, number: int) -> Rollout | None:
-    """The rollout with this number, unless it is damaged: `check` reports that."""
-    try:
-        return view.rollout_of(number)
-    except (Damaged, *codec.UNREADABLE):
-        return None
 
 
 def _numbers(cursor: Cursor, before: int | None) -> list[int]:

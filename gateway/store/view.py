@@ -5,6 +5,7 @@ transaction's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -230,10 +231,22 @@ class View:
             self._segment = first, records
         return first, records
 
-    def log_end(self, at: int) -> int:
-        """The cursor of the last record of the log segment that holds this one, also where it cannot be read."""
+    def log_gap(self, at: int) -> tuple[int, int]:
+        """(first, last) of the cursors around this one whose records cannot be read, because the segment that holds
+        them is damaged or gone. A very long gap is told in pieces."""
+        first, last = 1, at
         with self.txn.cursor(db=self._dbs["log"]) as cursor:
-            return keys.to_number(cursor.key()) if cursor.set_range(keys.number(at)) else at
+            if cursor.set_range(keys.number(at)):
+                last, segment = keys.to_number(cursor.key()), cursor.value()
+                with suppress(*codec.TORN):
+                    begins = last - len(codec.unpack_log(segment)) + 1
+                    last = begins - 1 if at < begins else last
+                there = cursor.prev()
+            else:
+                there = cursor.last()
+            if there:
+                first = keys.to_number(cursor.key()) + 1
+        return max(first, at - _HOLE), min(last, at + _HOLE)
 
     def _forgotten_changes(self, at: int) -> tuple[int, list[bytes]]:
         """(cursor of the first, records) of some changes around this one, all forgotten."""
@@ -265,9 +278,10 @@ class View:
                     return found, None
                 before = cursor.key()
                 if text in cursor.value():
-                    first, records = self.log_segment(keys.to_number(before))
-                    told = [self.change(first + at, record) for at, record in enumerate(records) if text in record]
-                    found += [change for change in reversed(told) if change is not None]
+                    with suppress(Damaged, *codec.TORN):  # `changes` tells of it
+                        first, records = self.log_segment(keys.to_number(before))
+                        told = [self.change(first + at, record) for at, record in enumerate(records) if text in record]
+                        found += [change for change in reversed(told) if change is not None]
                 there = cursor.prev()
         return found, before
 

@@ -45,7 +45,7 @@ class Wanted:
             return False
         if not self._names and not self._begins:
             return True
-        return record[1 : record.index(0) + 1] in self._names or record.startswith(self._begins, 1)
+        return record[1 : record.find(0) + 1] in self._names or record.startswith(self._begins, 1)
 
     def stands(self, status: RolloutStatus | None) -> bool:
         """Whether a rollout is wanted that stands there; one that is gone is not, where anything is asked."""

@@ -27,6 +27,7 @@ from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.measure import Measure
 from penstock.gateway.runs.service import RunService
 from penstock.gateway.store.audit_log import AuditLog
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 from penstock.gateway.webhooks.service import Webhooks
@@ -102,6 +103,9 @@ class MemoryTape:
 
     def find_response(self, response_id: str) -> Span | None:
         return next((span for _, span in self._spans.values() if span.response_id == response_id), None)
+
+    def pass_over(self, what: str, error: TapeError) -> None:
+        raise error
 
     def rollout(self, rid: str) -> Rollout | None:
         return self._rollouts.get(rid)

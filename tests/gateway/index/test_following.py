@@ -109,7 +109,7 @@ def test_a_damaged_record_is_left_out_and_what_comes_after_it_is_not(
         store.write([call(*chat(f"question {number}"), rollout=f"r{number}")])
     with store.view() as view:
         at = 5 if database == "last of log" else 2
-        place, last = view.origins(f"r{at}"), view.log_end(3 * at + 1)
+        place, last = view.origins(f"r{at}"), view.log_gap(3 * at + 1)[1]
         assert place is not None
         (attempt,) = [key for key, _ in view.scan("attempts") if key.startswith(keys.number(place.number))]
     harmed = {"attempts": attempt, "rollouts": keys.rollout_key(f"r{at}")}.get(database, keys.number(last))

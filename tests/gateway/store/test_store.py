@@ -578,6 +578,34 @@ def test_a_damaged_body_is_a_tape_error_to_who_asks_and_no_matter_to_the_rest(tm
         assert len(list(problems(store))) >= 2
 
 
+@pytest.mark.parametrize("value", [b"\xff\xff", b""], ids=["torn", "gone"])
+@pytest.mark.parametrize("nth", range(5))
+def test_a_damaged_piece_of_the_log_keeps_back_no_other(tmp_path: Path, nth: int, value: bytes) -> None:
+    with open_store(tmp_path) as store:
+        for at in range(5):
+            store.write([call(f"r{at}"), call(f"r{at}")])
+        found, last = store.changes(0, 100)
+        spans = [position for position, _ in store.recent()]
+        with store.view() as view:
+            ends = [keys.to_number(key) for key, _ in view.scan("log")]
+    lost = range(([0, *ends][nth]) + 1, ends[nth] + 1)
+    damage(tmp_path, "log", keys.number(ends[nth]), value)
+    # Where the newest piece is gone, the tape ends before it.
+    last = last if value or nth < 4 else ends[-2]
+    with open_store(tmp_path) as store:
+        for limit in (1, 3, 100):
+            told, since = list[int](), 0
+            while since < last:
+                page, since = store.changes(since, limit)
+                told += [change.cursor for change in page]
+            assert told == [change.cursor for change in found if change.cursor not in lost]
+        for before in (None, lost[0], lost[-1], lost[-1] + 1):
+            wanted = [at for at in spans if at not in lost and (before is None or at < before)]
+            assert [position for position, _ in store.recent(before)] == wanted
+        assert [position for position, _ in store.at(spans)] == [at for at in spans if at not in lost]
+        assert {rollout.id for _, rollout in store.rollouts()} >= {f"r{at}" for at in range(5) if at != nth}
+
+
 def test_an_open_call_that_cannot_be_read_is_a_tape_error_that_says_what_to_do(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         store.write([running()])

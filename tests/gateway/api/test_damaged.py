@@ -1,0 +1,73 @@
+"""One damaged record on the tape: lists, searches, figures and the change feed leave it out, and all else is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import lmdb
+import pytest
+from fakes.process import Gateway, running, upstreams
+from fakes.provider import serving
+from fakes.rig import CHAT
+from fakes.tape import Tape
+
+ALL = {"r1", "r2", "r3"}
+LISTS = (
+    "/api/rollouts",
+    "/api/rollouts?filter=status:running",
+    "/api/rollouts?filter=model:m",
+    "/api/rollouts?filter=attempt_status:running",
+    "/api/rollouts?ids=r1,r2,r3",
+    "/api/spans",
+    "/api/spans?filter=model:m",
+    "/api/spans?filter=origin:header",
+    "/api/spans?filter=text~hello",
+    "/api/search?text=hello",
+    "/api/changes?follow=false",
+)
+FIGURES = ("/api/breakdown?by=group", "/api/breakdown?by=tool", "/api/stats")
+
+
+def harm(gateway: Gateway, database: str, nth: int, value: bytes) -> None:
+    """A record of the tape is not what it was; empty: it is gone."""
+    with lmdb.open(str(gateway.data / "tape"), max_dbs=64) as tape, tape.begin(write=True) as txn:
+        db = tape.open_db(database.encode(), txn)
+        key = [key for key, _ in txn.cursor(db=db)][nth]
+        assert txn.put(key, value, db=db) if value else txn.delete(key, db=db)
+
+
+@pytest.mark.parametrize(
+    ("database", "nth", "value", "lost"),
+    [
+        ("rollouts", 1, b"\xff\xff", {"r2"}),
+        ("attempts", 1, b"\xff\xff", {"r2"}),
+        ("bodies", 1, b"\xff\xff", {"r2"}),
+        ("log", 1, b"\xff\xff", {"r2"}),
+        ("log", 1, b"", {"r2"}),
+    ],
+)
+async def test_others_are_there(
+    tmp_path: Path, http: aiohttp.ClientSession, database: str, nth: int, value: bytes, lost: set[str]
+) -> None:
+    async with serving() as provider, running(tmp_path, upstreams(openai=provider.openai_url)) as gateway:
+        tape = Tape(gateway.url, http)
+        for name in sorted(ALL):
+            said: Any = {"model": "m", "messages": [{"role": "user", "content": f"hello from {name}"}]}
+            async with http.post(f"{gateway.url}/rollout/{name}{CHAT}", json=said) as answer:
+                assert answer.status == 200
+            await tape.written()
+        _ = await gateway.terminate()
+        harm(gateway, database, nth, value)
+        await gateway.start(gateway.port)
+        found: dict[str, set[str]] = {}
+        for path in (*LISTS, *FIGURES):
+            async with http.get(gateway.url + path) as answer:
+                text = await answer.text()
+                assert answer.status == 200, f"{path}: {text}"
+                found[path] = {name for name in ALL if name in text}
+        assert [path for path in LISTS if not found[path] >= ALL - lost] == []
+        async with http.post(f"{gateway.url}/rollout/r4{CHAT}", json={"model": "m", "messages": []}) as answer:
+            assert answer.status == 200
+        assert len(await tape.spans("r4", 1)) == 1
