@@ -119,8 +119,10 @@ class Connection:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         try:
             data = None if body is None else BytesIO(body.encode())
-            async with self._session.request(method, url, data=data, headers=headers) as response:
-                if response.status >= 400:
+            async with self._session.request(
+                method, url, data=data, headers=headers, allow_redirects=False
+            ) as response:
+                if response.status >= 300:
                     raise await self._refusal(response)
                 try:
                     yield response

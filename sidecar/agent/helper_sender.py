@@ -150,17 +150,17 @@ def _post(home: Home, path: str, body: object) -> None:
     import json
     from http.client import HTTPException
     from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
+    from urllib.request import Request
 
-    from penstock.gateway.client.tls import client_context
+    from penstock.gateway.client.opener import opener
 
     headers = {"Authorization": f"Bearer {home[1]}", "Content-Type": "application/json"}
-    context = client_context() if home[0].startswith("https:") else None
+    gateway = opener(home[0])
     request = Request(home[0] + path, json.dumps(body).encode(), headers)
     end, pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
     while True:
         try:
-            with urlopen(request, timeout=TIMEOUT_S, context=context) as response:
+            with gateway.open(request, timeout=TIMEOUT_S) as response:
                 answer = response.read()
             break
         except HTTPError as e:

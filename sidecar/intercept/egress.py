@@ -119,8 +119,8 @@ async def tell(gateway: str, whose: Whose, made: list[Event]) -> str | None:
             for at in range(0, len(made), _MOST):
                 body = EventsRequest(events=made[at : at + _MOST]).model_dump_json(exclude_none=True)
                 kind = {"Content-Type": "application/json"}
-                async with http.post(url, data=body, headers=kind) as answer:
-                    if answer.status >= 400:
+                async with http.post(url, data=body, headers=kind, allow_redirects=False) as answer:
+                    if answer.status >= 300:
                         return f"the gateway answered {answer.status}: {(await answer.text(errors='replace'))[:200]}"
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         return str(error) or "the gateway did not answer"

@@ -48,7 +48,7 @@ async def ask(method: str, path: str, admin: str, said: dict[str, str] | None) -
     try:
         async with (
             aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as http,
-            http.request(method, url, json=said) as answer,
+            http.request(method, url, json=said, allow_redirects=False) as answer,
         ):
             return answer.status, (await answer.text()).strip()
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:

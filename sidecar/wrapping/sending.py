@@ -145,14 +145,13 @@ def _body(error: HTTPError) -> bytes:
 
 def _opener(url: str) -> OpenerDirector:
     """What asks a gateway: on this machine without a proxy, which is for the world outside."""
-    from urllib.request import BaseHandler, HTTPSHandler, ProxyHandler, build_opener
+    from urllib.request import ProxyHandler
 
-    from penstock.gateway.client.tls import client_context
+    from penstock.gateway.client.opener import opener
 
     host = urlsplit(url).hostname or ""
-    handlers: list[BaseHandler] = [HTTPSHandler(context=client_context())] if url.startswith("https:") else []
     here = host in ("localhost", "::1") or host.startswith("127.")
-    return build_opener(*handlers, ProxyHandler({})) if here else build_opener(*handlers)
+    return opener(url, ProxyHandler({})) if here else opener(url)
 
 
 def _read(text: bytes) -> dict[str, Any]:
