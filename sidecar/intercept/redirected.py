@@ -148,7 +148,11 @@ class RedirectedVisit(Visit):
         self._follow(self, end)
 
     async def _straight(self, host: str, port: int, plain: bool = False) -> End:
-        return await self._setting.ways.to_host(host, port, plain, self._address)
+        address: str | None = self._address
+        if self._passed is not None and self._passed.fate == "unrecorded":
+            # The agent has said the name of a model host, with an address that may be anybody's.
+            address = self._passed.address = None
+        return await self._setting.ways.to_host(host, port, plain, address)
 
     async def _agree(self) -> None:
         """Its bytes are read from now on. Nothing is said to it: it knows of no proxy."""
