@@ -11,7 +11,7 @@ LARGEST: Final = 64 << 10
 """Bytes that are looked at."""
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
 _HOST: Final = re.compile(
-    rb"\r\nhost:[ \t]*(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?[ \t]*\r\n", re.IGNORECASE
+    rb"\r\nhost:[ \t]*(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?[ \t]*\r\n", re.IGNORECASE
 )
 _METHOD: Final = re.compile(rb"[A-Z]{1,20}( |$)")
 HOST_NAME: Final = re.compile(rb"[A-Za-z0-9._-]{1,253}")

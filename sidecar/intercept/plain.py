@@ -16,6 +16,8 @@ _PROXY: Final = (b"proxy-authorization", b"proxy-connection")
 _TARGET: Final = re.compile(rb"[^:]*://[^/?#]*([^#]*)")
 LARGEST: Final = 64 << 10
 """Bytes of a head."""
+_LONGEST: Final = 253
+"""Characters of the name of a host (RFC 1035), and of what Python says of a URL."""
 
 
 class Head(NamedTuple):
@@ -51,7 +53,7 @@ class PlainRequests:
         except httptools.HttpParserUpgrade:
             raise PlainError("a WebSocket needs CONNECT") from None
         except httptools.HttpParserCallbackError as error:
-            raise PlainError(str(error.__context__ or error)) from None
+            raise PlainError(str(error.__context__ or error)[:_LONGEST]) from None
         except httptools.HttpParserError as error:
             raise PlainError(f"the request is not valid HTTP/1.1: {error}") from None
         if self._quiet > LARGEST:
@@ -83,6 +85,8 @@ class PlainRequests:
         parts = urlsplit(self._url.decode("latin-1"))
         if parts.scheme != "http" or not parts.hostname:
             raise PlainError("this is a proxy: it takes CONNECT HOST:PORT and http:// URLs")
+        if len(parts.hostname) > _LONGEST:
+            raise PlainError(f"the name of a host has at most {_LONGEST} characters")
         found = _TARGET.match(self._url)
         target = b"" if found is None else found[1]
         kept = [(name, value) for name, value in self._headers if name.lower() not in _PROXY]

@@ -27,7 +27,9 @@ from penstock.sidecar.intercept.ways import Limits, Refused, Unreachable, Ways
 
 _LARGEST: Final = 64 << 10
 """Bytes of a head."""
-_CONNECT: Final = re.compile(rb"CONNECT (?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5}) HTTP/1\.[01]\r\n")
+_CONNECT: Final = re.compile(
+    rb"CONNECT (?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5}) HTTP/1\.[01]\r\n"
+)
 _AGREED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 

@@ -91,6 +91,37 @@ async def test_a_head_without_end_is_refused(rig: Rig, head: bytes) -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("line", ["CONNECT {}:443", "CONNECT [{}]:443", "GET http://{}/", "GET http://x@{}:8/"])
+async def test_a_name_that_is_too_long_for_a_host_is_refused(rig: Rig, line: str) -> None:
+    for name in ("a" * 254, "f" * (60 << 10)):
+        reader, writer = await rig.open()
+        writer.write(f"{line.format(name)} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.read(), 20)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert len(answer) < 500
+        writer.close()
+    assert rig.passed == [], "it would be in events, and fill memory until then"
+
+
+@pytest.mark.parametrize("url", ["http://[{}]/", "http://x:{}/"])
+async def test_nor_is_what_was_wrong_with_an_address_kept_whole(rig: Rig, url: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        _ = await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        reader, writer = await rig.open()
+        writer.write(f"GET http://127.0.0.1:{server.sockets[0].getsockname()[1]}/ HTTP/1.1\r\n\r\n".encode())
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).startswith(b"HTTP/1.1 200 ")
+        writer.write(f"GET {url.format('g' * (60 << 10))} HTTP/1.1\r\n\r\n".encode())
+        assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+    (one,) = rig.passed
+    assert one.problem is not None
+    assert len(one.problem) < 500
+
+
 ENDLESS = (
     "Content-Length: 0\r\n\r\nGET http://x/ HTTP/1.1\r\nX: ",
     "Transfer-Encoding: chunked\r\n\r\n0\r\nX: ",
