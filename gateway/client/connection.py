@@ -57,6 +57,8 @@ class Connection:
         check_url(self.url)
         self._headers = {"Accept-Encoding": "gzip" if compressed else "identity"}
         if key:
+            if not key.isprintable():
+                raise ClientError("the gateway's key has a character that no header may have")
             self._headers["Authorization"] = f"Bearer {key}"
         self.received = 0
         """Bytes of answers that have come so far, as they were sent."""

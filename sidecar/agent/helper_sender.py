@@ -154,6 +154,9 @@ def _post(home: Home, path: str, body: object) -> None:
 
     from penstock.gateway.client.opener import opener
 
+    if not (home[1].isascii() and home[1].isprintable()):
+        # What Python says of it has the token in it.
+        raise _Refused("its token has a character that no token has, such as the end of a line")
     headers = {"Authorization": f"Bearer {home[1]}", "Content-Type": "application/json"}
     gateway = opener(home[0])
     request = Request(home[0] + path, json.dumps(body).encode(), headers)

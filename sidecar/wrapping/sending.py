@@ -111,6 +111,9 @@ def post(home: Home, body: bytes) -> dict[str, Any]:
 
     headers = {"Content-Type": "application/octet-stream"}
     if home.key:
+        if not (home.key.isascii() and home.key.isprintable()):
+            # What Python says of it has the key in it.
+            raise Refused("the key for the gateway has a character that no key has, such as the end of a line")
         headers["Authorization"] = f"Bearer {home.key}"
     try:
         if urlsplit(home.url).scheme not in ("http", "https"):
@@ -281,7 +284,8 @@ def _noted(about: bytes, own: Home) -> tuple[Home, str]:
     """Where a session belongs, and the name of its server. Raises `Refused` where that cannot be read."""
     try:
         said = json.loads(about)
-        home, server = Home(str(said["url"]), said["key"]), str(said["server"])
+        key = said["key"]
+        home, server = Home(str(said["url"]), None if key is None else str(key)), str(said["server"])
         if home.key is None and urlsplit(home.url)[:2] == urlsplit(own.url)[:2]:
             # The admin's key is not written down, and is for nobody but its gateway.
             home = home._replace(key=os.environ.get("PENSTOCK_ADMIN_KEY"))

@@ -142,6 +142,12 @@ def test_a_url_must_be_one() -> None:
         Client("localhost:4747")
 
 
+@pytest.mark.parametrize("key", ["secret\n", "secret\r\nX: y", "\0"])
+def test_a_key_that_cannot_be_sent_is_not_told(key: str) -> None:
+    with pytest.raises(ClientError, match=r"^the gateway's key has a character that no header may have$"):
+        Client("http://localhost:4747", key)
+
+
 @pytest.fixture
 def unused_port() -> int:
     import socket

@@ -52,6 +52,21 @@ def test_what_is_no_address_of_a_gateway_is_not_asked_for_ever() -> None:
         _ = post(Home("unix:/run/g.sock", None), b"{}\n")
 
 
+@pytest.mark.parametrize("key", ["pst_secret\n", "pst_\x1bsecret", "pst_\u201csecret\u201d"])
+def test_a_key_that_cannot_be_sent_is_not_told(
+    key: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Refused, match=r"^the key for the gateway has a character that") as refused:
+        _ = post(Home("http://127.0.0.1:1", key), b"{}\n")
+    monkeypatch.setattr(helper_sender, "_said", set[str]())
+    sender = helper_sender.Sender()
+    sender.put(("http://127.0.0.1:1", key), helper_sender.EVENTS, {"name": "said"})
+    assert sender.wait(10)
+    said = capfd.readouterr().err
+    assert "refused what the agent said of itself: its token has a character that" in said
+    assert "secret" not in str(refused.value) + said
+
+
 def test_an_agent_asks_a_gateway_again_that_breaks_off_its_refusal(
     answering: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
