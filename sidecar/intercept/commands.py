@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from cyclopts.validators import Number
 from penstock.gateway.client.console import FLAT, LOCAL, PORT, PORT_OR_ANY, Failure, Url, note
 
 if TYPE_CHECKING:
+    from penstock.sidecar.intercept.egress import Whose
     from penstock.sidecar.intercept.policy import Policy
 
 Hosts = Annotated[
@@ -119,7 +121,6 @@ def run(
     import asyncio
 
     from penstock.sidecar.intercept import mitm, session
-    from penstock.sidecar.intercept.egress import Whose
     from penstock.sidecar.intercept.namespace import NoNamespace
 
     if not command:
@@ -127,16 +128,14 @@ def run(
     transparent = getting.mode == "transparent"
     if getting.engine == "mitmproxy" and transparent:
         raise Failure("--engine mitmproxy stands before agents that use a proxy: leave --mode transparent out", 2)
-    given = os.environ.get
-    if keys == "surrogate" and not given("PENSTOCK_TOKEN"):
+    if keys == "surrogate" and not os.environ.get("PENSTOCK_TOKEN"):
         raise Failure(
             "--keys surrogate needs the agent's token in PENSTOCK_TOKEN: `penstock token ROLLOUT` makes one", 2
         )
-    ids = rollout or given("PENSTOCK_ROLLOUT_ID"), attempt or given("PENSTOCK_ATTEMPT_ID")
     wanted = session.Wanted(
         _gateway(gateway),
         _policy(passing),
-        Whose(*ids, given("PENSTOCK_TOKEN")),
+        _whose(rollout, attempt),
         getting.socket,
         keys == "surrogate",
         transparent,
@@ -185,7 +184,6 @@ def serve(
 
     from penstock.sidecar.intercept import serving
     from penstock.sidecar.intercept.admin import SHORTEST, TOKEN
-    from penstock.sidecar.intercept.egress import Whose
     from penstock.sidecar.intercept.service import Service
 
     token = os.environ.pop(TOKEN, "")
@@ -194,8 +192,7 @@ def serve(
     if port > 65536 - agents:
         raise Failure(f"--agents {agents}, --port {port}: there is no room for so many ports below 65536", 2)
     _check_admin(admin)
-    given = os.environ.get
-    whose = Whose(given("PENSTOCK_ROLLOUT_ID"), given("PENSTOCK_ATTEMPT_ID"), given("PENSTOCK_TOKEN"))
+    whose = _whose()
     if agents > 1 and (mode == "transparent" or whose.rollout):
         one = "--mode transparent takes" if mode == "transparent" else "PENSTOCK_ROLLOUT_ID is for"
         raise Failure(f"--agents {agents}: {one} one agent", 2)
@@ -311,16 +308,13 @@ def check(
 
     from penstock.sidecar.intercept import session
     from penstock.sidecar.intercept.checking import Check
-    from penstock.sidecar.intercept.egress import Whose
 
     async def walked() -> Check:
         if here:
             found = Check(os.environ)
             await found.walk()
             return found
-        given = os.environ.get
-        whose = Whose(rollout or given("PENSTOCK_ROLLOUT_ID"), given("PENSTOCK_ATTEMPT_ID"), given("PENSTOCK_TOKEN"))
-        wanted = session.Wanted(_gateway(gateway), _policy(passing), whose, socket)
+        wanted = session.Wanted(_gateway(gateway), _policy(passing), _whose(rollout), socket)
         with session.folder_for_sockets() as folder:
             async with session.behind(wanted, Path(folder)) as front:
                 found = Check(os.environ | front.variables)
@@ -365,6 +359,22 @@ def _gateway(url: str) -> str:
     except (ClientError, OSError) as error:
         raise Failure(str(error), 2) from None
     return url.rstrip("/")
+
+
+def _whose(rollout: str | None = None, attempt: str | None = None) -> Whose:
+    """What is known of the agent's rollout; the variables say what is not given. All of it goes into headers."""
+    from penstock.gateway.model.base import ID_PATTERN
+    from penstock.sidecar.intercept.egress import Whose
+
+    given = os.environ.get
+    rollout, attempt = rollout or given("PENSTOCK_ROLLOUT_ID"), attempt or given("PENSTOCK_ATTEMPT_ID")
+    for what, value in (("a rollout", rollout), ("an attempt", attempt)):
+        if value and (not re.fullmatch(ID_PATTERN, value) or value in (".", "..")):
+            raise Failure(f"{value!r} is not the id of {what}: up to 128 letters, digits and . _ -", 2)
+    token = given("PENSTOCK_TOKEN")
+    if token and not (token.isascii() and token.isprintable()):
+        raise Failure("PENSTOCK_TOKEN has a character that no token has, such as the end of a line", 2)
+    return Whose(rollout, attempt, token)
 
 
 def _policy(passing: Passing) -> Policy:
