@@ -184,7 +184,7 @@ class Visit(End):
             self._tell(None)
             self.leave()
         self._passed = Passed(host, port, fate, monotonic())
-        if fate == "deny":
+        if fate in ("deny", "check"):  # what the sidecar says of itself it says by TLS
             raise Refused(403, f"{host}:{port} may not be reached from here")
         self.hold()
         end = await (self._plain_way(host, port) if fate == "intercept" else self._straight(host, port, plain=True))

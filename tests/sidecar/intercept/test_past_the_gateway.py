@@ -65,13 +65,14 @@ async def standing(port: int, passed: list[Passed]) -> AsyncGenerator[Front]:
         "GET / HTTP/1.1\r\nHost: {host}\r\n\r\n",
         "GET //{there}/ HTTP/1.1\r\nHost: {host}\r\n\r\n",
         "CONNECT {host}@{there} HTTP/1.1\r\nHost: {host}\r\n\r\n",
+        "GET http://192.0.2.1:443/ HTTP/1.1\r\nHost: 192.0.2.1\r\n\r\n",  # where the sidecar answers, by TLS only
     ],
 )
 async def test_what_an_agent_asks_its_proxy_leads_nowhere_else(host: TlsHost, ask: str) -> None:
     async with listening(host.port) as came, standing(host.port, []) as front:
         reader, writer = await asyncio.open_connection("127.0.0.1", await front.start())
         writer.write(ask.format(there=f"{ELSEWHERE}:{host.port}", host=host.name).encode())
-        assert (await asyncio.wait_for(reader.read(), 10)).startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 "))
+        assert (await asyncio.wait_for(reader.read(), 20)).startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 "))
         writer.close()
         assert came == []
 
