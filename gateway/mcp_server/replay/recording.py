@@ -9,8 +9,10 @@ names, else to the only or the newest one of its session.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -25,6 +27,8 @@ LISTENING: Final = "subscriptions/listen"
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 _SENDER: Final = "penstock.mcp.sender"
 _SESSION: Final = "mcp.session.id"
+_ANY: Final = object()
+"""In place of a session: each of them."""
 _BY_THE_WAY: Final = (401, 404)
 """HTTP statuses that are between client and server: log in, open another session."""
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -72,13 +76,60 @@ class _Draft:
     span: Span
     newest: list[Step] = field(default_factory=list[Step])
 
-    def under_way(self, span: Span) -> bool:
-        """Whether it was, in the same session, when something was said."""
-        own = self.span
-        sessions = {_attribute(one, _SESSION) for one in (own, span)}
+
+class _Placing:
+    """Gives what a server said in other streams to calls, one message after the other, in the order of time."""
+
+    def __init__(self, drafts: Sequence[_Draft], answers: dict[tuple[str | None, bytes], bytes | None]) -> None:
+        """`drafts` in the order in which they began."""
+        self._answers = answers
+        self._above: dict[str | None, _Draft] = {}
+        for draft in drafts:
+            self._above.setdefault(draft.span.span_id, draft)
+        self._coming = deque(enumerate(one for one in drafts if one.call.method != LISTENING))
+        """Calls that have not begun, each with its place among them."""
+        self._begun = defaultdict[tuple[Any, ...], list[tuple[int, _Draft]]](list)
+        """Calls that have begun, by upstream, session and token, and the newest last."""
+
+    def place(self, one: Exchanged) -> None:
+        """Gives a message to the call that was under way."""
+        sent, span = message(one.request), one.span
+        if sent.kind == "request" and (span.parent_id, sent.id) not in self._answers:
+            return  # It is in the answer to its call.
+        step = Step(sent, one.response or None)
+        above = self._above.get(span.parent_id)
+        if above is not None:
+            if above.call.method != LISTENING or sent.method == ACKNOWLEDGED:
+                above.call.steps.append(step)
+            return
+        token = obj(value_of(fields(sent.raw).get("params"))).get("progressToken")
+        self._begin(span.start_ns)
+        found = None if token is None else self._newest(span, token)
+        found = found or self._newest(span, None)
+        if found is not None:
+            found.call.steps.append(step)
+
+    def _begin(self, now_ns: int) -> None:
+        """Notes what has begun until now."""
+        while self._coming and self._coming[0][1].span.start_ns <= now_ns:
+            place, draft = self._coming.popleft()
+            tokens = {None, _hashable(draft.token)}
+            sessions = {_ANY, _attribute(draft.span, _SESSION)}
+            for token, session in product(tokens, sessions):
+                self._begun[draft.span.upstream, session, token].append((place, draft))
+
+    def _newest(self, span: Span, token: Any) -> _Draft | None:
+        """The newest call that was under way in the same session, of those with this token or, for None, of all."""
+        session = _attribute(span, _SESSION)
+        found = list[tuple[int, _Draft]]()
         # The stream of the older HTTP with SSE has begun before its session has a name.
-        same = own.upstream == span.upstream and len(sessions - {None}) < 2
-        return same and own.start_ns <= span.start_ns and (own.end_ns is None or span.start_ns <= own.end_ns)
+        for one in (_ANY,) if session is None else (session, None):
+            begun = self._begun.get((span.upstream, one, _hashable(token)), [])
+            # What is over now is over for every later message, too.
+            while begun and (ended := begun[-1][1].span.end_ns) is not None and ended < span.start_ns:
+                begun.pop()
+            found += begun[-1:]
+        return max(found, key=lambda one: one[0])[1] if found else None
 
 
 def read(exchanges: Iterable[Exchanged]) -> list[Call]:
@@ -90,8 +141,9 @@ def read(exchanges: Iterable[Exchanged]) -> list[Call]:
     drafts = list[_Draft]()
     for one in by_client:
         drafts += _drafts(one, answers)
+    placing = _Placing(drafts, answers)
     for one in by_server:
-        _place(drafts, one, answers)
+        placing.place(one)
     return [draft.call for draft in drafts if draft.call.answer is not None or not _by_the_way(draft)]
 
 
@@ -138,24 +190,6 @@ def _told(one: Exchanged) -> Iterator[Sent]:
     return (told for body in bodies if body for told in messages(body))
 
 
-def _place(drafts: list[_Draft], one: Exchanged, answers: dict[tuple[str | None, bytes], bytes | None]) -> None:
-    """Gives what a server said in another stream to the call that was under way."""
-    sent, span = message(one.request), one.span
-    if sent.kind == "request" and (span.parent_id, sent.id) not in answers:
-        return  # It is in the answer to its call.
-    step = Step(sent, one.response or None)
-    above = next((draft for draft in drafts if draft.span.span_id == span.parent_id), None)
-    if above is not None:
-        if above.call.method != LISTENING or sent.method == ACKNOWLEDGED:
-            above.call.steps.append(step)
-        return
-    open_then = [draft for draft in drafts if draft.call.method != LISTENING and draft.under_way(span)]
-    token = obj(value_of(fields(sent.raw).get("params"))).get("progressToken")
-    named = [draft for draft in open_then if token is not None and draft.token == token]
-    for draft in (named or open_then)[-1:]:
-        draft.call.steps.append(step)
-
-
 def fields(raw: bytes) -> dict[str, msgspec.Raw]:
     """The fields of a message, each as its bytes."""
     try:
@@ -180,6 +214,11 @@ def target_of(call: Call) -> str | None:
     """The tool, prompt or resource that a call is about."""
     params = obj(call.params)
     return text(params.get("uri" if call.method.startswith("resources/") else "name"))
+
+
+def _hashable(token: Any) -> Any:
+    """A token as the key of a dictionary; lists and objects, which are no tokens, as their JSON."""
+    return (json.dumps(token, sort_keys=True),) if isinstance(token, list | dict) else token
 
 
 def _attribute(span: Span, name: str) -> Any:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from typing import Any
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.gateway.mcp_server.replay.offer import Offer
 from penstock.gateway.mcp_server.replay.player import Player
@@ -98,6 +101,87 @@ def test_a_stream_that_listens_is_acknowledged_and_says_no_more() -> None:
         spans.told(raw(method=method), 1.5, parent_id=above.span_id)
     (found,) = read(spans)
     assert methods(found) == ["notifications/subscriptions/acknowledged"]
+
+
+class Drawn(NamedTuple):
+    """A span of a call, or what a server said."""
+
+    start: int
+    lasts: int | None
+    upstream: str
+    session: str | None
+    token: Any
+    listens: bool = False
+
+
+SESSIONS = st.sampled_from([None, "a", "b"])
+TOKENS: st.SearchStrategy[Any] = st.sampled_from([None, "p", "q", 1, True, [1], {"x": 1}])
+TIMES, UPSTREAMS = st.integers(1, 12), st.sampled_from("st")
+CALLS = st.builds(Drawn, TIMES, st.none() | st.integers(-1, 6), UPSTREAMS, SESSIONS, TOKENS, st.booleans())
+SAID = st.builds(Drawn, TIMES, st.none(), UPSTREAMS, SESSIONS, TOKENS)
+
+
+def recorded(calls: Sequence[Drawn], said: Sequence[Drawn]) -> Spans:
+    spans = Spans()
+    for number, one in enumerate(calls):
+        params = {"name": "t", "_meta": {"progressToken": one.token}}
+        method = "subscriptions/listen" if one.listens else "tools/call"
+        end_ns = None if one.lasts is None else (one.start + one.lasts) * SECOND
+        spans.add(raw(id=number, method=method, params=params), raw(id=number, result={}), span_id=f"{number:016x}",
+                  start_ns=one.start * SECOND, end_ns=end_ns, upstream=one.upstream,
+                  attributes={"mcp.session.id": one.session})  # fmt: skip
+    for number, one in enumerate(said):
+        line = raw(method=f"{number}", params={"progressToken": one.token})
+        spans.told(line, one.start, session=one.session, upstream=one.upstream, parent_id="a stream's")
+    return spans
+
+
+def belongs_to(one: Drawn, calls: Sequence[Drawn]) -> Drawn | None:
+    """The rule, call by call."""
+
+    def under_way(call: Drawn) -> bool:
+        same = call.upstream == one.upstream and (call.session == one.session or None in (call.session, one.session))
+        begun = call.start <= one.start and (call.lasts is None or one.start <= call.start + call.lasts)
+        return same and begun and not call.listens
+
+    found = [call for call in sorted(calls, key=lambda call: call.start) if under_way(call)]
+    named = [call for call in found if one.token is not None and call.token == one.token]
+    return next(reversed(named or found), None)
+
+
+@given(st.lists(CALLS, max_size=8), st.lists(SAID, max_size=8))
+def test_what_stands_in_another_stream_belongs_to_the_named_or_the_newest_call(
+    calls: list[Drawn], said: list[Drawn]
+) -> None:
+    ordered = sorted(enumerate(said), key=lambda one: one[1].start)
+    expected = [
+        [f"{number}" for number, one in ordered if belongs_to(one, calls) is call]
+        for call in sorted(calls, key=lambda call: call.start)
+    ]
+    assert [methods(one) for one in read(recorded(calls, said))] == expected
+
+
+def test_calls_that_overlap_take_linear_time() -> None:
+    def steps(number: int) -> int:
+        """How many functions are called for so many calls, all under way at once, each with its progress."""
+        calls = [Drawn(at, None, "s", None, at) for at in range(1, number + 1)]
+        said = [one._replace(start=2 * number) for one in calls]
+        spans, counted = recorded(calls, said), 0
+
+        def count(frame: Any, event: str, argument: Any) -> None:
+            nonlocal counted
+            counted += event == "call"
+
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            found = read(spans)
+        finally:
+            sys.setprofile(before)
+        assert [len(one.steps) for one in found] == [1] * number
+        return counted
+
+    assert steps(200) < 3 * steps(100)
 
 
 @pytest.mark.parametrize(
