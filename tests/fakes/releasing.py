@@ -62,6 +62,8 @@ class Counting(Provider):
         """Requests that wait until `go` is set."""
         self.breaks: Callable[[Json], bool] = lambda asked: False
         """Requests whose answer begins and breaks off."""
+        self.only_pings: Callable[[Json], bool] = lambda asked: False
+        """Requests whose answer is a stream that stays alive and says nothing."""
         self.go = asyncio.Event()
         self.news = asyncio.Condition()
 
@@ -75,6 +77,8 @@ class Counting(Provider):
                 await self.go.wait()
             if request.method == "POST" and self.breaks(json.loads(await request.read())):
                 return await self._break_off(request)
+            if request.method == "POST" and self.only_pings(json.loads(await request.read())):
+                return await self._ping(request)
             return await super().handle(request)
         finally:
             self.running -= 1
@@ -87,6 +91,13 @@ class Counting(Provider):
         assert request.transport is not None
         request.transport.close()
         return begun
+
+    async def _ping(self, request: web.Request) -> web.StreamResponse:
+        begun = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await begun.prepare(request)
+        while True:  # until the client leaves
+            await begun.write(b': ping\n\nevent: ping\ndata: {"type":"ping"}\n\n')
+            await asyncio.sleep(0.01)
 
     async def _tell(self) -> None:
         async with self.news:

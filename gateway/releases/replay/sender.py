@@ -38,6 +38,9 @@ from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
 
 T = TypeVar("T")
+LONGEST_S: Final = 3600.0
+"""An answer that is not whole by then is given up, unless the upstream may be silent for longer: a stream that says
+nothing and stays alive would never end."""
 _UNTOUCHED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
@@ -136,8 +139,9 @@ class Sender:
     async def _send(self, question: Question, began: float) -> Reply:
         pool, dialect = question.pool, question.dialect
         reply = Reply(headers(question), streaming_content_type=dialect.streaming_content_type)
+        longest_s = max(LONGEST_S, pool.config.read_timeout)
         bounds = aiohttp.ClientTimeout(
-            total=None, sock_connect=pool.config.connect_timeout, sock_read=pool.config.read_timeout
+            total=longest_s, sock_connect=pool.config.connect_timeout, sock_read=pool.config.read_timeout
         )
         try:
             if pool.gate.must_wait:
@@ -161,7 +165,7 @@ class Sender:
         except TooLarge:
             reply.error, reply.problem = "too_large", f"the answer is larger than {LARGEST} bytes"
         except TimeoutError as error:
-            reply.error, reply.problem = "timeout", str(error) or f"no answer within {pool.config.read_timeout:g} s"
+            reply.error, reply.problem = "timeout", str(error) or f"the answer was not whole within {longest_s:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # ValueError: a host name that is none (UnicodeError).
             reply.error = "upstream_closed" if reply.status else "connect"

@@ -37,7 +37,7 @@ from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.jobs import Progress
-from penstock.gateway.releases.replay import stage
+from penstock.gateway.releases.replay import sender, stage
 from penstock.gateway.releases.replay.comparison import HOPELESS
 from penstock.gateway.releases.replay.questions import unmasked
 from penstock.gateway.releases.replay.recorded_calls import DAMAGED, FEW, Recordings
@@ -363,6 +363,23 @@ async def test_when_nobody_answers_nothing_is_known(rig: Bench) -> None:
     assert not report.ok
     assert "down for today" in report.why
     assert len(rig.provider.log) == 2 * HOPELESS
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+async def test_a_stream_that_only_stays_alive_holds_its_slot_for_so_long(
+    rig: Bench, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(sender, "LONGEST_S", 1.0)
+    for pool in rig.context.pools.values():
+        pool.config = pool.config.model_copy(update={"read_timeout": 1.0})
+    await rig.record("r1", request_of(path, OLD, "x", stream=True), path=path)
+    rig.provider.only_pings = lambda asked: True
+    release = await rig.release()
+    async with asyncio.timeout(20):
+        report = await rig.replay(release)
+    assert report.why == "nothing is known of 1 of 1 calls: the answer was not whole within 1 s"
+    assert [(one.status, one.error) for one in rig.spans(f"{release.id}-replay")] == [("error", "timeout")] * 2
+    await rig.provider.until(lambda: rig.provider.running == 0)
 
 
 async def test_a_long_error_is_told_in_part(rig: Bench) -> None:
