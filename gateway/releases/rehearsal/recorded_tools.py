@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from penstock.gateway.model.turn import Message, Part, Turn
 from penstock.gateway.releases.replay.agreement import canonical
@@ -42,7 +43,8 @@ class Cassette:
     """Of each call the results, in the order of its occurrences."""
     misses: list[Miss] = field(default_factory=list[Miss])
     """Calls without a recorded result; at the first of them the run diverged."""
-    _played: dict[Key, int] = field(default_factory=dict[Key, int])
+    _left: dict[Key, list[int]] = field(default_factory=dict[Key, list[int]])
+    """Of each call the places of the results that were not played, as a heap: requests of an agent may run at once."""
 
     @classmethod
     def of(cls, turns: Iterable[Turn]) -> Cassette:
@@ -67,17 +69,20 @@ class Cassette:
         """What this call returned when it was recorded: text, and in `data` what is more than text; None for a miss.
         `arguments`: JSON text."""
         key = tool, canonical(arguments)
-        self._played[key] = occurrence = self._played.get(key, 0) + 1
         recorded = self.results.get(key, ())
-        if occurrence <= len(recorded):
-            return recorded[occurrence - 1]
-        self.misses.append(Miss(*key, occurrence))
+        left = self._left.setdefault(key, list(range(len(recorded))))
+        if left:
+            return recorded[heappop(left)]
+        missed = sum((miss.tool, miss.arguments) == key for miss in self.misses)
+        self.misses.append(Miss(*key, len(recorded) + missed + 1))
         return None
 
-    def take_back(self, calls: Iterable[tuple[str, str]]) -> None:
-        """Takes back calls whose request has failed and will be sent again."""
-        for tool, arguments in calls:
-            self._played[tool, canonical(arguments)] -= 1
+    def take_back(self, calls: Iterable[tuple[str, str, Part]]) -> None:
+        """Takes back calls, each with its result, whose request has failed and will be sent again."""
+        for tool, arguments, result in calls:
+            key = tool, canonical(arguments)
+            place = next(at for at, one in enumerate(self.results[key]) if one is result)
+            heappush(self._left[key], place)
 
     def again(self) -> Cassette:
         """The same from its beginning."""

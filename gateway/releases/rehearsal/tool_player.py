@@ -130,7 +130,7 @@ class Play:
         if problem is not None:
             self._end(DIVERGED, f"this rehearsal has diverged: {problem}")
         question = self._question(call, request, prompt)
-        played: list[tuple[str, str]] = []
+        played: list[tuple[str, str, Part]] = []
         answered = False
         try:
             reply, hidden = await self._play(question, played)
@@ -143,7 +143,9 @@ class Play:
             self._told.append(Hidden(plain(said), hidden))
         return Played(reply)
 
-    async def _play(self, question: Question, played: list[tuple[str, str]]) -> tuple[Reply, Sequence[object] | None]:
+    async def _play(
+        self, question: Question, played: list[tuple[str, str, Part]]
+    ) -> tuple[Reply, Sequence[object] | None]:
         """(the answer that calls no tool, what was played before it); None for that when the model has failed."""
         hidden: list[object] = []
         asked = obj(loads(question.body))
@@ -183,7 +185,7 @@ class Play:
         return found[0]
 
     def _results(
-        self, question: Question, reply: Reply, calls: Sequence[Part], played: list[tuple[str, str]]
+        self, question: Question, reply: Reply, calls: Sequence[Part], played: list[tuple[str, str, Part]]
     ) -> Sequence[object]:
         """The answer with the recorded results of its calls."""
         results: list[Part] = []
@@ -192,7 +194,7 @@ class Play:
             result = self._cassette.answer(tool, arguments)
             if result is None:
                 self._miss()
-            played.append((tool, arguments))
+            played.append((tool, arguments, result))
             results.append(result)
         response = decode_body(reply.body, reply.header(b"content-encoding"))[0]
         try:

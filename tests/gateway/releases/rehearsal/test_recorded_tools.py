@@ -60,6 +60,18 @@ def test_what_was_not_called_is_a_miss_and_never_made_up() -> None:
     assert cassette.misses == [Miss("look", '{"seat":"2B"}', 1), Miss("book", "{}", 2)]
 
 
+def test_what_is_taken_back_is_given_again_and_not_what_another_request_has() -> None:
+    cassette, asked = Cassette.of(TURNS), ("look", '{"row":1,"seat":"1A"}')
+    mine, others = cassette.answer(*asked), cassette.answer(*asked)
+    assert mine is not None
+    assert others is not None
+    cassette.take_back([(*asked, mine)])
+    again = cassette.answer(*asked)
+    assert again is mine, "the other request, which is under way, has that one"
+    assert cassette.answer(*asked) is None
+    assert [miss.occurrence for miss in cassette.misses] == [3]
+
+
 def test_a_conversation_that_is_told_again_counts_once() -> None:
     once, often = Cassette.of(TURNS[-1:]), Cassette.of([*TURNS, TURNS[1], TURNS[-1]])
     assert once.results == often.results
@@ -121,7 +133,7 @@ def test_a_conversation_that_the_provider_keeps_is_followed_by_its_responses() -
     answer = cassette.answer("look", "{}")
     assert answer is not None
     assert answer.text == "free"
-    cassette.take_back([("look", "{}")])
+    cassette.take_back([("look", "{}", answer)])
     assert cassette.answer("look", "{}") == answer
     assert cassette.answer("look", "{}") is None
     assert cassette.again().answer("look", "{}") == answer

@@ -16,12 +16,13 @@ from typing import Any, cast
 import aiohttp
 import lmdb
 import pytest
+from aiohttp import web
 from conftest import StartGateway
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.formats import Failure
 from fakes.preloaded import penstock
 from fakes.process import ROOT, Gateway, upstreams
-from fakes.provider import Provider
+from fakes.provider import Provider, Seen
 from fakes.releasing import OLD, system_of
 from fakes.runs import Run, _kill, gone, written
 
@@ -523,6 +524,44 @@ async def test_what_fails_on_the_way_may_be_asked_again(stage: Stage, bare: Bare
     evidence = await bare.rehearse(release.id)
     assert evidence["scored"] == 1
     assert [one["message"] for one in bare.refused] == ["busy", "busy"]
+
+
+async def test_of_requests_at_once_each_gets_its_own_result_also_when_one_is_asked_again(
+    stage: Stage, bare: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Json] = [{"role": "system", "content": OLD}, {"role": "user", "content": "What does AC0 cost?"}]
+
+    async def ask(claim: Claim, *more: Json) -> tuple[int, Json]:
+        status, body = await bare.post(claim, {"model": "m", "messages": [*asked, *more], "tools": []})
+        return status, json.loads(body)["choices"][0]["message"] if status == 200 else {}
+
+    async def tell_fares(claim: Claim) -> None:
+        for fare in ("1 EUR", "2 EUR"):
+            _, called = await ask(claim)
+            _ = await ask(claim, called, {"role": "tool", "tool_call_id": "call_0", "content": fare})
+
+    monkeypatch.setattr(bare, "run", tell_fares)
+    await stage.client.enqueue([RolloutSpec(id="r0", input={"flight": "AC0"})])
+    (recorded,) = (await stage.client.claim(ClaimRequest(worker=bare.name))).claims
+    await bare.do(recorded)
+    claim = (await bare.claims((await stage.start(1)).id)).claims[0]
+    reached, go, generate = asyncio.Event(), asyncio.Event(), stage.provider._generate
+
+    async def hold(request: web.Request, seen: Seen) -> web.StreamResponse:
+        if results(json.loads(seen.body)) != ["1 EUR"] or go.is_set():
+            return await generate(request, seen)
+        reached.set()
+        await go.wait()
+        return await stage.provider._fail(request, seen, Failure(503, "busy"))
+
+    monkeypatch.setattr(stage.provider, "_generate", hold)
+    first = asyncio.ensure_future(ask(claim))
+    async with asyncio.timeout(20):
+        await reached.wait()
+    assert (await ask(claim))[1]["content"] == "It costs 2 EUR."
+    go.set()
+    assert (await first)[0] == 503
+    assert (await ask(claim))[1]["content"] == "It costs 1 EUR."
 
 
 async def test_a_run_without_end_is_ended(stage: Stage, bare: Bare) -> None:
