@@ -13,7 +13,8 @@ import asyncio
 import hashlib
 import inspect
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -23,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from penstock.gateway.client.client import Client
+from penstock.gateway.client.connection import brief
 from penstock.gateway.client.parallel import each
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion, Resource
@@ -129,18 +131,21 @@ class Custom:
             raise ConfigError(f"{resource}: {error}") from None
         version = f"{self.name}.{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         content = {**stable.content, "text": text, "sent": False}
-        new = NewVersion(
-            kind=stable.kind,
-            content=content,
-            version=version,
-            parent=stable.version,
-            author=self.name,
-            note=whole(note),
-        )
+        with _plainly("add"):
+            new = NewVersion(
+                kind=stable.kind,
+                content=content,
+                version=version,
+                parent=stable.version,
+                author=self.name,
+                note=whole(note),
+            )
         return (await self.client.add_version(resource, new)).version
 
     async def _stable(self, resource: str) -> Resource:
         view = await self.client.resource(resource)
+        if view.kind == "model":
+            raise ConfigError(f"{resource}: it is a model, which has no text; name a prompt or a tool")
         return next(one for one in view.versions if one.version == view.stable.version)
 
     # A model ----------------------------------------------------------------------------------------------------------
@@ -152,22 +157,36 @@ class Custom:
         # Who asks the same meanwhile finds the answer on the tape.
         asking = self._asking.setdefault((model, prompt, number), asyncio.Lock())
         async with asking:
-            return await self._model(model).ask(prompt, number)
+            with _plainly("ask"):
+                reflecting = self._model(model)
+            return await reflecting.ask(prompt, number)
 
     # Reports ----------------------------------------------------------------------------------------------------------
 
     async def point(self, step: int, values: Mapping[str, float]) -> None:
         """Reports metrics of a step, from 0."""
         self.step = max(self.step, step)
-        await self._reporter.point(step, values)
+        with _plainly("point"):
+            await self._reporter.point(step, values)
 
     async def tell(self, text: str, level: Level = "info") -> None:
-        """Reports something that happened."""
-        await self._reporter.event(self.step, whole(text), level)
+        """Reports something that happened; of a long text the beginning."""
+        with _plainly("tell"):
+            await self._reporter.event(self.step, whole(text), level)
 
     async def made(self, resource: str, version: str) -> None:
         """Notes a version that the run has made."""
-        await self._reporter.made(resource, version)
+        with _plainly("made"):
+            await self._reporter.made(resource, version)
+
+
+@contextmanager
+def _plainly(method: str) -> Generator[None]:
+    """Says in a sentence what a method was given that cannot be: `ConfigError`."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigError(f"{method}: {brief(error)}") from None
 
 
 def algorithm(name: str) -> Algorithm:

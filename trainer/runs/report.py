@@ -88,8 +88,8 @@ class Reporter:
 
     async def point(self, step: int, values: Mapping[str, float]) -> None:
         """The metrics of a step."""
-        self._display.point(step, values)
         point = Point(step=step, time_ns=time.time_ns(), values=dict(values))
+        self._display.point(step, values)
         await self._client.add_points(self._run, [point], resumed=self._resumed)
 
     async def alive(self) -> None:
@@ -98,10 +98,9 @@ class Reporter:
 
     async def event(self, step: int, text: str, level: Level = "info") -> None:
         """Something that happened."""
+        event = RunEvent(time_ns=time.time_ns(), step=step, level=level, text=text[:4000])
         self._display.line(level, text)
-        await self._client.add_run_events(
-            self._run, [RunEvent(time_ns=time.time_ns(), step=step, level=level, text=text[:4000])]
-        )
+        await self._client.add_run_events(self._run, [event])
 
     async def warning(self, text: str) -> None:
         """Something that went wrong beside the step that is under way."""

@@ -158,6 +158,56 @@ async def test_what_is_wrong_is_said(
     assert (done.code, message in done.err) == (code, True), done.err
 
 
+REFUSED = """
+from penstock.gateway.model.toml import ConfigError
+
+async def refused(run):
+    for asked in (
+        run.tell(""),
+        run.tell("aloud", "loud"),
+        run.point(-1, {"reward": 1.0}),
+        run.point(1, {}),
+        run.point(1, {"reward": "much"}),
+        run.made("two words", "v1"),
+        run.add("slots", "Order {order}!", "n" * 4001),
+        run.text("weights"),
+        run.add("weights", "a text"),
+        run.ask("", "a question"),
+    ):
+        try:
+            await asked
+        except ConfigError as error:
+            await run.tell(f"<{error}>")
+    await run.tell("t" * 5000)
+    await run.tell("")
+"""
+
+
+async def test_a_value_that_cannot_be_is_a_sentence(shell: Shell, gateway: Gateway) -> None:
+    (shell.folder / "refused.py").write_text(REFUSED)
+    async with Client(gateway.url) as client:
+        await client.add_version("slots", NewVersion(kind="prompt", content={"text": "Order {order}.", "sent": True}))
+        await client.add_version("weights", NewVersion(kind="model", content={"upstream": "fake-openai", "base": "w"}))
+        done = await shell.run("train", "custom", "refused:refused")
+        events = [event.text async for event in client.run_events("custom")]
+        run = await client.run("custom")
+    assert (done.code, "Traceback" in done.err, run.step) == (1, False, None), done.err
+    assert "tell: text: '' is not text of 1 character or more" in done.err.splitlines()[-1]
+    assert [text for text in reversed(events) if text.startswith("<")] == [
+        "<tell: text: '' is not text of 1 character or more>",
+        "<tell: level: 'loud' is not 'info', 'warning' or 'error'>",
+        "<point: step: -1 is not 0 or more>",
+        "<point: values: it has 0 items, not 1 or more>",
+        "<point: values.reward: 'much' is not a number>",
+        "<made: name: 'two words' is not an id: up to 128 letters, digits and . _ ->",
+        f"<add: note: '{'n' * 59}… is not text of 4,000 characters or less>",
+        "<weights: it is a model, which has no text; name a prompt or a tool>",
+        "<weights: it is a model, which has no text; name a prompt or a tool>",
+        "<ask: model: '' is not text of 1 character or more>",
+    ]
+    assert "t" * 4000 in events
+
+
 async def test_without_a_runner_it_says_so(shell: Shell) -> None:
     (shell.folder / "late.py").write_text(
         "from penstock.gateway.model.queue import RolloutSpec\n\n"
