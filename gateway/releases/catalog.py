@@ -23,6 +23,7 @@ from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.release import Assignment, Pin, Release
 from penstock.gateway.model.resource import Audience, Resource, Stable, ToolText, sent
+from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.template import Template
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.prompts.nearest import Sent
@@ -49,6 +50,7 @@ class Tape(Protocol):
     def releases(self) -> list[Release]: ...
     def pins(self, rollout: str) -> list[Pin]: ...
     def unit(self, release: str, unit: str) -> Assignment | None: ...
+    def rollout(self, rollout: str) -> Rollout | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,12 +284,16 @@ class Pins:
                 _keep(self._units, (pin.release, pin.unit), done.result())
 
     def unpinned(self, call: Admitted, found: Uses, error: BaseException) -> dict[str, Pin]:
-        """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout or its unit
-        is on an arm already. They are kept in memory, and on the tape when it takes them.
+        """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout names others,
+        or it or its unit is on an arm already. They are kept in memory, and on the tape when it takes them.
         """
         if not isinstance(error, TapeError):
             _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
-        asker = _asker(call, found)
+        asker, named = _asker(call, found), dict[str, str]()
+        with suppress(TapeError):
+            if (rollout := self._tape.rollout(call.address.rollout)) is not None:
+                asker = asker._replace(mode=rollout.mode, metadata=rollout.metadata or {})
+                named = rollout.config.versions
         with suppress(TapeError):
             # It can still be read. Another process, or an earlier one, may have put there what this one never knew.
             self._learn(call.address.rollout, self._tape.pins(call.address.rollout))
@@ -296,9 +302,11 @@ class Pins:
             mine = [pin for pin in pins if pin.resource == resource]
             if all(pin.agent != asker.agent for pin in mine):
                 version = stable_version(self.catalog.stable[resource], asker)
-                known = [*mine, *self._pins_of_unit(resource, asker)]
-                other = next((pin for pin in known if self._covers(pin, asker)), None)
-                made = Pin(resource=resource, version=version) if other is None else other
+                made = Pin(resource=resource, version=named.get(resource, version))
+                if resource not in named or not self.catalog.has(made):
+                    known = [*mine, *self._pins_of_unit(resource, asker)]
+                    other = next((pin for pin in known if self._covers(pin, asker)), None)
+                    made = Pin(resource=resource, version=version) if other is None else other
                 pins.append(made.model_copy(update={"agent": asker.agent}))
         _keep(self._pins, call.address.rollout, pins)
         self._gave(call.address.rollout, [pin.model_dump() for pin in pins])

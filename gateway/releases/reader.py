@@ -10,6 +10,7 @@ from penstock.gateway.model.base import readable
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release import Assignment, Entry, Pin, Release, Seen
 from penstock.gateway.model.resource import Resource, Stable
+from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.unit import Member, Unit
 from penstock.gateway.releases.coverage.operations import DATABASE
 from penstock.gateway.releases.live import release_of
@@ -67,6 +68,10 @@ class ReleaseReader:
         with self._tape.view() as view:
             found = [release for _, it in view.scan("releases") if (release := readable(Release, it)) is not None]
         return sorted(found, key=lambda release: (-release.created_ns, release.id))
+
+    def rollout(self, rollout: str) -> Rollout | None:
+        """One rollout, which may name versions of its own."""
+        return self._tape.rollout(rollout)
 
     def release(self, name: str) -> Release | None:
         """One release; raises `Refused` where its record is damaged."""

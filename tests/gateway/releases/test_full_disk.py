@@ -17,7 +17,9 @@ from fakes.waiting import until
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.model.audit import Said
+from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.release import NewRelease
+from penstock.gateway.model.rollout import RolloutConfig
 
 FULL = 16_384
 """The first pages of a tape: what is written comes after them."""
@@ -96,6 +98,40 @@ async def test_a_person_keeps_an_arm_in_a_process_that_did_not_give_it(
             (span,) = await tape.spans(name, 1)
             given[name] = span.arm
         assert given == {"first": f"{release.id}:candidate", "second": f"{release.id}:candidate", "bobs": None}
+        assert traffic.failures == []
+
+
+async def test_a_rollout_gets_the_version_that_it_names(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with travelling(tmp_path, http) as (gateway, client, traffic):
+        named = RolloutConfig(versions={"travel": "v2"})
+        _ = await client.enqueue([RolloutSpec(id=name, mode="online", config=named) for name in ("r1", "r2")])
+        with full_disk(gateway):
+            # What it has to write of another one stands before it.
+            _ = await traffic.call("late")
+            _ = await traffic.call("r1/agent/planner")
+            _ = await traffic.call("r1/agent/critic")
+        _ = await traffic.call("r1/agent/planner")
+        _ = await traffic.call("r2")
+        tape = Tape(gateway.url, http)
+        spans = [*await tape.spans("r1", 3), *await tape.spans("r2", 1)]
+        assert [(span.versions, span.arm) for span in spans] == [({"travel": "v2"}, None)] * 4
+        assert {(pin.agent, pin.version) for pin in await client.pins("r1")} == {("planner", "v2"), ("critic", "v2")}
+        (other,) = await tape.spans("late", 1)
+        assert (other.versions, traffic.failures) == ({"travel": "v1"}, [])
+
+
+async def test_what_its_metadata_says_of_a_rollout_counts(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with travelling(tmp_path, http) as (gateway, client, traffic):
+        release = await traffic.start("travel", "v2", policy(0.999, unit="user.id"))
+        anns = [RolloutSpec(id=name, mode="online", metadata={"user.id": "ann"}) for name in ("first", "second")]
+        _ = await client.enqueue(anns)
+        _ = await traffic.call("first")
+        with full_disk(gateway):
+            _ = await traffic.call("late")
+            _ = await traffic.call("second")
+        for name in ("first", "second"):
+            (span,) = await Tape(gateway.url, http).spans(name, 1)
+            assert (name, span.arm) == (name, f"{release.id}:candidate")
         assert traffic.failures == []
 
 
