@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from penstock.gateway.client.console import LOCAL, Failure, Json, Url, control_key
+from penstock.trainer.apo.limits import MOST_SEEDS
 
 if TYPE_CHECKING:
     from penstock.trainer.apo.report.result import RunResult
@@ -44,8 +45,6 @@ Release = Annotated[
     Parameter(help="How production sees a winner; `publish.release` of the configuration if not given."),
 ]
 
-MOST_SEEDS = 100
-"""As in the configuration."""
 Seeds = Annotated[
     int | None,
     Parameter(

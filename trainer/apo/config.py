@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from penstock.gateway.model.base import LONGEST_S, Id
 from penstock.gateway.model.release import MOST_COMPANIONS
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
+from penstock.trainer.apo.limits import MOST_SEEDS
 
 ENGINES = ("ours", "beam", "gepa", "edits")
 FUNCTION: Final = re.compile(r"[\w.]+:\w+")
@@ -29,7 +30,7 @@ class Run(Section):
     """Directory of its splits and its report; a run that finds its splits there goes on with them."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything that is drawn: splits, minibatches, order of tasks."""
-    seeds: int | None = Field(default=None, ge=1, le=100)
+    seeds: int | None = Field(default=None, ge=1, le=MOST_SEEDS)
     """Runs that are done one after the other, each with a seed and a directory of its own, to measure the method; they
     release nothing. Default: one run."""
     placebo: bool = False
