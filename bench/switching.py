@@ -36,6 +36,7 @@ from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Policy, Stage
 from penstock.gateway.model.release import Assignment, NewRelease, Pin, Release
 from penstock.gateway.model.resource import NewVersion, Resource, Stable
+from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.template import Template
 from penstock.gateway.releases.catalog import Pins
 from penstock.gateway.store.recorder import Recorder
@@ -69,6 +70,10 @@ class Registered:
     def pins(self, rollout: str) -> list[Pin]:
         """None."""
         return []
+
+    def rollout(self, rollout: str) -> Rollout | None:
+        """None."""
+        return None
 
     def unit(self, release: str, unit: str) -> Assignment | None:
         """None."""

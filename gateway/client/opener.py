@@ -18,6 +18,11 @@ class _NoRedirect(HTTPRedirectHandler):
         """None means that it is not followed."""
 
 
+def fits_a_header(key: str) -> bool:
+    """Whether a key can be sent. What the library says of one that cannot has the key in it."""
+    return key.isascii() and key.isprintable()
+
+
 def opener(url: str, *handlers: BaseHandler) -> OpenerDirector:
     """For a URL. Raises `OSError` where the client's certificate cannot be used."""
     tls = [HTTPSHandler(context=client_context())] if url.startswith("https:") else []

@@ -152,10 +152,9 @@ def _post(home: Home, path: str, body: object) -> None:
     from urllib.error import HTTPError
     from urllib.request import Request
 
-    from penstock.gateway.client.opener import opener
+    from penstock.gateway.client.opener import fits_a_header, opener
 
-    if not (home[1].isascii() and home[1].isprintable()):
-        # What Python says of it has the token in it.
+    if not fits_a_header(home[1]):
         raise _Refused("its token has a character that no token has, such as the end of a line")
     headers = {"Authorization": f"Bearer {home[1]}", "Content-Type": "application/json"}
     gateway = opener(home[0])

@@ -363,6 +363,7 @@ def _gateway(url: str) -> str:
 
 def _whose(rollout: str | None = None, attempt: str | None = None) -> Whose:
     """What is known of the agent's rollout; the variables say what is not given. All of it goes into headers."""
+    from penstock.gateway.client.opener import fits_a_header
     from penstock.gateway.model.base import ID_PATTERN
     from penstock.sidecar.intercept.egress import Whose
 
@@ -372,7 +373,7 @@ def _whose(rollout: str | None = None, attempt: str | None = None) -> Whose:
         if value and (not re.fullmatch(ID_PATTERN, value) or value in (".", "..")):
             raise Failure(f"{value!r} is not the id of {what}: up to 128 letters, digits and . _ -", 2)
     token = given("PENSTOCK_TOKEN")
-    if token and not (token.isascii() and token.isprintable()):
+    if token and not fits_a_header(token):
         raise Failure("PENSTOCK_TOKEN has a character that no token has, such as the end of a line", 2)
     return Whose(rollout, attempt, token)
 

@@ -109,10 +109,11 @@ def post(home: Home, body: bytes) -> dict[str, Any]:
     from urllib.error import HTTPError
     from urllib.request import Request
 
+    from penstock.gateway.client.opener import fits_a_header
+
     headers = {"Content-Type": "application/octet-stream"}
     if home.key:
-        if not (home.key.isascii() and home.key.isprintable()):
-            # What Python says of it has the key in it.
+        if not fits_a_header(home.key):
             raise Refused("the key for the gateway has a character that no key has, such as the end of a line")
         headers["Authorization"] = f"Bearer {home.key}"
     try:

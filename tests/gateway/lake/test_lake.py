@@ -33,7 +33,7 @@ from penstock.gateway.index.sql.views import VIEWS, statements
 from penstock.gateway.lake import reading
 from penstock.gateway.lake.following import follow, write
 from penstock.gateway.lake.lake import Lake
-from penstock.gateway.lake.place import Place, Raced, Refused, Unreachable
+from penstock.gateway.lake.place import Files, Place, Raced, Refused, Unreachable
 from penstock.gateway.lake.reading import ALWAYS, Chunk
 from penstock.gateway.lake.shapes import BODIES, SCHEMA, SHAPES
 from penstock.gateway.lake.table import OURS, Table
@@ -308,6 +308,25 @@ def test_two_writers_at_once_write_every_row_once(store: Store, tmp_path: Path) 
     assert not problems
     same_as_the_tape(store, tmp_path / "lake")
     fill(lake_of(store, tmp_path / "lake"))
+    nothing_is_left_over(tmp_path / "lake")
+
+
+def test_a_writer_whose_file_another_one_has_cleaned_away_was_not_first(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write(conversation(3))
+    size = Files.size
+
+    def size_of_what_is_gone(self: Files, name: str) -> int:
+        monkeypatch.setattr(Files, "size", size)
+        # The next one to open the lake finds a file of a version that is taken and that does not name it.
+        for _ in range(2):
+            fill(lake_of(store, tmp_path / "lake"))
+        return self.size(name)
+
+    monkeypatch.setattr(Files, "size", size_of_what_is_gone)
+    fill(lake_of(store, tmp_path / "lake"))
+    same_as_the_tape(store, tmp_path / "lake")
     nothing_is_left_over(tmp_path / "lake")
 
 
