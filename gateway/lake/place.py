@@ -157,8 +157,8 @@ class Files:
         return self._fs.open_input_file(name)
 
     def size(self, name: str) -> int:
-        """How large one that was just written is. Raises `Raced` where it is gone: another writer has made the commit that
-        was to name it, and took it for the rest of one that was killed."""
+        """How large one that was just written is. Raises `Raced` where it is gone: another writer has made the commit
+        that was to name it, and took it for the rest of one that was killed."""
         size = self._fs.get_file_info(name).size
         if size is None:
             raise Raced(f"{name} is gone")
