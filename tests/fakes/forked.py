@@ -1,9 +1,8 @@
-"""Gateway processes that start in milliseconds: forked from a server that has imported everything once."""
+"""Gateway processes that start in milliseconds (`fakes.forkserver`)."""
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from collections.abc import Generator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -13,13 +12,6 @@ from typing import Any
 
 from penstock.gateway.app import Gateway
 from penstock.gateway.config import Config
-
-
-def forkserver() -> ForkServerContext:
-    """What starts them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fakes.forked"])
-    return context
 
 
 @contextmanager

@@ -21,16 +21,15 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
+from fakes.forkserver import forking
 from fakes.process import PATHS, child
 
 
 def forkserver() -> ForkServerContext:
     """What starts them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["penstock.trainer.runs.session", "penstock.trainer.commands", "penstock.gateway.__main__", "fakes.lives"]
+    return forking(
+        "penstock.trainer.runs.session", "penstock.trainer.commands", "penstock.gateway.__main__", "fakes.lives"
     )
-    return context
 
 
 class Life:

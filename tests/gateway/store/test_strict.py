@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from fakes.forked import forked, forkserver
+from fakes.forked import forked
 from fakes.odd import Script, close, odd, request, send
 from fakes.raw import body_of, chunk, connect, events_head, post, reply
 from fakes.rig import CHAT, Inside, inside
@@ -29,10 +30,9 @@ UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
 
 
 @pytest.mark.timeout(300)
-async def test_what_was_received_is_on_the_tape(tmp_path: Path) -> None:
+async def test_what_was_received_is_on_the_tape(tmp_path: Path, processes: ForkServerContext) -> None:
     rng = random.Random(7)
     received: list[str] = []
-    context = forkserver()
     answers = [reply(200, b'{"x":1}'), STREAM]
     script: Script = [step for number in range(2000) for step in (request(), send(answers[number % 2]))]
     # The first call is never answered.
@@ -42,7 +42,7 @@ async def test_what_was_received_is_on_the_tape(tmp_path: Path) -> None:
             "tape": {"record": "strict"},
         }
         for life in range(KILLS):
-            with forked(context, tmp_path, **config) as (url, process):
+            with forked(processes, tmp_path, **config) as (url, process):
                 enough = len(received) + rng.randrange(1, 60)
                 done = asyncio.Event()
 

@@ -1,0 +1,21 @@
+"""Processes that start in milliseconds: forked from one that has imported everything once."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+
+import pytest
+from fakes.process import PATHS
+
+
+def forking(*modules: str) -> ForkServerContext:
+    """What forks them. A process of tests has one such server, with the modules of who asks first."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*modules])
+    with pytest.MonkeyPatch.context() as patched:
+        # It passes over what it does not find, and Python 3.11 does not tell it our path.
+        patched.setenv("PYTHONPATH", PATHS)
+        forkserver.ensure_running()
+    return context
