@@ -138,8 +138,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def written(path: Path) -> list[int]:
-    """The numbers in a file, as soon as it is there."""
-    await until(path.exists)
+    """The numbers in a file, as soon as they are there: it is made before it is written to."""
+    await until(lambda: path.exists() and path.read_text() != "")
     return list(map(int, path.read_text().split()))  # noqa: ASYNC240 - a few bytes
 
 
