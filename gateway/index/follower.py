@@ -27,8 +27,8 @@ from penstock.gateway.index.texts import Texts
 from penstock.gateway.index.totals import totalled
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices
-from penstock.gateway.store import Store, codec, keys
-from penstock.gateway.store.directory import Damaged, TapeError
+from penstock.gateway.store import Store, codec, damage, keys
+from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.view import FORGOTTEN, View
 
 PIECE: Final = 4096
@@ -41,8 +41,6 @@ MARKED: Final = 256
 """The last changes that tell whether a tape is the one that an index is of."""
 _GONE: Final = "-" * 8
 """Stands in a mark for what was forgotten."""
-_TORN: Final[tuple[type[Exception], ...]] = (Damaged, *codec.TORN)
-"""What reading a damaged record raises. It is left out: what comes after it is read all the same."""
 _log = logging.getLogger("penstock.index")
 
 
@@ -161,7 +159,7 @@ class Index:
             for piece.cursor, record in _records(view, self.cursor + 1, newest):
                 try:
                     self._take(view, piece.cursor, record, piece)
-                except _TORN as error:
+                except damage.DAMAGE as error:
                     _log.error("change %d of the tape is not in the index: %s", piece.cursor, error)
                 if time.monotonic() > until:
                     break
@@ -237,7 +235,7 @@ class Index:
             for name in names:
                 try:
                     self._read_rollout(view, name, rollouts, attempts, inputs)
-                except _TORN as error:
+                except damage.DAMAGE as error:
                     _log.error("rollout %s is not in the index as it is now: %s", name, error)
         self._tables.change("rollouts", rollouts)
         self._tables.change("attempts", attempts)
@@ -274,7 +272,7 @@ class Index:
                     head = Head(view, key, codec.unpack_open(stored)[0])
                     number = self._rollouts.number(view, head.rollout)
                     rows.append(span_row(head, at, number, head.tools(()), self._prices))
-                except _TORN as error:
+                except damage.DAMAGE as error:
                     _log.error("a call that runs is not in the index: %s", error)
         return rows, gone
 
@@ -372,7 +370,7 @@ def _hash(view: View, at: int, record: bytes) -> str:
     named = _rollout_of(record)
     try:
         origins = None if named is None else view.origins(named)
-    except _TORN:
+    except damage.DAMAGE:
         return _GONE
     if record == FORGOTTEN or (named is not None and (origins is None or origins.number > at)):
         return _GONE
@@ -390,7 +388,7 @@ def _records(view: View, first: int, last: int) -> Iterator[tuple[int, bytes]]:
     while first <= last:
         try:
             begins, records = view.log_segment(first)
-        except _TORN as error:
+        except damage.DAMAGE as error:
             _, end = view.log_gap(first)
             _log.error("changes %d to %d of the tape are not in the index: %s", first, end, error)
             first = end + 1

@@ -6,10 +6,11 @@ Generators hold no transaction while their consumer works.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from itertools import islice
+from typing import TypeVar
 
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.change import Change
@@ -25,6 +26,8 @@ from penstock.gateway.store.records import Style
 from penstock.gateway.store.view import BLOCK, FORGOTTEN, Forgot, View
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
+A = TypeVar("A")
+T = TypeVar("T")
 SECRET = b"secret"
 """Where the key is that signs agent tokens."""
 _ID = re.compile(ID_PATTERN)
@@ -81,12 +84,13 @@ class Reader:
         """Those of these rollouts that are there and can be read, newest first, with the positions that `rollouts`
         gives them."""
         with self.view() as view:
-            stored = [self._named(view, rollout) for rollout in rollouts if _possible(rollout)]
+            stored = [self._whole(view.numbered_rollout, rollout) for rollout in rollouts if _possible(rollout)]
         return sorted(filter(None, stored), key=lambda one: one[0], reverse=True)
 
-    def _named(self, view: View, rollout: str) -> tuple[int, Rollout] | None:
+    def _whole(self, read: Callable[[A], T | None], rollout: A) -> T | None:
+        """What is read of a rollout by its name or number, unless it is damaged."""
         try:
-            return view.numbered_rollout(rollout)
+            return read(rollout)
         except DAMAGE as error:
             self._passed_over(f"rollout {rollout}", error)
             return None
@@ -95,7 +99,7 @@ class Reader:
         """All rollouts that can be read, newest first, with a position that `before` takes."""
         for slice_ in self._orders(before):
             with self.view() as view:
-                stored = [(number, self._numbered(view, number)) for number in slice_]
+                stored = [(number, self._whole(view.rollout_of, number)) for number in slice_]
             yield from ((number, rollout) for number, rollout in stored if rollout is not None)
 
     def at(self, cursors: Iterable[int]) -> Iterator[tuple[int, Span]]:
@@ -127,18 +131,11 @@ class Reader:
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
                 numbers = _numbers_above(cursor, after)
-                stored = [(number, self._numbered(view, number)) for number in numbers]
+                stored = [(number, self._whole(view.rollout_of, number)) for number in numbers]
             yield from ((number, rollout) for number, rollout in stored if rollout is not None)
             if len(numbers) < _SLICE:
                 return
             after = numbers[-1]
-
-    def _numbered(self, view: View, number: int) -> Rollout | None:
-        try:
-            return view.rollout_of(number)
-        except DAMAGE as error:
-            self._passed_over(f"rollout {number}", error)
-            return None
 
     def _segment(self, view: View, at: int) -> tuple[int, list[bytes]]:
         """`View.log_segment`; what cannot be read of the log is as if it were forgotten."""
@@ -209,9 +206,9 @@ class Reader:
                 if (hole := view.hole("log", newest)) is not None:
                     newest = hole[0] - 1
                     continue
-                first, _ = self._segment(view, newest)
+                first, records = self._segment(view, newest)
                 last = max(first, newest - _STEP + 1)
-                told = [self._told(view, at) for at in range(newest, last - 1, -1)]
+                told = [self._change(view, at, records[at - first], EVERYTHING) for at in range(newest, last - 1, -1)]
             yield from (
                 (change.cursor, change.span) for change in told if change is not None and change.span is not None
             )

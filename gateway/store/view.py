@@ -15,6 +15,7 @@ from penstock.gateway.model.rollout import Attempt, Rollout, RolloutStatus
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import codec, keys
 from penstock.gateway.store.codec import Base, Body
+from penstock.gateway.store.damage import DAMAGE
 from penstock.gateway.store.directory import Damaged
 from penstock.gateway.store.environment import Cursor, Txn, floor, last_number, scan
 from penstock.gateway.store.records import (
@@ -278,7 +279,7 @@ class View:
                     return found, None
                 before = cursor.key()
                 if text in cursor.value():
-                    with suppress(Damaged, *codec.TORN):  # `changes` tells of it
+                    with suppress(*DAMAGE):  # `changes` tells of it
                         first, records = self.log_segment(keys.to_number(before))
                         told = [self.change(first + at, record) for at, record in enumerate(records) if text in record]
                         found += [change for change in reversed(told) if change is not None]
