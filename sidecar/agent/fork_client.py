@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 
+from penstock.sidecar.agent import pipes
 from penstock.sidecar.agent.process import Command, Process, Sink
 
 STARTS_S = 120.0
 """How long the fork server may take for an order; the first one waits for the import of the function's module."""
 ENDS_S = 5.0
 """How long it may take to end."""
-FLOOD = 1 << 20
-"""The most bytes of output that may wait to be read."""
 
 
 class Preloaded:
@@ -42,13 +39,11 @@ class Preloaded:
         """
         told = {"env": dict(command.env), "cwd": None if command.cwd is None else str(command.cwd), "grace_s": grace_s}
         with ExitStack() as theirs:
-            stdin = theirs.enter_context(TemporaryFile())
-            _ = stdin.write(command.stdin or b"")
-            _ = stdin.seek(0)
-            (out, stdout), (err, stderr), (lives, life) = [await _pipe(theirs) for _ in range(3)]
+            stdin = await pipes.given(theirs, command.stdin or b"")
+            (out, stdout), (err, stderr), (lives, life) = [await pipes.output(theirs) for _ in range(3)]
             ours, control = socket.socketpair()
             theirs.callback(control.close)
-            fds = [stdin.fileno(), stdout, stderr, control.fileno(), life]
+            fds = [stdin, stdout, stderr, control.fileno(), life]
             try:
                 pid = await self._order(json.dumps(told).encode(), fds)
             except BaseException:
@@ -112,15 +107,6 @@ class Preloaded:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
-
-
-async def _pipe(theirs: ExitStack) -> tuple[asyncio.StreamReader, int]:
-    """(our end, their end)."""
-    reading, writing = os.pipe()
-    theirs.callback(os.close, writing)
-    reader, loop = asyncio.StreamReader(limit=FLOOD), asyncio.get_running_loop()
-    _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", 0))
-    return reader, writing
 
 
 def _ask(orders: socket.socket, told: bytes, fds: list[int]) -> int:

@@ -13,12 +13,12 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.sidecar.agent import supervisor
+from penstock.sidecar.agent import pipes, supervisor
 from penstock.sidecar.agent.output import Stream
 
 Sink = Callable[[Stream, bytes], None]
@@ -145,36 +145,27 @@ class Process:
 
 async def start(command: Command, grace_s: float, sink: Sink) -> Process:
     """Start a command; raises OSError or ValueError when it cannot even be tried."""
-    ours, theirs = socket.socketpair()
+    with ExitStack() as theirs:
+        ours, control = socket.socketpair()
+        theirs.callback(control.close)
+        told = {"control": control.fileno(), "grace_s": grace_s, "after": command.after}
+        try:
+            (out, stdout), (err, stderr) = await pipes.output(theirs), await pipes.output(theirs)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", supervisor.__file__, json.dumps(told), *command.argv),
+                stdin=asyncio.subprocess.DEVNULL if command.stdin is None else await pipes.given(theirs, command.stdin),
+                stdout=stdout,
+                stderr=stderr,
+                env=dict(command.env),  # uvloop takes no other mapping
+                cwd=command.cwd,
+                pass_fds=(control.fileno(),),
+                start_new_session=True,  # Ctrl-C in a terminal is for the runner alone
+            )
+        except BaseException:
+            ours.close()
+            raise
     ours.setblocking(False)
-    told = {"control": theirs.fileno(), "grace_s": grace_s, "after": command.after}
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", supervisor.__file__, json.dumps(told), *command.argv),
-            stdin=asyncio.subprocess.DEVNULL if command.stdin is None else asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=command.env,
-            cwd=command.cwd,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,  # Ctrl-C in a terminal is for the runner alone
-        )
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    _feed(process, command.stdin)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    return Process(process.pid, {"stdout": process.stdout, "stderr": process.stderr}, process.wait, ours, sink)
-
-
-def _feed(process: asyncio.subprocess.Process, stdin: bytes | None) -> None:
-    """The transport writes as the agent reads; one that does not read is no error."""
-    if process.stdin is not None:
-        process.stdin.write(stdin or b"")
-        process.stdin.close()
+    return Process(process.pid, {"stdout": out, "stderr": err}, process.wait, ours, sink)
 
 
 def _ending(messages: dict[str, Any]) -> Ending:

@@ -15,13 +15,13 @@ import socket
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from time import monotonic
 from typing import Any, Final
 
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.server_settings import McpServer
-from penstock.sidecar.agent import supervisor
+from penstock.sidecar.agent import pipes, supervisor
 
 LINE: Final = 64 << 20
 """Bytes of a line; a process that writes a longer one is ended."""
@@ -69,16 +69,14 @@ class Process:
     async def run(self) -> None:
         """From its start to its end, which is in `how` then."""
         try:
-            ours, self._child = await self._spawn()
+            ours, self._child, out, err = await self._spawn()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             self.how = f"cannot be started in {self._config.cwd or os.getcwd()}: {reason}"
             self._started.set()
             return
         child, self._control = self._child, ours
-        assert child.stdout is not None
-        assert child.stderr is not None
-        readers = [asyncio.ensure_future(self._read(child.stdout)), asyncio.ensure_future(self._listen(child.stderr))]
+        readers = [asyncio.ensure_future(self._read(out)), asyncio.ensure_future(self._listen(err))]
         self._started.set()
         try:
             told = await _follow(ours)
@@ -93,31 +91,35 @@ class Process:
         _ = await child.wait()
         self.how = _ending(told, self._why)
 
-    async def _spawn(self) -> tuple[socket.socket, asyncio.subprocess.Process]:
-        config, pipe = self._config, asyncio.subprocess.PIPE
+    async def _spawn(
+        self,
+    ) -> tuple[socket.socket, asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamReader]:
+        """(its warden's socket, its warden, stdout, stderr)."""
+        config = self._config
         limits = {"NOFILE": config.open_files, "AS": config.memory_bytes, "CPU": config.cpu_seconds}
-        ours, theirs = socket.socketpair()
+        with ExitStack() as theirs:
+            ours, control = socket.socketpair()
+            theirs.callback(control.close)
+            told: dict[str, Any] = {"control": control.fileno(), "grace_s": GRACE_S, "after": []}
+            told["limits"] = {name: limit for name, limit in limits.items() if limit is not None}
+            try:
+                (out, stdout), (err, stderr) = await pipes.output(theirs), await pipes.output(theirs)
+                child = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", supervisor.__file__, json.dumps(told), *(config.command or ())),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=environment(self.name, config),
+                    cwd=config.cwd,
+                    pass_fds=(control.fileno(),),
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
         ours.setblocking(False)
-        told: dict[str, Any] = {"control": theirs.fileno(), "grace_s": GRACE_S, "after": []}
-        told["limits"] = {name: limit for name, limit in limits.items() if limit is not None}
-        try:
-            child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", supervisor.__file__, json.dumps(told), *(config.command or ())),
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                env=environment(self.name, config),
-                cwd=config.cwd,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
         self.pid = child.pid
-        return ours, child
+        return ours, child, out, err
 
     async def write(self, line: bytes) -> None:
         """Sends it a line. Raises `OSError` when it does not read any more."""

@@ -108,6 +108,8 @@ async def test_a_canary_is_held_when_its_prompt_drifts_away(
     await calls(traffic, "day-", 20)
     await calls(traffic, "next-", 12, NEXT_DAY)
     view = await traffic.when(release.id, lambda view: view.release.stage == "held")
+    # It is held with the eighth call that misses; the others are counted, too.
+    _ = await reach(client, lambda it: it.matched + sum(it.missed.values()) == 32)
     assert view.release.reason.startswith("coverage: travel: ")
     assert view.release.held_in == "canary"
     coverage = view.coverage["travel"]
