@@ -190,6 +190,18 @@ async def test_a_number_that_is_too_large_for_a_token_or_a_subscription_harms_no
     await session.task
 
 
+def test_a_server_may_open_its_stderr_by_name() -> None:
+    async def said() -> list[str]:
+        words = "echo started > /dev/stderr && cat"
+        session = Session("sh", McpServer(command=["sh", "-c", words]), Secrets([]), ("", ""), lambda _: None)
+        await until(lambda: bool(session.process.said))
+        session.process.stop()
+        await session.task
+        return list(session.process.said)
+
+    assert uvloop.run(said()) == ["started"]
+
+
 def test_what_waits_to_be_written_when_it_is_told_to_end_is_not_written() -> None:
     async def told() -> list[BaseException | None]:
         session = Session("cat", McpServer(command=["sleep", "600"]), Secrets([]), ("", ""), lambda _: None)
