@@ -130,7 +130,7 @@ def post(home: Home, body: bytes) -> dict[str, Any]:
         if e.code < 500 and e.code != 429:
             raise Refused(f"the gateway at {home.url} does not take what passes: {problem}") from None
         raise Away(problem) from None
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise Refused(f"{home.url} is not the address of a gateway: {e}") from None
     except (OSError, HTTPException) as e:
         raise Away(str(getattr(e, "reason", e)) or type(e).__name__) from None
@@ -159,10 +159,14 @@ def _opener(url: str) -> OpenerDirector:
 
 
 def _read(text: bytes) -> dict[str, Any]:
-    answer = _object(json.loads(text))
-    if not answer.keys() >= {"done", "open", "need", "recorded_bytes"}:
-        raise ValueError("it answers with something else")
-    return answer
+    """An answer. Raises `ValueError` or `RecursionError` where no gateway has given it."""
+    match answer := _object(json.loads(text)):
+        case {"done": int(), "recorded_bytes": int(), "open": [*still_open], "need": [*need]} if all(
+            isinstance(number, int) for number in (*still_open, *need)
+        ):
+            return answer
+        case _:
+            raise ValueError("it answers with something else")
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -171,7 +175,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _message(text: str) -> str:
     """What an error of the gateway says, in its own shape or in that of an API."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         message = _object(_object(json.loads(text)).get("error")).get("message")
         if message:
             return str(message)[:300]

@@ -52,6 +52,23 @@ def test_what_is_no_address_of_a_gateway_is_not_asked_for_ever() -> None:
         _ = post(Home("unix:/run/g.sock", None), b"{}\n")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"done": null, "open": [], "need": [], "recorded_bytes": 1}',
+        b'{"done": 1, "open": {}, "need": [], "recorded_bytes": 1}',
+        b'{"done": 1, "open": [], "need": ["x"], "recorded_bytes": 1}',
+        b'{"done": 1, "open": []}',
+        b"[" * 10_000,
+        b"<html>",
+    ],
+)
+def test_what_answers_like_no_gateway_is_none(answering: Callable[..., str], answer: bytes) -> None:
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer)
+    with pytest.raises(Refused, match=r"^http://127\.0\.0\.1:\d+ is not the address of a gateway: "):
+        _ = post(Home(answering(whole), None), b"{}\n")
+
+
 @pytest.mark.parametrize("key", ["pst_secret\n", "pst_\x1bsecret", "pst_\u201csecret\u201d"])
 def test_a_key_that_cannot_be_sent_is_not_told(
     key: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
