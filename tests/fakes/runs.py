@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 from fakes.preloaded import penstock
 from fakes.process import ROOT
 
@@ -141,6 +142,18 @@ async def written(path: Path) -> list[int]:
     """The numbers in a file, as soon as they are there: it is made before it is written to."""
     await until(lambda: path.exists() and path.read_text() != "")
     return list(map(int, path.read_text().split()))  # noqa: ASYNC240 - a few bytes
+
+
+def spawned_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts a process goes on when it has ended and the loop knows, as on a machine that is busy."""
+    spawn = asyncio.create_subprocess_exec
+
+    async def late(*args: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await spawn(*args, **options)
+        _ = await process.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", late)
 
 
 async def gone(pid: int) -> None:

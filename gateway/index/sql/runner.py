@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 from uuid import uuid4
@@ -19,6 +19,7 @@ import msgspec
 from penstock.gateway.index.link import Link
 from penstock.gateway.index.segments import LINKED, NOW
 from penstock.gateway.index.sql.questions import READY, Failure, Format, Outcome, Result, Work
+from penstock.sidecar.agent import pipes
 
 Sandbox = Literal["landlock", "none", "off"]
 MOST_BYTES: Final = 8 << 20
@@ -164,10 +165,14 @@ def _json(outcome: Outcome) -> bytes:
 async def outcome_of(work: Work) -> Outcome:
     """What a process of its own makes of a query. Raises `NotAnswered` where it does not start."""
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | _OWN
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, env=environment
-    )
+    with ExitStack() as theirs:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            stdin=await pipes.given(theirs, msgspec.msgpack.encode(work)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=environment,
+        )
     try:
         answer = await _answer(process, work)
     except TimeoutError:
@@ -176,6 +181,8 @@ async def outcome_of(work: Work) -> Outcome:
         ended = process.returncode
         if ended is None:
             process.kill()
+            # The loop closes a pipe when it has been read to its end.
+            await _rest(process)
             await process.wait()
     try:
         return msgspec.msgpack.decode(answer, type=Outcome)
@@ -186,12 +193,9 @@ async def outcome_of(work: Work) -> Outcome:
 async def _answer(process: asyncio.subprocess.Process, work: Work) -> bytes:
     """All that it says; it says `READY` before its time begins to count. Raises `TimeoutError`, and
     `NotAnswered` where it does not say that."""
-    assert process.stdin is not None
     assert process.stdout is not None
     try:
         async with asyncio.timeout(START_S):
-            process.stdin.write(msgspec.msgpack.encode(work))
-            process.stdin.close()
             beginning = await _beginning(process.stdout)
     except TimeoutError:
         message = f"the process of a query was not ready in {START_S:g} s: the machine is busy; ask again in a moment"
@@ -209,6 +213,12 @@ async def _answer(process: asyncio.subprocess.Process, work: Work) -> bytes:
                 return b""
         await process.wait()
     return bytes(found)
+
+
+async def _rest(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    while await process.stdout.read(1 << 20):
+        pass
 
 
 async def _beginning(stream: asyncio.StreamReader) -> bytes:

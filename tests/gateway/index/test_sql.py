@@ -19,8 +19,10 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import uvloop
 from fakes.entries import body
 from fakes.process import ROOT
+from fakes.runs import spawned_late
 
 from penstock.gateway.app import open_store
 from penstock.gateway.index.follower import Index
@@ -105,7 +107,7 @@ class Asking:
             "changed_ns": T0,
         }
         work = Work(query, str(self.path), self._files, {"releases": [release]}, format, rows, 1 << 20, seconds, True)
-        return asyncio.run(outcome_of(work))
+        return uvloop.run(outcome_of(work))
 
     def answer(self, query: str, format: Format = "rows", rows: int = 100) -> Any:
         found = self.outcome(query, format, rows)
@@ -375,6 +377,12 @@ def test_a_process_that_dies_or_babbles_is_no_answer(ask: Asking, monkeypatch: p
     }.items():
         monkey.setattr(runner, "COMMAND", (sys.executable, "-c", code))
         assert ask.refused("select 1").reason.startswith(said), code
+
+
+def test_a_process_may_end_before_it_is_asked(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"))
+    spawned_late(monkeypatch)
+    assert ask.refused("select 1").reason == "it needed more memory or processor time than it may have"
 
 
 def test_a_process_that_does_not_start_is_not_the_querys_fault(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from fakes.runs import AGENTS, PYTHON, alive, gone, until, written
+from fakes.runs import AGENTS, PYTHON, alive, gone, spawned_late, until, written
 
 from penstock.sidecar.agent import supervisor
 from penstock.sidecar.agent.process import Command, Ending, Process, start
@@ -75,18 +75,10 @@ def test_a_task_larger_than_a_pipe_is_read_to_its_end(loop: Loop) -> None:
 
 @LOOPS
 def test_an_agent_may_end_before_it_is_given_its_task(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    spawn = asyncio.create_subprocess_exec
-
-    async def late(*args: Any, **options: Any) -> asyncio.subprocess.Process:
-        """Comes back when the agent has ended and its loop knows."""
-        process = await spawn(*args, **options)
-        _ = await process.wait()
-        return process
-
     async def run() -> Ending:
         return await (await begin("true", stdin=b"x" * (1 << 20))).wait()
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", late)
+    spawned_late(monkeypatch)
     assert loop(run()).exit_code == 0
 
 
