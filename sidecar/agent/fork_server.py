@@ -91,6 +91,7 @@ class _Agent(BaseException):
 def main() -> None:
     """The process."""
     orders, function = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    supervisor.close_others(orders.fileno())
     os.set_inheritable(orders.fileno(), False)
     with suppress(Exception):  # each attempt tries again, and its output says why
         _ = load(function)

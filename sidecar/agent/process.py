@@ -129,7 +129,7 @@ class Process:
     async def _follow(self) -> dict[str, Any]:
         """All that the warden says until it is gone."""
         loop, said = asyncio.get_running_loop(), b""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # of uvloop, where it is closed already
             while data := await loop.sock_recv(self._control, 4096):
                 said += data
         messages: dict[str, Any] = {}

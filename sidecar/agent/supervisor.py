@@ -293,15 +293,16 @@ def watch(control: int, grace_s: float, become: Become) -> bool:
 def main() -> None:
     """The process."""
     told, argv = json.loads(sys.argv[1]), sys.argv[2:]
-    _close_others(told["control"])
+    close_others(told["control"])
     limits = told.get("limits", {})
     if watch(told["control"], told["grace_s"], lambda failure: _execute(argv, limits, failure)) and told["after"]:
         _clean_up(told["after"])
 
 
-def _close_others(control: int) -> None:
-    """Closes what no one meant to pass on. Some event loops (uvloop) leave more open than they were asked to, such as
-    other ends of the agent's pipes: while they are open, nobody sees that it has closed its stdout."""
+def close_others(control: int) -> None:
+    """Closes what no one meant to pass on to a process that was started with this descriptor. Some event loops (uvloop)
+    leave more open than they were asked to, such as ends of the agent's pipes: while they are open, nobody sees that it
+    has closed its stdout."""
     found = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(256))
     for fd in map(int, found):
         if fd > 2 and fd != control:

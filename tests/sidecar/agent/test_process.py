@@ -6,12 +6,9 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvloop
 from fakes.runs import AGENTS, PYTHON, alive, gone, spawned_late, until, written
 
 from penstock.sidecar.agent import supervisor
@@ -44,42 +41,26 @@ async def test_an_agent_reads_writes_and_ends() -> None:
     assert 0 < ending.duration_ns < 10**10
 
 
-# Ray runs its actors, and so the agents of `--on ray`, in a loop of uvloop.
-LOOPS = pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
-Loop = Callable[[Coroutine[Any, Any, Ending]], Ending]
-
-
-@LOOPS
-def test_an_agent_may_open_its_streams_by_name(loop: Loop) -> None:
+async def test_an_agent_may_open_its_streams_by_name() -> None:
     """As scripts do: what is a socket cannot be opened again."""
     output = Output()
     words = "cat /dev/stdin; echo out > /dev/stdout; echo err > /dev/stderr"
-
-    async def run() -> Ending:
-        return await (await begin("sh", "-c", words, stdin=b"in\n", output=output)).wait()
-
-    assert loop(run()).exit_code == 0
+    process = await begin("sh", "-c", words, stdin=b"in\n", output=output)
+    assert (await process.wait()).exit_code == 0
     assert output.streams == {"stdout": b"in\nout\n", "stderr": b"err\n"}
 
 
-@LOOPS
-def test_a_task_larger_than_a_pipe_is_read_to_its_end(loop: Loop) -> None:
+async def test_a_task_larger_than_a_pipe_is_read_to_its_end() -> None:
     output = Output()
-
-    async def run() -> Ending:
-        return await (await begin("wc", "-c", stdin=b"x" * (5 << 20), output=output)).wait()
-
-    assert loop(run()).exit_code == 0
+    process = await begin("wc", "-c", stdin=b"x" * (5 << 20), output=output)
+    assert (await process.wait()).exit_code == 0
     assert output.streams["stdout"] == b"%d\n" % (5 << 20)
 
 
-@LOOPS
-def test_an_agent_may_end_before_it_is_given_its_task(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> Ending:
-        return await (await begin("true", stdin=b"x" * (1 << 20))).wait()
-
+async def test_an_agent_may_end_before_it_is_given_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     spawned_late(monkeypatch)
-    assert loop(run()).exit_code == 0
+    process = await begin("true", stdin=b"x" * (1 << 20))
+    assert (await process.wait()).exit_code == 0
 
 
 async def test_more_output_than_a_pipe_holds_is_read_to_its_end() -> None:
