@@ -51,7 +51,8 @@ class Wrapping:
         return sorted(self.state.glob("penstock/wrapped/*"))
 
     def command(self, *server: str, options: tuple[str, ...] = ()) -> list[str]:
-        return [sys.executable, "-m", "penstock", "mcp", "wrap", "--name", self.name, *options, "--", *server]
+        patient = (sys.executable, "-m", "fakes.patient_wrapper", "mcp", "wrap")
+        return [*patient, "--name", self.name, *options, "--", *server]
 
     async def start(self, *server: str, options: tuple[str, ...] = (), limit: int = 1 << 16) -> Wrapper:
         """A wrapper that runs."""
