@@ -12,8 +12,8 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import MOST_ROLLOUTS, RolloutSpec
 from penstock.gateway.model.rollout import RolloutStatus
 
-GONE: Final = frozenset({404, 409})
-"""Statuses of what cannot be cancelled because it has ended."""
+ENDED_ALREADY: Final = 409
+FORGOTTEN: Final = 404
 
 
 class Awaited:
@@ -65,9 +65,7 @@ class Awaited:
             async with asyncio.timeout(timeout_s), self._news:
                 await self._news.wait_for(over)
         except TimeoutError:
-            late = self._open(names)
-            for name in late:
-                await self._cancel(name)
+            late = [name for name in self._open(names) if await self._cancel(name)]
         return len(late)
 
     def open(self) -> int:
@@ -83,9 +81,12 @@ class Awaited:
         # Somebody else may have waited for the same one, and forgotten it since.
         return [name for name in dict.fromkeys(names) if name in self._waiting and self._waiting[name] not in ENDED]
 
-    async def _cancel(self, name: str) -> None:
+    async def _cancel(self, name: str) -> bool:
+        """False where it has ended, and nobody has told yet."""
         try:
             await self._note(name, (await self._client.cancel(name)).status)
         except ClientError as error:
-            if error.status not in GONE:
+            if error.status not in (ENDED_ALREADY, FORGOTTEN):
                 raise
+            return error.status == FORGOTTEN
+        return True

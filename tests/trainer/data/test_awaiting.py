@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from fakes.process import Gateway
+from fakes.workers import finish
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.rollout import RolloutStatus
 from penstock.trainer.data.awaiting import Awaited
 
@@ -33,6 +34,17 @@ async def test_the_same_rollouts_may_be_waited_for_by_several_and_named_twice(ga
         assert await both == [0, 0]
         assert awaited.open() == 0
         following.cancel()
+
+
+async def test_what_has_ended_unheard_when_time_is_up_is_not_late(gateway: Gateway) -> None:
+    async with Client(gateway.url) as client:
+        awaited = Awaited(client)
+        # It follows, and news come late.
+        awaited._follows.set()
+        await awaited.queue([RolloutSpec(id=name, input=1) for name in NAMES])
+        (claim,) = (await client.claim(ClaimRequest(worker="w", wait_s=20))).claims
+        await finish(client, claim)
+        assert await awaited.ended(NAMES, 0.01) == 1
 
 
 async def test_many_rollouts_take_linear_time() -> None:

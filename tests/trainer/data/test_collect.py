@@ -12,6 +12,7 @@ import pytest
 from fakes.engine import LOAD, FakeEngine, Planned
 from fakes.experiment import prompt
 from fakes.process import Gateway
+from fakes.waiting import until
 from fakes.workers import beside, finish
 
 from penstock.adapters.samples import Options
@@ -129,13 +130,19 @@ async def test_what_does_not_end_in_time_is_cancelled_and_the_others_count(
 async def test_what_runs_out_of_time_has_the_reward_of_failures(client: Client, worker: Worker) -> None:
     collector = Collector(client, "run", Options(), failed_reward=-1.0)
     async with beside(collector.run()):
-        order = await collector.order("train", "1", 1, TASKS[:1], 3, 0.5)
+        order = await collector.order("train", "1", 1, TASKS[:1], 3, 5.0)
         (claim, mute) = (await client.claim(ClaimRequest(worker="w", wait_s=20, limit=2))).claims
         body = {"model": "base", "messages": [{"role": "user", "content": "hello"}]}
         async with worker.http.post(f"{worker.served.url}{claim.address}/v1/chat/completions", json=body) as answer:
             assert answer.status == 200
         # One asks and loops, one is silent, and one is not even begun.
-        found = await collector.gather(order, 2.0)
+
+        async def ran_out() -> bool:
+            ends = [(await client.rollout(one.rollout.id)).status for one in (claim, mute)]
+            return ends == [RolloutStatus.FAILED] * 2
+
+        await until(ran_out)
+        found = await collector.gather(order, 0.01)
     assert (found.late, found.ended) == (1, {RolloutStatus.FAILED: 2, RolloutStatus.CANCELLED: 1})
     assert found.rewards == {"run-train-1-0": [-1.0, -1.0]}
     assert found.beside == {"run-train-1-0": [-1.0]}
