@@ -22,6 +22,11 @@ from penstock.gateway.model.rollout import Attempt, RolloutConfig, RolloutSummar
 from penstock.gateway.model.span import Span
 
 PATIENCE = 60.0
+LEASE = ("--lease", "10s")
+"""Of runners whose leases end in a test, or that must hear of something soon: a beat goes out every third of it, and a
+machine that stands still for five seconds costs none of them."""
+OVERRUNS = "8s"
+"""Time for an agent that is to exceed it, but not before it has begun: on a busy machine it takes seconds to start."""
 AGENTS = ROOT / "tests" / "sidecar" / "agents"
 PYTHON = sys.executable
 READ_STDIN = (PYTHON, "-c", "import sys; sys.stdin.read()")

@@ -8,7 +8,20 @@ from pathlib import Path
 
 import pytest
 from fakes.process import Gateway
-from fakes.runs import AGENTS, PYTHON, StartRun, alive, enqueue, gone, only_attempt, until, when, written
+from fakes.runs import (
+    AGENTS,
+    LEASE,
+    OVERRUNS,
+    PYTHON,
+    StartRun,
+    alive,
+    enqueue,
+    gone,
+    only_attempt,
+    until,
+    when,
+    written,
+)
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus
@@ -35,8 +48,8 @@ async def test_grandchildren_do_not_survive_an_agent_that_ends(
 
 @pytest.mark.parametrize("whose", ["runner", "rollout"])
 async def test_a_timeout_kills_the_whole_tree(client: Client, start_run: StartRun, tmp_path: Path, whose: str) -> None:
-    _ = await enqueue(client, None, **({"timeout_s": 1.0} if whose == "rollout" else {}))
-    words = ("--timeout", "1s") if whose == "runner" else ()
+    _ = await enqueue(client, None, **({"timeout_s": float(OVERRUNS[:-1])} if whose == "rollout" else {}))
+    words = ("--timeout", OVERRUNS) if whose == "runner" else ()
     run = await start_run(*words, "--grace", "100ms", agent=family(tmp_path / "pids", 600))
     assert await run.ended() == 1
     assert not [pid for pid in await written(tmp_path / "pids") if alive(pid)]
@@ -46,7 +59,7 @@ async def test_a_timeout_kills_the_whole_tree(client: Client, start_run: StartRu
 
 async def test_a_cancelled_rollout_kills_its_agent(client: Client, start_run: StartRun, tmp_path: Path) -> None:
     _ = await enqueue(client, None)
-    run = await start_run("--lease", "1s", "--grace", "100ms", agent=family(tmp_path / "pids", 600))
+    run = await start_run(*LEASE, "--grace", "100ms", agent=family(tmp_path / "pids", 600))
     pids = await written(tmp_path / "pids")
     _ = await client.cancel("r1")
     assert await run.ended() == 1
@@ -59,7 +72,7 @@ async def test_nothing_survives_a_runner_that_is_killed_and_its_rollout_is_done_
     client: Client, start_run: StartRun, tmp_path: Path
 ) -> None:
     _ = await enqueue(client, None)
-    run = await start_run("--lease", "1s", "--grace", "100ms", agent=family(tmp_path / "pids", 600))
+    run = await start_run(*LEASE, "--grace", "100ms", agent=family(tmp_path / "pids", 600))
     pids = await written(tmp_path / "pids")
     run.process.kill()
     _ = await run.ended()
@@ -75,7 +88,7 @@ async def test_a_runner_that_comes_back_late_cannot_overwrite_the_new_attempt(
     client: Client, start_run: StartRun, tmp_path: Path
 ) -> None:
     _ = await enqueue(client, None)
-    first = await start_run("--lease", "1s", "--name", "late", agent=family(tmp_path / "pids", 600))
+    first = await start_run(*LEASE, "--name", "late", agent=family(tmp_path / "pids", 600))
     pids = await written(tmp_path / "pids")
     first.process.send_signal(signal.SIGSTOP)
     second = await start_run("--name", "new", agent=(PYTHON, "-c", "print('{\"reward\": 1}')"))
@@ -95,7 +108,7 @@ async def test_an_agent_does_not_outlive_its_lease_when_the_gateway_is_away(
     gateway: Gateway, client: Client, start_run: StartRun, tmp_path: Path
 ) -> None:
     _ = await enqueue(client, None)
-    run = await start_run("--lease", "2s", "--max", "1", agent=family(tmp_path / "pids", 600))
+    run = await start_run(*LEASE, "--max", "1", agent=family(tmp_path / "pids", 600))
     pids = await written(tmp_path / "pids")
     _ = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.RUNNING)
     _ = await gateway.kill()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes.process import deep_folder
-from fakes.runs import StartRun, enqueue, events, gone, only_attempt, said, until, when, written
+from fakes.runs import LEASE, OVERRUNS, StartRun, enqueue, events, gone, only_attempt, said, until, when, written
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus
@@ -49,7 +49,7 @@ async def test_a_thread_that_overruns_is_left_behind_and_its_process_replaced(
 ) -> None:
     place = tmp_path / "pid"
     _ = await enqueue(client, str(place), None, None, max_attempts=1)
-    run = await start_run("--concurrency", "2", "--timeout", "1s", "--grace", "100ms", "--callable", "shares:stuck")
+    run = await start_run("--concurrency", "2", "--timeout", OVERRUNS, "--grace", "100ms", "--callable", "shares:stuck")
     assert await run.ended() == 0, run.stderr
     (pid,) = await written(place)
     await gone(pid)
@@ -62,7 +62,7 @@ async def test_a_task_is_stopped_when_its_rollout_is_cancelled(
 ) -> None:
     place = tmp_path / "pid"
     _ = await enqueue(client, str(place))
-    words = ("--lease", "1s", "--grace", "100ms", "--concurrency", "2", "--callable", "shares:waits")
+    words = (*LEASE, "--grace", "100ms", "--concurrency", "2", "--callable", "shares:waits")
     run = await start_run(*words)
     (pid,) = await written(place)
     _ = await client.cancel("r1")
@@ -76,7 +76,7 @@ async def test_nothing_is_lost_with_a_runner_that_is_killed(
 ) -> None:
     place = tmp_path / "pid"
     _ = await enqueue(client, str(place))
-    words = ("--lease", "1s", "--grace", "100ms", "--concurrency", "4", "--callable", "shares:waits")
+    words = (*LEASE, "--grace", "100ms", "--concurrency", "4", "--callable", "shares:waits")
     run = await start_run(*words)
     (pid,) = await written(place)
     run.process.kill()

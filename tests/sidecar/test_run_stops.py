@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fakes.runs import PYTHON, StartRun, enqueue, events, when
+from fakes.runs import LEASE, PYTHON, StartRun, enqueue, events, when
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest
@@ -75,7 +75,7 @@ async def test_who_wants_to_goes_on(client: Client, start_run: StartRun) -> None
 
 async def test_the_rule_holds_when_the_runner_is_dead(client: Client, start_run: StartRun) -> None:
     _ = await enqueue(client, None, max_attempts=1)
-    run = await start_run("--lease", "1s", "--reward-on-failure", "-1", agent=("sleep", "600"))
+    run = await start_run(*LEASE, "--reward-on-failure", "-1", agent=("sleep", "600"))
     _ = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.RUNNING)
     run.process.kill()
     found = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.FAILED)

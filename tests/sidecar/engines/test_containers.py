@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes.process import Gateway
-from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, only_attempt, until
+from fakes.runs import AGENTS, LEASE, PYTHON, StartRun, enqueue, only_attempt, until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
@@ -54,7 +54,7 @@ async def test_an_agent_in_a_container(gateway: Gateway, client: Client, start_r
 
 async def test_a_container_goes_when_its_runner_is_killed(client: Client, start_run: StartRun, tmp_path: Path) -> None:
     _ = await enqueue(client, None)
-    words = ("--image", "stubborn", "--lease", "1s", "--grace", "100ms")
+    words = ("--image", "stubborn", *LEASE, "--grace", "100ms")
     run = await start_run(*words, agent=("sleep", "600"), env=fake(tmp_path))
     await until(lambda: len(asked(tmp_path)) == 1)
     run.process.kill()
