@@ -104,11 +104,8 @@ class Slot:
 class Fleet:
     """The actors, as the driver sees them."""
 
-    def __init__(self, settings: Settings, options: dict[str, Any]) -> None:
-        try:
-            actor = ray.remote(**(OPTIONS | options))(Slot)
-        except (TypeError, ValueError) as e:
-            raise UsageError(f"--ray-options: {' '.join(str(e).split())}") from None
+    def __init__(self, settings: Settings, actor: Any, options: dict[str, Any]) -> None:
+        """`actor`: what Ray makes of a `Slot` with these options."""
         # A directory that Ray itself brings to the nodes must not be left.
         home = None if "working_dir" in options.get("runtime_env", {}) else str(settings.agents.cwd or Path.cwd())
         shares = _shares(settings)
@@ -161,17 +158,26 @@ class Fleet:
 def run(settings: Settings, options: str | None) -> Tally:
     """Work on a cluster until there is no more: on that of RAY_ADDRESS, or the one that Ray finds."""
     given, address = _options(options), os.environ.get("RAY_ADDRESS")
+    actor = _actor(given)
     _check_address(address)
     _ = os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(address=address, log_to_driver=settings.echo, logging_level=logging.WARNING, namespace="penstock")
-    except (ConnectionError, ValueError, RuntimeError, RayError) as e:  # RuntimeError: of another version
+    except Exception as e:  # Ray raises it itself, where a cluster that it starts is not there in time
         raise RunnerError(f"cannot reach the Ray cluster at {address or 'this machine'}: {e}") from None
     try:
         with progress(settings.echo, settings.most) as shown:
-            return _drive(Fleet(settings, given), settings, shown)
+            return _drive(Fleet(settings, actor, given), settings, shown)
     finally:
         ray.shutdown()
+
+
+def _actor(options: dict[str, Any]) -> Any:
+    """What runs on the cluster; Ray knows which options are wrong before there is one."""
+    try:
+        return ray.remote(**(OPTIONS | options))(Slot)
+    except (TypeError, ValueError) as e:
+        raise UsageError(f"--ray-options: {' '.join(str(e).split())}") from None
 
 
 def _check_address(address: str | None) -> None:
