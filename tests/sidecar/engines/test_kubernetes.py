@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import waiting
 from fakes.kubernetes import NAMESPACE, SCHEMA, Kubernetes, serving, validate
-from fakes.runs import AGENTS, PYTHON, StartRun, enqueue, events, only_attempt, said, until
+from fakes.runs import AGENTS, LEASE, PATIENCE, PYTHON, StartRun, enqueue, events, only_attempt, said, until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
@@ -142,11 +143,16 @@ async def test_a_job_ends_with_its_attempt(
     kubernetes: Kubernetes, client: Client, start_run: StartRun, tmp_path: Path
 ) -> None:
     _ = await enqueue(client, None)
-    words = ("--on", "kubernetes", "--image", "example/agent", "--lease", "1s")
+    words = ("--on", "kubernetes", "--image", "example/agent", *LEASE)
     agent = (PYTHON, "-c", "import time; print('here', flush=True); time.sleep(600)")
     run = await start_run(*words, agent=agent, env={"KUBECONFIG": str(kubernetes.kubeconfig(tmp_path))})
     await until(lambda: len(kubernetes.deadlines) > 1)
     assert kubernetes.deadlines == sorted(kubernetes.deadlines)
+
+    async def heard() -> bool:
+        return said(await events(client), "stdout") == "here"
+
+    await waiting.until(heard)
     _ = await client.cancel("r1")
     assert await run.ended() == 1
     assert not kubernetes.jobs
@@ -248,7 +254,7 @@ async def test_a_watch_that_is_lost_without_a_word_is_made_anew(
     monkeypatch.setattr(engine, "WATCH_S", 0)
     monkeypatch.setattr(engine, "REQUEST_S", 0.5)
     kubernetes.silent_watches = 1
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         ending, _ = await ran(kubernetes, tmp_path, monkeypatch, "pass")
     assert (ending.exit_code, ending.error) == (0, None)
 
@@ -267,9 +273,12 @@ async def test_what_a_proxy_says_in_place_of_the_cluster_is_asked_again(
     kubernetes: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An order to move the deadline, one to delete the Job, and its pods."""
-    kubernetes.odd = ["PATCH", "DELETE", "GET", "GET"]
-    ending, _ = await ran(kubernetes, tmp_path, monkeypatch, "import time; time.sleep(1.5)", lease_s=0.6)
+    kubernetes.odd, moved = ["PATCH", "DELETE", "GET", "GET"], tmp_path / "moved"
+    program = f"import pathlib, time\nwhile not pathlib.Path({str(moved)!r}).exists(): time.sleep(0.01)"
+    running = asyncio.ensure_future(ran(kubernetes, tmp_path, monkeypatch, program, lease_s=0.6))
+    await until(lambda: bool(kubernetes.deadlines))  # they are moved on after the first answer that was none
+    moved.touch()
+    ending, _ = await running
     assert (ending.exit_code, ending.error) == (0, None)
-    assert kubernetes.deadlines, "deadlines are moved on after the first answer that was none"
     assert not kubernetes.jobs
     assert not kubernetes.odd
