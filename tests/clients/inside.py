@@ -119,6 +119,7 @@ async def sessions(profile: Profile, folder: Path) -> dict[str, Any]:
         lost: dict[str, list[str]] = {}
         async with aiohttp.ClientSession() as http:
             tape = Tape(gateway.url, http)
+            await tape.written()
             spans = await tape.when("r1", "a1", lambda spans: len(spans) > 0)
             if profile.client == "Claude Code" and not profile.sidecar:
                 _ = await session.run("based")

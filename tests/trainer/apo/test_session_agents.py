@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fakes.optimising import Done, Optimising
 from fakes.process import ROOT
+from fakes.tape import Tape
 
 from examples import shop
 from examples.shop_model import ASKED, THINKER, serve
@@ -30,6 +31,7 @@ async def test_a_command_on_the_openai_sdk_whose_prompt_was_found_in_its_traffic
     """The seed is the template that `prompts discover` has found, with the date as its slot."""
     for day in range(1, 25):
         await traffic(bare, f"day-{day}", shop.PROMPT.format(date=f"2026-10-{day:02}"))
+    await Tape(bare.gateway.url, bare.http).written()
     found = await bare.ended(await bare.start("prompts", "discover", "--register", "found"))
     assert found.code == 0, found.output
     (version,) = (await bare.client.resource("found")).versions
