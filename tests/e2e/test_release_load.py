@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 import aiohttp
 import pytest
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
-from fakes.process import Gateway
+from fakes.process import PATIENCE, Gateway
 from fakes.provider import Provider, Seen
 
 from penstock.gateway.client.client import Client
@@ -19,6 +19,8 @@ from penstock.gateway.model.rollout import Judgement
 
 PACE = 200
 """Calls a second."""
+AT_ONCE = 40
+"""Rollouts under way at most: a machine that does not keep the pace has fewer calls, not ever more that wait."""
 ENOUGH = 600
 """Calls that must have been answered before the load may end, however quickly the release went through."""
 
@@ -40,10 +42,13 @@ class Load:
     async def run(self) -> None:
         """All of it; a rollout ends with a reward that no arm decides."""
         began, rollouts = time.monotonic(), set[asyncio.Task[None]]()
+        room = asyncio.Semaphore(AT_ONCE)
         while not self.stopping:
             due = began + len(rollouts) * 3 / PACE
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            rollouts.add(asyncio.ensure_future(self._rollout(f"load-{len(rollouts)}")))
+            await room.acquire()
+            rollouts.add(rollout := asyncio.ensure_future(self._rollout(f"load-{len(rollouts)}")))
+            rollout.add_done_callback(lambda _: room.release())
         await asyncio.gather(*rollouts)
 
     async def _rollout(self, name: str) -> None:
@@ -72,9 +77,11 @@ async def test_no_call_fails_because_of_a_release(
 
     async def sends(text: str) -> None:
         """Comes back when the provider has seen a new rollout with this text."""
-        before = len(provider.log)
-        async with asyncio.timeout(30):
-            while not any(text in system(seen) for seen in provider.log[before:]):  # noqa: ASYNC110 - it is another's log
+        at = len(provider.log)
+        async with asyncio.timeout(PATIENCE):
+            # Each is read once: reading takes time that the load lacks.
+            while not any(text in system(seen) for seen in provider.log[at:]):
+                at = len(provider.log)
                 await asyncio.sleep(0.005)
 
     await sends("Acme Air. Today is")
@@ -84,11 +91,11 @@ async def test_no_call_fails_because_of_a_release(
     await client.decide(first.id, "rollback", Said(who="ann", why="to see how quick it is"))
     # Those that were under way may still get there; nothing that came later does.
     under_way = list(load.under_way)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while any(one in load.under_way for one in under_way):  # noqa: ASYNC110 - each ends by itself
             await asyncio.sleep(0.005)
     seen = len(provider.log)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while len(provider.log) < seen + PACE:  # noqa: ASYNC110 - it is another's log
             await asyncio.sleep(0.005)
     assert not any("careful" in system(one) for one in provider.log[seen:])
@@ -96,7 +103,7 @@ async def test_no_call_fails_because_of_a_release(
     await sends("careful")
     await client.decide(second.id, "promote", Said(who="ann", why="it is better"))
     await sends("careful")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while load.calls < ENOUGH:  # noqa: ASYNC110 - what counts is what has been answered
             await asyncio.sleep(0.005)
     load.stopping = True
