@@ -42,8 +42,8 @@ class Plan:
     lease_s: int = 3
     timeout_s: float = 3.0
     """Of rollouts whose agents hang."""
-    patience_s: float = 120.0
-    """After which it has failed."""
+    patience_s: float = 600.0
+    """After which it has failed. A machine that is busy takes minutes."""
 
     @property
     def names(self) -> list[str]:

@@ -12,7 +12,7 @@ from e2e.chaos.harness import run
 from e2e.chaos.plan import Plan
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(700)
 async def test_nothing_is_lost_or_done_twice_when_everything_is_killed(tmp_path: Path) -> None:
     plan = Plan()
     report = await run(plan, tmp_path)

@@ -13,7 +13,7 @@ FAULTS = ("kill", "reload", "stop")
 DONE = {"call ok", "tool ok", "claim ok", "finish ok", "reward ok", "enqueue ok", "decide ok", "change ok", "cancel ok"}
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_what_clients_have_seen_is_on_the_tape(tmp_path: Path) -> None:
     plan = Plan(seed=3, seconds=0.0, faults=FAULTS, pause_s=(0.5, 1.0), callers=2, workers=2, lease_s=1.0)
     report = await run(plan, tmp_path)
