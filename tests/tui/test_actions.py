@@ -116,6 +116,7 @@ async def act_on_releases(person: Acting, shown: Showcase) -> None:
         await asyncio.gather(*(greeted(shown, f"greeted-{number:02}") for number in range(first, first + 4)))
         if (await person.client.release("greeting-2")).release.waits == "approval":
             break
+    await reached(person.client, "greeting-2", lambda view: view.release.waits == "approval")
     assert await person.act("release.approve", "greeting-2", "releases", names="v1 → v2") == "greeting-2 is canary."
     await reached(person.client, "greeting-2", lambda view: view.release.stage == "promoted")
 
