@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from anthropic import AsyncAnthropic
 from fakes.packing import PACKERS
-from fakes.process import Gateway, running, upstreams
+from fakes.process import PATIENCE, Gateway, running, upstreams
 from fakes.provider import Provider, serving
 from fakes.tape import Tape
 from openai import AsyncOpenAI
@@ -185,7 +185,7 @@ async def test_a_conversation_without_an_address_goes_on(
         answer = said["choices"][0]["message"]
         messages = [*messages, answer, {"role": "user", "content": "And now?"}]
     asked = f"/api/spans?filter=raw~%22{name}%22+origin%3Dimplicit"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while len(found := (await tape.get(asked))["spans"]) < 2:
             pass
     assert len({span["rollout"] for span in found}) == 1

@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_ends_the_upstream_call(tmp_path: Path, begun
         connection = await all_.upstream.connection(0)
         await connection.when(lambda: bool(connection.requests))
         leave(all_.client)
-        await connection.gone(patience=1.0)
+        await connection.gone()
         assert (await all_.span()).status == SpanStatus.CANCELLED
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyte
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class PtyProgram:
@@ -74,15 +74,21 @@ class PtyProgram:
 
     async def until_raw(self, found: bytes) -> None:
         """Waits until it has written some bytes."""
-        async with asyncio.timeout(PATIENCE):
-            while found not in self.raw:
-                self._more.clear()
-                await self._more.wait()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while found not in self.raw:
+                    self._more.clear()
+                    await self._more.wait()
+        except TimeoutError:
+            raise AssertionError(f"it has not written {found!r}; the screen was at last:\n{self.text}") from None
 
     async def ended(self) -> int:
         """Its exit status."""
-        async with asyncio.timeout(PATIENCE):
-            return await self.process.wait()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self.process.wait()
+        except TimeoutError:
+            raise AssertionError(f"it has not ended; the screen was at last:\n{self.text}") from None
 
     def hang_up(self) -> None:
         """The window is closed."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
+from fakes.process import PATIENCE
 from textual.pilot import Pilot
 
 from penstock.tui.app import Options, PenstockApp
@@ -33,7 +34,7 @@ async def running(options: Options, size: tuple[int, int] = SMALL) -> AsyncGener
         yield pilot
 
 
-async def until(pilot: Pilot[None], seen: Callable[[str], bool], seconds: float = 10.0) -> str:
+async def until(pilot: Pilot[None], seen: Callable[[str], bool], seconds: float = PATIENCE) -> str:
     """The text of the screen once it is as wanted; fails with the last one."""
     app = pilot.app
     assert isinstance(app, PenstockApp)

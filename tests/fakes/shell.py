@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes.preloaded import penstock
-from fakes.process import ROOT
+from fakes.process import PATIENCE, ROOT
 
 PENSTOCK = (sys.executable, "-m", "penstock")
 
@@ -35,7 +35,7 @@ class Shell:
         self.folder = folder
         self.command = command
         """What `penstock` is."""
-        self.patience = 30.0
+        self.patience = PATIENCE
         """How long a command may take; s."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK", "COLUMNS"))}
         self.env = inherited | {"PENSTOCK_GATEWAY": url, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
@@ -56,7 +56,11 @@ class Shell:
     async def run(self, *arguments: str, stdin: bytes | None = None, **env: str) -> Done:
         """A command that has ended."""
         process = await self.start(*arguments, stdin=None if stdin is None else asyncio.subprocess.PIPE, **env)
-        out, err = await asyncio.wait_for(process.communicate(stdin), self.patience)
+        try:
+            out, err = await asyncio.wait_for(process.communicate(stdin), self.patience)
+        except TimeoutError:
+            process.kill()
+            raise AssertionError(f"{' '.join(arguments)!r} did not end in {self.patience:g} s") from None
         assert process.returncode is not None
         return Done(process.returncode, out, err.decode())
 

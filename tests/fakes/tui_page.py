@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from fakes.process import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -46,7 +48,7 @@ def command(pid: int) -> str:
 
 async def gone(pids: Iterable[int]) -> None:
     """Waits until processes have ended."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         for pid in pids:
             try:
                 ended = os.pidfd_open(pid)
@@ -73,7 +75,7 @@ async def served(*options: str, **environment: str) -> AsyncGenerator[Served]:
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             said = (await process.stdout.readline() + await process.stdout.readline()).decode()
         link = re.search(r"http://\S+", said)
         assert link is not None, said

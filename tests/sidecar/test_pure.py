@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fakes.goldens import check_widths
-from fakes.runs import until
+from fakes.runs import PATIENCE, until
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, Group, RenderableType
@@ -289,7 +289,7 @@ async def test_an_nvidia_smi_that_hangs_keeps_no_heartbeat(tmp_path: Path, monke
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(usage, "SMI_S", 0.3)
     meter = usage.Meter()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         assert (await meter.read([os.getpid()])).gpu_percent is None
         await until((tmp_path / "asked").exists)
         # One that has ended meanwhile is followed by another.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from fakes.process import PATIENCE
 
 from penstock.gateway.client.connection import ClientError, Connection
 from penstock.gateway.model.queue import Event, EventsRequest
@@ -67,7 +68,7 @@ async def test_an_agents_helper_says_so(
     monkeypatch.setattr(helper_sender, "_said", set[str]())
     sender = helper_sender.Sender()
     sender.put((moved.url, KEY), helper_sender.EVENTS, {"name": "said"})
-    assert await asyncio.to_thread(sender.wait, 10)
+    assert await asyncio.to_thread(sender.wait, PATIENCE)
     assert f"the gateway refused what the agent said of itself: {moved.status}" in capfd.readouterr().err
 
 

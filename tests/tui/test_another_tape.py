@@ -56,7 +56,7 @@ async def test_a_gateway_that_comes_back_with_another_tape(tmp_path: Path) -> No
             await made.restart()
             await enqueued(made.url, "new0", "new1")
             await pilot.press("escape", "escape")
-            text = await until(pilot, lambda text: "new1" in text and "new0" in text, 30)
+            text = await until(pilot, lambda text: "new1" in text and "new0" in text)
             assert "old" not in text
     finally:
         await made.terminate()

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import IO, cast
 
 import pytest
+from fakes.process import PATIENCE
 from textual.app import App
 from textual.drivers._writer_thread import MAX_QUEUED_WRITES, WriterThread
 
@@ -49,7 +50,7 @@ async def test_what_nobody_can_see_is_thrown_away(closed: IO[str]) -> None:
             thread.write("seen by nobody\n")
         thread.stop()
 
-    await asyncio.wait_for(asyncio.to_thread(write), 20.0)
+    await asyncio.wait_for(asyncio.to_thread(write), PATIENCE)
 
 
 @pytest.mark.usefixtures("handlers")

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from fakes.ports import steady_ports
-from fakes.process import Gateway, write_config
+from fakes.process import PATIENCE, Gateway, write_config
 from fakes.screens import LARGE, options, running, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -74,7 +74,7 @@ async def survives(home: Path, steps: list[str]) -> None:
         main_of(pilot).penstock.looking.paused = False
         main_of(pilot).penstock.go(["workers"])
         main_of(pilot).penstock.go(["rollouts"])
-        await until(pilot, lambda text: "live" in text.splitlines()[0] and "t11" in text, 30)
+        await until(pilot, lambda text: "live" in text.splitlines()[0] and "t11" in text)
         chosen = main_of(pilot).shown.chosen
         assert chosen is not None
         assert chosen in main_of(pilot).ids
@@ -98,7 +98,7 @@ async def test_a_selection_stays_on_its_row_when_the_gateway_returns_with_more(t
         assert "t11" in text, "what was seen stays"
         await made.restart()
         await enqueue(made, range(12, 20))
-        await until(pilot, lambda text: "t19" in text and "live" in text.splitlines()[0], 30)
+        await until(pilot, lambda text: "t19" in text and "live" in text.splitlines()[0])
         await until(pilot, lambda text: "▶ t07" in text)
         assert main_of(pilot).shown.chosen == "t07"
 
@@ -110,11 +110,11 @@ async def test_the_feed_is_followed_again_when_the_gateway_returns_with_another_
         await until(pilot, lambda text: "lost for" in text.splitlines()[0])
         shutil.rmtree(made.data)
         await made.restart()
-        await until(pilot, lambda text: "live" in text.splitlines()[0], 30)
+        await until(pilot, lambda text: "live" in text.splitlines()[0])
         app = pilot.app
         assert isinstance(app, PenstockApp)
         told, number = app.traffic.flow(lambda _: 1).now, 12
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while app.traffic.flow(lambda _: 1).now <= told:
                 await enqueue(made, range(number, number + 1))
                 number += 1
@@ -133,5 +133,5 @@ async def test_what_is_shown_is_of_the_tape_that_the_gateway_returns_with(tmp_pa
         shutil.rmtree(made.data)
         shutil.copytree(other.data, made.data)
         await made.restart()
-        text = await until(pilot, lambda text: "t89" in text and "live" in text.splitlines()[0], 30)
+        text = await until(pilot, lambda text: "t89" in text and "live" in text.splitlines()[0])
         assert "t11" not in text

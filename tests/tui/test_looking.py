@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from fakes.process import PATIENCE
+
 from penstock.gateway.client.client import Client, ClientError
 from penstock.tui.link import AWAY_S, LONGEST_S, Link
 from penstock.tui.looking import Looking, Shown
@@ -108,7 +110,7 @@ class Screen:
         self.shown = Shown(view)
         self.looking.show(self.shown)
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Waits for what looking tells of."""
         async with asyncio.timeout(seconds):
             while not condition():
@@ -146,7 +148,7 @@ async def test_a_screen_that_asks_for_nothing_does_not_ask_while_all_is_well() -
 
 async def test_another_screen_does_not_wait_for_the_answer_of_the_one_that_was_left() -> None:
     async with looked_at(Slow(), Link()) as screen:
-        await asyncio.wait_for(screen.client.slow.wait(), 10)
+        await asyncio.wait_for(screen.client.slow.wait(), PATIENCE)
         screen.show(Silent())
         await screen.until(lambda: screen.shown.data == "known")
         assert screen.client.given_up

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from fakes.process import PATIENCE
 from fakes.tui_page import ROOT, Served, command, gone, served
 from yarl import URL
 
@@ -43,7 +44,7 @@ async def tab(browser: aiohttp.ClientSession, page: Served) -> AsyncGenerator[ai
 async def heard(socket: aiohttp.ClientWebSocketResponse, wanted: bytes) -> None:
     """Waits until the screen says something."""
     told = b""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while wanted not in told:
             message = await socket.receive()
             assert message.type in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT), message

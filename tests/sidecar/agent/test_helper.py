@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from fakes.process import ROOT, Gateway
+from fakes.ports import steady_ports
+from fakes.process import PATIENCE, ROOT, Gateway
 from fakes.runs import AGENTS, PYTHON, Run, StartRun, enqueue, only_attempt, said
 from fakes.shell import Shell
 
@@ -235,7 +236,7 @@ async def listener(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Listener]:
     monkeypatch.setattr(helper_sender, "FIRST_PAUSE_S", 0.01)
     async with server:
         yield made
-        assert await asyncio.to_thread(penstock.flush, 60)
+        assert await asyncio.to_thread(penstock.flush, PATIENCE)
 
 
 async def test_nobody_waits_for_the_gateway(listener: Listener) -> None:
@@ -248,11 +249,11 @@ async def test_nobody_waits_for_the_gateway(listener: Listener) -> None:
         penstock.reward(1)
 
     # The loop goes on: nobody else could let the listener answer.
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await speak()
         assert not penstock.flush(0)
         listener.may_answer.set()
-        assert await asyncio.to_thread(penstock.flush, 30)
+        assert await asyncio.to_thread(penstock.flush, PATIENCE)
     paths = [path.removeprefix("/rollout/r") for path, _ in listener.taken]
     assert (paths.count("/v1/traces"), paths.count("/events"), paths.count("/rewards")) == (300, 300, 1)
 
@@ -262,7 +263,7 @@ async def test_what_waits_goes_in_few_requests(listener: Listener) -> None:
     for _ in range(250):
         penstock.event("tick")
     listener.may_answer.set()
-    assert await asyncio.to_thread(penstock.flush, 30)
+    assert await asyncio.to_thread(penstock.flush, PATIENCE)
     sizes = [len(body["events"]) for _, body in listener.taken if isinstance(body, dict)]  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
     assert sum(sizes) == 250
     assert len(sizes) <= 4
@@ -271,7 +272,7 @@ async def test_what_waits_goes_in_few_requests(listener: Listener) -> None:
 async def test_a_gateway_that_is_busy_is_asked_again(listener: Listener, capfd: pytest.CaptureFixture[str]) -> None:
     listener.answers = [503, 429]
     penstock.reward(0.5, key="mine")
-    assert await asyncio.to_thread(penstock.flush, 30)
+    assert await asyncio.to_thread(penstock.flush, PATIENCE)
     assert listener.taken == [("/rollout/r/rewards", {"value": 0.5, "dimensions": {}, "key": "mine"})]
     assert capfd.readouterr().err == ""
 
@@ -285,21 +286,21 @@ async def test_a_refusal_is_said_once_and_costs_nothing_else(
         penstock.event(name)
     listener.answers = [200, 400, 200, 400, 200]
     listener.may_answer.set()
-    assert await asyncio.to_thread(penstock.flush, 30)
+    assert await asyncio.to_thread(penstock.flush, PATIENCE)
     names = [body["events"][0]["name"] for path, body in listener.taken if path.endswith("/events")]  # pyright: ignore
     assert names == ["one", "three"]
     assert capfd.readouterr().err == "penstock: the gateway refused what the agent said of itself: 400: not that\n"
 
 
 async def test_a_gateway_that_is_away_never_breaks_the_agent(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], unused_port: int
+    listener: Listener, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_URL", f"http://127.0.0.1:{unused_port}")
+    monkeypatch.setenv("PENSTOCK_URL", f"http://127.0.0.1:{steady_ports(1)[0]}")
     monkeypatch.setattr(helper_sender, "PATIENCE_S", 0.05)
     for _ in range(2):
         with penstock.span("search"):
             penstock.event("cart")
-        assert await asyncio.to_thread(penstock.flush, 60)
+        assert await asyncio.to_thread(penstock.flush, PATIENCE)
     complaints = capfd.readouterr().err.splitlines()
     assert len(complaints) == 1
     assert complaints[0].startswith("penstock: the gateway did not answer for 0.05 s (")
@@ -329,12 +330,3 @@ def test_the_names_are_those_of_the_helper() -> None:
     }
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'rewrd'"):
         _ = penstock.rewrd  # pyright: ignore[reportAttributeAccessIssue]
-
-
-@pytest.fixture
-def unused_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.runs import alive, gone, until
+from fakes.runs import PATIENCE, alive, gone, until
 
 from penstock.sidecar.agent import fork_client
 from penstock.sidecar.agent.environment import NOWHERE, imported
@@ -147,7 +147,7 @@ async def test_a_fork_server_that_still_imports_can_be_closed(rig: Rig, monkeypa
     starting = asyncio.ensure_future(ran(rig, preloaded))
     await until((rig.home / "begun").exists)
     starting.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await preloaded.close()
 
 

@@ -21,7 +21,7 @@ _client = OpenAI(base_url="http://127.0.0.1:9", api_key="none", max_retries=0)
 
 def asks(task: Any, address: penstock.Address) -> dict[str, Any]:
     """A sync agent; comes to its end when three run at the same time."""
-    _ = _threads.wait(30)
+    _ = _threads.wait(60)
     client = _client.with_options(base_url=address.openai_url, api_key=address.token)
     answer = client.chat.completions.create(model="fake", messages=[{"role": "user", "content": task}])
     print(f"asked {task}")
@@ -31,7 +31,7 @@ def asks(task: Any, address: penstock.Address) -> dict[str, Any]:
 
 async def later(task: Any) -> dict[str, Any]:
     """An async agent that does the same."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         _ = await _tasks.wait()
     address = penstock.address()
     assert address is not None

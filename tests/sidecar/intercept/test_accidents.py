@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.runs import until
+from fakes.runs import PATIENCE, until
 from fakes.shell import PENSTOCK, Shell
 
 from penstock.sidecar.intercept import mitm, redirected, serving, trust
@@ -40,7 +40,7 @@ async def front(passed: list[Passed]) -> AsyncGenerator[Front]:
     policy = Policy(frozenset({("api.openai.com", 443)}))
     made = Front("http://127.0.0.1:1", policy, await Authority.made(policy.names), passed.append)
     yield made
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await made.stop()
 
 
@@ -48,7 +48,7 @@ async def front(passed: list[Passed]) -> AsyncGenerator[Front]:
 async def test_a_host_that_cannot_be_one_is_refused(front: Front, where: str) -> None:
     port = await front.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         writer.write(f"CONNECT {where} HTTP/1.1\r\n\r\n".encode())
         assert (await reader.readline()).startswith(b"HTTP/1.1 502 ")
         writer.close()
@@ -167,7 +167,7 @@ async def test_a_refusal_that_nobody_can_be_sent_is_told_as_far_as_it_can_be(pas
         made = Front(gateway, Policy(frozenset({("llm.test", 80)})), Authority("", {}), passed.append)
         made.bind(Binding(()))
         reader, writer = await asyncio.open_connection("127.0.0.1", await made.start())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             writer.write(b"GET http://llm.test/ HTTP/1.1\r\nHost: llm.test\r\n\r\n")
             assert (await reader.read()).endswith(b"the gateway refused this connection: nothing for ?\n")
             writer.close()
@@ -229,7 +229,7 @@ async def test_a_proxy_that_refuses_without_a_word_is_not_waited_for(
         monkeypatch.delenv("https_proxy", raising=False)
         reader, writer = await asyncio.open_connection("127.0.0.1", await front.start())
         writer.write(b"CONNECT far.test:443 HTTP/1.1\r\n\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             answer = await reader.read()
         writer.close()
     assert answer.endswith(f"the proxy {proxy} does not lead to far.test:443: it answered 407\n".encode())
@@ -278,6 +278,6 @@ async def test_odd_lines_of_mitmproxy_do_not_stop_it(
     trusted = tmp_path / "trusted.pem"
     trusted.touch()
     policy = Policy(frozenset({("api.openai.com", 443)}))
-    async with asyncio.timeout(30), mitm.standing(policy, tmp_path, 1, trusted, lambda _: None) as engine:
+    async with asyncio.timeout(PATIENCE), mitm.standing(policy, tmp_path, 1, trusted, lambda _: None) as engine:
         await until(written.exists)
     assert engine.port == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
-from fakes.process import Gateway
+from fakes.process import PATIENCE, Gateway
 from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 from fakes.tls_host import ANSWER, TlsHost, tls_host
@@ -62,7 +62,7 @@ class Rig:
 
     async def over(self, count: int = 1) -> Passed:
         """The last of so many connections that have ended."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(self.passed) < count:
                 self.changed.clear()
                 await self.changed.wait()

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
-from fakes.process import ROOT, Gateway, child
+from fakes.process import PATIENCE, ROOT, Gateway, child
 from fakes.responses_websocket import websocket_host
 from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
@@ -279,7 +279,7 @@ async def test_it_ends_with_the_sidecar(rig: Rig) -> None:
     asyncio.get_running_loop().add_reader(over, gone.set)
     try:
         process.kill()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await gone.wait()
     finally:
         asyncio.get_running_loop().remove_reader(over)

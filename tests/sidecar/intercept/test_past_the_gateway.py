@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from fakes.process import PATIENCE
 from fakes.tls_host import TlsHost, tls_host
 
 from penstock.sidecar.intercept import redirected
@@ -72,7 +73,7 @@ async def test_what_an_agent_asks_its_proxy_leads_nowhere_else(host: TlsHost, as
     async with listening(host.port) as came, standing(host.port, []) as front:
         reader, writer = await asyncio.open_connection("127.0.0.1", await front.start())
         writer.write(ask.format(there=f"{ELSEWHERE}:{host.port}", host=host.name).encode())
-        assert (await asyncio.wait_for(reader.read(), 20)).startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 "))
+        assert (await asyncio.wait_for(reader.read(), PATIENCE)).startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 400 "))
         writer.close()
         assert came == []
 
@@ -82,7 +83,7 @@ async def test_a_host_header_leads_nowhere_else(host: TlsHost) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", await front.start())
         writer.write(f"GET http://{host.name}/ HTTP/1.1\r\nHost: {ELSEWHERE}:{host.port}\r\n\r\n".encode())
         with suppress(ConnectionError):
-            _ = await asyncio.wait_for(reader.read(), 10)  # the host expects TLS
+            _ = await asyncio.wait_for(reader.read(), PATIENCE)  # the host expects TLS
         writer.close()
         assert came == []
 
@@ -101,7 +102,7 @@ async def test_the_name_of_a_model_host_leads_to_no_other_address(
     passed: list[Passed] = []
     async with listening(host.port) as came, standing(host.port, passed) as front:
         context = ssl.create_default_context(cafile=str(host.trust))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", front.start_redirected(), ssl=context, server_hostname="localhost"
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
-from fakes.process import Gateway
+from fakes.process import PATIENCE, Gateway
 from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost, tls_host
@@ -67,7 +67,7 @@ class Pod:
 
 async def line(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         return (await process.stdout.readline()).decode().strip()
 
 
@@ -214,7 +214,7 @@ async def test_no_agent_gets_to_what_binds_through_its_front(pod: Pod, name: str
     for words in asked:
         reader, writer = await asyncio.open_connection("127.0.0.1", pod.ports[0])
         writer.write(words.encode())
-        answer = await asyncio.wait_for(reader.read(), 20)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE)
         assert answer.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 502 ")), answer
         if name in ("127.0.0.1", "localhost"):
             assert b"may not be reached from here" in answer
@@ -255,7 +255,7 @@ async def test_it_ends_with_a_signal_and_tells_where_agents_were(pod: Pod, http:
     writer.write(f"CONNECT 127.0.0.1:{pod.host.port} HTTP/1.1\r\n\r\n".encode())
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
     pod.process.terminate()
-    _, err = await asyncio.wait_for(pod.process.communicate(), 20)
+    _, err = await asyncio.wait_for(pod.process.communicate(), PATIENCE)
     assert (pod.process.returncode, err) == (0, b"")
     (event,) = await Tape(pod.gateway.url, http).spans("r1", 1)
     assert event.name == "egress"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.process import PATIENCE
 
 from penstock.gateway.model.passed import CLIENT
 from penstock.sidecar.agent import helper_sender
@@ -78,7 +79,7 @@ def test_a_key_that_cannot_be_sent_is_not_told(
     monkeypatch.setattr(helper_sender, "_said", set[str]())
     sender = helper_sender.Sender()
     sender.put(("http://127.0.0.1:1", key), helper_sender.EVENTS, {"name": "said"})
-    assert sender.wait(10)
+    assert sender.wait(PATIENCE)
     said = capfd.readouterr().err
     assert "refused what the agent said of itself: its token has a character that" in said
     assert "secret" not in str(refused.value) + said
@@ -89,7 +90,7 @@ def test_an_agent_asks_a_gateway_again_that_breaks_off_its_refusal(
 ) -> None:
     sender = helper_sender.Sender()
     sender.put((answering(BROKEN_OFF, GOOD), "pst_x"), helper_sender.EVENTS, {"name": "said"})
-    assert sender.wait(10)
+    assert sender.wait(PATIENCE)
     assert capfd.readouterr().err == ""
 
 

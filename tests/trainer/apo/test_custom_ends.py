@@ -8,7 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from fakes.process import Gateway
+from fakes.process import PATIENCE, Gateway
 from fakes.shell import Shell
 from fakes.waiting import until
 
@@ -87,7 +87,7 @@ async def test_a_signal_stops_a_run_that_waits_to_say_that_it_has_succeeded(shel
     assert process.stdin is not None
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             assert await process.stderr.readline() == b"begun\n"
             _ = await gateway.kill()
             process.stdin.write(b"\n")
