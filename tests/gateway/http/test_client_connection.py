@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from fakes.odd import close, request, send, wait
 from fakes.raw import Headers, body_of, get, head, header_fields, post, reply
-from fakes.rig import CHAT, MESSAGES, Rig
+from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
 
 LIMITS = """
 [limits]
 request_bytes = 1000000
-client_timeout = 0.6
 """
 OWN = "127.0.0.1"
 
@@ -24,6 +25,13 @@ OWN = "127.0.0.1"
 def gateway_config() -> str:
     """Small limits."""
     return LIMITS
+
+
+@pytest.fixture
+async def hasty(http: aiohttp.ClientSession, tmp_path: Path) -> AsyncGenerator[Inside]:
+    """A gateway that soon closes clients that say nothing; the others' need not be in time."""
+    async with inside(tmp_path, http, limits={"client_timeout": 0.6}) as made:
+        yield made
 
 
 def refused(answer: bytes, status: int) -> str:
@@ -188,21 +196,21 @@ async def test_the_limit_itself_is_allowed(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /v1/chat", b"POST /v1 HTTP/1.1\r\nContent-Length: 5\r\n\r\nab"])
-async def test_a_client_that_says_too_little_is_closed(rig: Rig, start: bytes) -> None:
-    async with rig.client() as client:
+async def test_a_client_that_says_too_little_is_closed(hasty: Inside, start: bytes) -> None:
+    async with hasty.client() as client:
         client.send(start)
         assert await client.gone() == "eof"
         assert client.received == b""
 
 
-async def test_a_client_that_never_leaves_after_its_refusal_is_closed(rig: Rig) -> None:
-    async with rig.client() as client:
+async def test_a_client_that_never_leaves_after_its_refusal_is_closed(hasty: Inside) -> None:
+    async with hasty.client() as client:
         client.send(b"garbage\r\n\r\n")
         await client.rest()
         # Its half of the connection is still open, and read, until the gateway's patience ends: then it is reset.
         while not client.lost:
             client.send(b"x")
-            await rig.tape.get("/healthz")
+            await hasty.tape.get("/healthz")
 
 
 async def test_a_websocket_is_refused_in_the_shape_of_its_api(rig: Rig) -> None:

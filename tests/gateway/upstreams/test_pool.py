@@ -7,7 +7,7 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,7 +16,7 @@ import pytest
 from fakes.odd import Connection, Script, Step, abort, close, gone, request, send, wait
 from fakes.process import Gateway, upstream
 from fakes.raw import body_of, chunk, connect, events_head, head, post, reply
-from fakes.rig import CHAT, MESSAGES, Rig, inside
+from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
 from fakes.tape import Tape
 
 from penstock.gateway.http.upstream_connection import UpstreamConnection
@@ -27,12 +27,6 @@ from penstock.gateway.upstreams.pool import Connector, Pool
 StartGateway = Callable[..., Awaitable[Gateway]]
 EVENT = chunk(b"data: 1\n\n")
 OK = reply(200, b'{"fine":1}')
-
-
-@pytest.fixture(scope="module")
-def upstream_config() -> str:
-    """Short patience."""
-    return "connect_timeout = 0.3\nread_timeout = 0.4\nidle_timeout = 0.5"
 
 
 def error_of(answer: bytes, status: int) -> dict[str, str]:
@@ -117,11 +111,16 @@ async def test_a_connection_that_ended_while_it_was_idle_is_not_used(rig: Rig) -
         assert await client.message() == OK
 
 
-async def test_an_idle_connection_is_closed_in_time(rig: Rig) -> None:
-    async with rig.upstream([request(), send(OK), gone()]) as upstream, rig.client() as client:
+async def test_an_idle_connection_is_closed_in_time(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with (
+        inside(tmp_path, http, first={"idle_timeout": 0.5}) as rig,
+        rig.upstream([request(), send(OK), gone()]) as upstream,
+        rig.client() as client,
+    ):
         client.send(rig.call())
         await client.message()
-        assert await (await upstream.connection(0)).gone() == "eof"
+        # Long before the usual 55 seconds.
+        assert await (await upstream.connection(0)).gone(30.0) == "eof"
 
 
 async def test_bytes_on_an_idle_connection_end_it(rig: Rig) -> None:
@@ -240,33 +239,40 @@ async def test_broken_chunks_break_the_answer(rig: Rig, sent: bytes, arrives: by
 # -- silence -----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_upstream_that_says_nothing_is_a_504(rig: Rig) -> None:
-    async with rig.upstream([request(), gone()]) as upstream, rig.client() as client:
-        client.send(rig.call())
+@pytest.fixture
+async def hasty(http: aiohttp.ClientSession, tmp_path: Path) -> AsyncGenerator[Inside]:
+    """A gateway with short patience, but with more than a machine that is busy keeps a process waiting."""
+    async with inside(tmp_path, http, first={"read_timeout": 2.0}) as made:
+        yield made
+
+
+async def test_an_upstream_that_says_nothing_is_a_504(hasty: Inside) -> None:
+    async with hasty.upstream([request(), gone()]) as upstream, hasty.client() as client:
+        client.send(hasty.call())
         error = error_of(await client.message(), 504)
-        assert "0.4 s (upstream.read_timeout)" in error["message"]
+        assert "2 s (upstream.read_timeout)" in error["message"]
         await (await upstream.connection(0)).gone()
-    span = await rig.span()
+    span = await hasty.span()
     assert (span.status, span.error, span.http_status) == ("error", "timeout", 504)
 
 
-async def test_an_upstream_that_falls_silent_breaks_the_answer(rig: Rig) -> None:
-    async with rig.upstream([request(), send(events_head() + EVENT), gone()]) as upstream, rig.client() as client:
-        client.send(rig.call())
+async def test_an_upstream_that_falls_silent_breaks_the_answer(hasty: Inside) -> None:
+    async with hasty.upstream([request(), send(events_head() + EVENT), gone()]) as upstream, hasty.client() as client:
+        client.send(hasty.call())
         assert await client.rest() == events_head() + EVENT
         await (await upstream.connection(0)).gone()
-    span = await rig.span()
+    span = await hasty.span()
     assert (span.status, span.error, span.response_bytes) == ("error", "timeout", 9)
 
 
-async def test_silence_is_counted_from_when_the_request_was_sent(rig: Rig) -> None:
+async def test_silence_is_counted_from_when_the_request_was_sent(hasty: Inside) -> None:
     """A request may take longer to arrive than the upstream may be silent."""
-    async with rig.upstream([request(), wait("tick"), send(OK)]) as upstream, rig.client() as client:
-        whole = rig.call(b"x" * 10)
+    async with hasty.upstream([request(), wait("tick"), send(OK)]) as upstream, hasty.client() as client:
+        whole = hasty.call(b"x" * 10)
         client.send(whole[:-1])
-        await rig.tape.when("slow-upload", "a1", later(0.5))
+        await hasty.tape.when("slow-upload", "a1", later(2.2))
         client.send(whole[-1:])
-        await rig.tape.when("slow-upload", "a1", later(0.2))
+        await hasty.tape.when("slow-upload", "a1", later(0.2))
         upstream.go("tick")
         assert await client.message() == OK
 
