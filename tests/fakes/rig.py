@@ -180,13 +180,12 @@ async def inside(
     first: Mapping[str, object] = MappingProxyType({}),
     **config: object,
 ) -> AsyncGenerator[Inside]:
-    """A gateway with this configuration in this process, stopped at the end. `spares`: more upstreams; where there are
-    any, the first waits for half a second only. `first`: what else is said of it."""
+    """A gateway with this configuration in this process, stopped at the end. `spares`: more upstreams; `first`: what
+    else is said of the first one."""
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        patience: Mapping[str, object] = {"read_timeout": 0.5} if spares else {}
         upstreams: list[Mapping[str, object]] = [
-            {"name": "up", "base_url": url + "/v1", "dialect": "openai", **patience, **first},
+            {"name": "up", "base_url": url + "/v1", "dialect": "openai", **first},
             {"name": "anthropic-up", "base_url": url, "dialect": "anthropic"},
             *spares,
         ]

@@ -16,9 +16,9 @@ from fakes.raw import PATIENCE, body_of, chunk, events_head, reply
 from fakes.rig import Inside, Rig, inside, odd_on
 
 from penstock.gateway.model.attributes import TRIES
-from penstock.gateway.proxy import call
+from penstock.gateway.proxy import call, failover
 from penstock.gateway.proxy.failover import Beginning
-from penstock.gateway.upstreams import health, patience, pool
+from penstock.gateway.upstreams import health, patience
 
 OK = reply(200, b'{"fine":1}')
 EVENT = chunk(b"data: 1\n\n")
@@ -34,10 +34,19 @@ def spares() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-async def rig(tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket) -> AsyncGenerator[Inside]:
-    """A gateway that has not seen either of them yet, with short patience with the first."""
+def patience_s() -> float:
+    """With the first one. Where that is to answer it is long: a machine may keep a process waiting."""
+    return 600.0
+
+
+@pytest.fixture
+async def rig(
+    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, patience_s: float
+) -> AsyncGenerator[Inside]:
+    """A gateway that has not seen either of them yet."""
     spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
-    async with inside(tmp_path, http, [spare], {"max_concurrent": 9}, route=[ROUTE]) as made:
+    first = {"max_concurrent": 9, "read_timeout": patience_s}
+    async with inside(tmp_path, http, [spare], first, route=[ROUTE]) as made:
         yield made
         places = made.gateway.proxy.pools["up"].places
         assert (places.running, places.waiting) == (0, 0), "however a call ends, its place is free"
@@ -124,7 +133,9 @@ BEGINS: dict[str, Script] = {
 }
 
 
-@pytest.mark.parametrize("begin", BEGINS)
+@pytest.mark.parametrize(
+    ("begin", "patience_s"), [(begin, 600.0 if begin.endswith("leaves") else 0.5) for begin in BEGINS]
+)
 async def test_one_that_accepts_it_and_does_not_answer(rig: Rig, spares: socket.socket, begin: str) -> None:
     answer = events_head() + EVENT + LAST
     async with both(rig, spares, BEGINS[begin], [request(), send(answer)]), rig.client() as client:
@@ -218,6 +229,7 @@ def test_an_answer_with_a_content_encoding_is_not_looked_into() -> None:
     assert Beginning(SSE, encoded=True).says([b"\x1f\x8b"]) == "something"
 
 
+@pytest.mark.parametrize("patience_s", [0.5])
 async def test_a_silent_one_costs_one_call_its_patience_and_no_other(
     rig: Inside, spares: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +248,9 @@ async def test_a_silent_one_costs_one_call_its_patience_and_no_other(
         assert (shown["spare"]["health"], shown["spare"]["failing"]) == ("good", "")
         assert 0 < shown["up"]["rests_s"] <= health.LONGEST_S
         # Its rest is over: one call is given to it, and then all are.
-        rig.gateway.proxy.pools["up"].health._until = 0.0
+        pool = rig.gateway.proxy.pools["up"]
+        pool.config = pool.config.model_copy(update={"read_timeout": 600.0})
+        pool.health._until = 0.0
         for _ in range(2):
             client.send(rig.call())
             assert await client.message() == OK
@@ -274,11 +288,15 @@ async def test_one_that_fails_for_a_moment_is_asked_once_more(
     assert await tries(rig) == [("up", f"http_{status}")]
 
 
-async def test_a_client_that_leaves_while_an_upstream_is_waited_for(rig: Rig, spares: socket.socket) -> None:
+async def test_a_client_that_leaves_while_an_upstream_is_waited_for(
+    rig: Rig, spares: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover, "PATIENT_S", 600.0)
+
     async def sent(connection: Connection) -> None:
         connection.upstream.go("sent")
 
-    first: Script = [request(), send(reply(429, b"{}", [("Retry-After", "3")])), sent]
+    first: Script = [request(), send(reply(429, b"{}", [("Retry-After", "600")])), sent]
     async with both(rig, spares, first, [request()]) as (up, spare):
         async with rig.client() as client:
             client.send(rig.call())
@@ -387,7 +405,6 @@ class Hole:
 async def test_one_that_never_connects_keeps_one_call_waiting_and_no_other(
     tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "SLOW_S", 0.3)
     spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
     async with AsyncExitStack() as stack:
         rig = await stack.enter_async_context(inside(tmp_path, http, [spare], {"connect_timeout": 60.0}, route=[ROUTE]))
