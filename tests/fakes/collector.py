@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @dataclass
@@ -74,8 +74,12 @@ class Collector:
 
     async def until(self, spans: int = 0, requests: int = 0) -> None:
         """Wait until so many different spans were taken and so many requests came."""
-        async with asyncio.timeout(PATIENCE), self._news:
-            await self._news.wait_for(lambda: len(set(self.ids)) >= spans and len(self.requests) >= requests)
+        try:
+            async with asyncio.timeout(PATIENCE), self._news:
+                await self._news.wait_for(lambda: len(set(self.ids)) >= spans and len(self.requests) >= requests)
+        except TimeoutError:
+            came = f"{len(set(self.ids))} spans and {len(self.requests)} requests"
+            raise AssertionError(f"only {came} have come, not {spans} and {requests}") from None
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         assert request.content_type == "application/x-protobuf"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,21 @@ class Shell:
     async def run(self, *arguments: str, stdin: bytes | None = None, **env: str) -> Done:
         """A command that has ended."""
         process = await self.start(*arguments, stdin=None if stdin is None else asyncio.subprocess.PIPE, **env)
-        try:
-            out, err = await asyncio.wait_for(process.communicate(stdin), self.patience)
-        except TimeoutError:
-            process.kill()
-            raise AssertionError(f"{' '.join(arguments)!r} did not end in {self.patience:g} s") from None
+        out, err = await self.end_of(process, arguments, stdin)
         assert process.returncode is not None
         return Done(process.returncode, out, err.decode())
+
+    async def end_of(
+        self, process: asyncio.subprocess.Process, arguments: Sequence[str] = (), stdin: bytes | None = None
+    ) -> tuple[bytes, bytes]:
+        """All that a command says, once it has ended."""
+        try:
+            async with asyncio.timeout(self.patience):
+                return await process.communicate(stdin)
+        except TimeoutError:
+            process.kill()
+            said = " ".join(["penstock", *arguments])
+            raise AssertionError(f"it did not end within {self.patience:g} s: {said}") from None
 
     async def unread(self, *arguments: str) -> str:
         """What a command complains of whose reader has left before it began."""
@@ -72,5 +81,5 @@ class Shell:
             process = await self.start(*arguments, stdout=writer)
         finally:
             os.close(writer)
-        _, err = await asyncio.wait_for(process.communicate(), self.patience)
+        _, err = await self.end_of(process, arguments)
         return err.decode()

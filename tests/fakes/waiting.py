@@ -10,8 +10,15 @@ PATIENCE_S = 60.0
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Comes back as soon as it holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if await condition():
-                return
-            await asyncio.sleep(0.02)
+    limit = asyncio.timeout(PATIENCE_S)
+    try:
+        async with limit:
+            while True:
+                if await condition():
+                    return
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        if not limit.expired():  # the condition's own
+            raise
+        name = getattr(condition, "__qualname__", repr(condition))
+        raise AssertionError(f"after {PATIENCE_S:g} s it does not hold: {name}") from None

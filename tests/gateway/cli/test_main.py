@@ -19,7 +19,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from fakes.goldens import check_golden
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, exchange, serving
-from fakes.process import ROOT
+from fakes.process import PATIENCE, ROOT
 from fakes.shell import Shell
 
 from penstock.gateway.__main__ import app, main
@@ -134,7 +134,7 @@ async def test_token_and_stats(shell: Shell, served: Serving) -> None:
 async def test_changes_follow_until_interrupted(shell: Shell, served: Serving) -> None:
     process = await shell.start("changes", "--since", "4")
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         assert (await process.stdout.readline()).decode().split()[:2] == ["5", "r2"]
         assert (await process.stdout.readline()).decode().split()[:2] == ["6", "r2/a1"]
         served.tape.add(call(2, rollout="r2"))
@@ -315,7 +315,7 @@ async def test_a_full_disk_is_said_in_a_line(shell: Shell, command: str) -> None
     full = os.open("/dev/full", os.O_WRONLY)
     process = await shell.start(*command.split(), stdout=full)
     os.close(full)
-    _, err = await asyncio.wait_for(process.communicate(), shell.patience)
+    _, err = await shell.end_of(process)
     assert (process.returncode, err) == (1, b"penstock: stdout cannot be written: No space left on device\n")
 
 
@@ -334,7 +334,7 @@ async def test_streams_that_are_closed_are_empty(shell: Shell, command: str, cod
         f"{shell.command[0]} -m penstock {command}",
         env=shell.env, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    _, err = await asyncio.wait_for(process.communicate(), shell.patience)
+    _, err = await shell.end_of(process)
     assert (process.returncode, err) == (code, said)
 
 

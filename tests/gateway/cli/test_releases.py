@@ -23,7 +23,7 @@ from conftest import StartGateway
 from fakes.experiment import CANDIDATE, SKIP, STABLE, Traffic, policy, prompt
 from fakes.goldens import check_golden, check_widths, text_of
 from fakes.preloaded import penstock
-from fakes.process import ROOT, Gateway, upstreams
+from fakes.process import PATIENCE, ROOT, Gateway, upstreams
 from fakes.provider import Provider
 from fakes.shell import Done, Shell
 from fakes.tape import Tape
@@ -270,7 +270,7 @@ async def typed(shell: Shell, keys: bytes, *arguments: str, TERM: str = "dumb") 
         os.close(theirs)
     os.write(ours, keys)
     try:
-        return (await asyncio.wait_for(asyncio.to_thread(_drained, ours), 30)).decode()
+        return (await asyncio.wait_for(asyncio.to_thread(_drained, ours), PATIENCE)).decode()
     finally:
         os.close(ours)
         assert await process.wait() == 0
@@ -306,7 +306,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     html = shell.folder / "travel.html"
     watching = await shell.start("release", "watch", "travel", "--html", "travel.html")
     assert watching.stdout is not None
-    first = (await asyncio.wait_for(watching.stdout.readline(), 30)).decode()
+    first = (await asyncio.wait_for(watching.stdout.readline(), PATIENCE)).decode()
     assert "start → draft  by ann (claimed)  kinder" in first
     assert "<h1>travel-1: canary</h1>" in html.read_text()
     _ = await traffic.run(names("r", 30), lambda arm: 1.0)
@@ -325,7 +325,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     assert f"{view.release.counted} observations, {view.release.counted} rewards as on the tape, " in verified.text
     ended = await shell.run("release", "rollback", "travel", "--who", "bob", "--why", "it is rude")
     assert ended.text == "travel-1  rolled back  it is rude\n"
-    rest, err = await asyncio.wait_for(watching.communicate(), 30)
+    rest, err = await shell.end_of(watching)
     assert (watching.returncode, err) == (0, b"")
     assert "rollback → rolled back  by bob (claimed)  it is rude\n" in rest.decode()
     assert "<h1>travel-1: rolled back</h1>" in html.read_text()
@@ -339,12 +339,12 @@ async def test_watching_goes_on_when_the_gateway_is_restarted(shell: Shell, traf
     release = await traffic.start("travel", "v2", policy(0.5))
     watching = await shell.start("release", "watch", "travel")
     assert watching.stdout is not None
-    while "canary → canary" not in (await asyncio.wait_for(watching.stdout.readline(), 30)).decode():
+    while "canary → canary" not in (await asyncio.wait_for(watching.stdout.readline(), PATIENCE)).decode():
         pass
     await gateway.kill()
     await gateway.start(gateway.port)
     await traffic.client.decide(release.id, "abort", Said(who="ann", why="enough"))
-    rest, err = await asyncio.wait_for(watching.communicate(), 30)
+    rest, err = await shell.end_of(watching)
     assert (watching.returncode, err) == (0, b"")
     assert "abort → aborted  by ann (claimed)  enough\n" in rest.decode()
 
@@ -369,7 +369,7 @@ async def test_a_look_that_fails_is_taken_again_unless_it_is_the_first(
     how = policy(0.5, shadowed="required")
     release = await traffic.client.start_release("travel", NewRelease(candidate="v2", policy=how))
     await traffic.when(release.id, lambda view: view.doing == "shadow")
-    async with Faltering(traffic.url) as client, asyncio.timeout(30):
+    async with Faltering(traffic.url) as client, asyncio.timeout(PATIENCE):
         client.lost = 1
         with pytest.raises(ClientError, match="nothing answers"):
             await anext(watching.looks(client, release.id, whole=False))
@@ -433,7 +433,7 @@ async def test_watching_as_json_and_until_interrupted(shell: Shell, traffic: Tra
     await traffic.start("travel", "v2", policy(0.5))
     process = await shell.start("release", "watch", "travel", "--json")
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         view = json.loads(await process.stdout.readline())
         assert (view["release"]["id"], view["release"]["counted"]) == ("travel-1", 0)
         _ = await traffic.rollout("r1", lambda arm: 1.0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.process import Gateway, limit_files, running, upstreams
+from fakes.process import PATIENCE, Gateway, limit_files, running, upstreams
 from fakes.provider import serving
 from fakes.shell import Done, Shell
 from fakes.tape import Tape
@@ -133,17 +133,19 @@ async def test_draining_waits_for_what_runs(shell: Shell, client: Client) -> Non
     _ = await client.enqueue([RolloutSpec(id=f"r{n}") for n in (1, 2, 3)])
     one, two = await claimed(client), await claimed(client)
     draining = await shell.start("drain")
-    told = await client.claim(ClaimRequest(worker="w2", modes=["val"], wait_s=20))  # ends when the queue is drained
+    told = await client.claim(
+        ClaimRequest(worker="w2", modes=["val"], wait_s=PATIENCE)
+    )  # ends when the queue is drained
     assert told.queue == "draining"
     assert draining.stderr is not None
-    waiting = await asyncio.wait_for(draining.stderr.readline(), 20)
+    waiting = await asyncio.wait_for(draining.stderr.readline(), PATIENCE)
     assert waiting.decode() == "Waiting for 2 attempts to end; `penstock workers` lists them.\n"
     await finished(client, one)
-    ended = asyncio.ensure_future(draining.communicate())
+    ended = asyncio.ensure_future(shell.end_of(draining))
     await asyncio.sleep(0)
     assert not ended.done()
     await finished(client, two)
-    out, err = await asyncio.wait_for(ended, 20)
+    out, err = await ended
     assert err == b""
     assert without_age(out.decode()) == "Queue draining: 1 waiting (1 train); 0 claimed.\n"
 

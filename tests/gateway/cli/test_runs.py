@@ -229,7 +229,7 @@ async def test_a_full_disk_ends_an_export(shell: Shell, client: Client, tmp_path
     process = await asyncio.create_subprocess_shell(
         command, env=shell.env, cwd=tmp_path, stderr=asyncio.subprocess.PIPE
     )
-    _, err = await asyncio.wait_for(process.communicate(), shell.patience)
+    _, err = await shell.end_of(process)
     assert (process.returncode, err) == (1, b"penstock: out: File too large\n")
     assert not (tmp_path / "out").exists()
 

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, serving
+from fakes.waiting import PATIENCE_S
 
 from penstock.gateway.api import pages
 from penstock.gateway.client import client as client_module
@@ -162,7 +163,7 @@ def unused_port() -> int:
 
 async def take(client: Client, since: int, count: int) -> list[Change]:
     found: list[Change] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         async for change in client.changes(since):
             found.append(change)
             if len(found) == count:

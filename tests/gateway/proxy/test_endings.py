@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from fakes.odd import gone, request, send, wait
 from fakes.raw import body_of, chunk, events_head, reply
 from fakes.rig import CHAT, MESSAGES, Rig, inside
+from fakes.waiting import until
 
 DELTA = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hel"}}]}\n\n'
 FINISH = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
@@ -107,9 +107,13 @@ async def test_it_is_counted_as_it_ended(rig: Rig) -> None:
             await client.message()
     await rig.tape.spans(rig.rollout, 2)
     wanted = {status: before.get(status, 0) + 1 for status in ("ok", "error")}
-    async with asyncio.timeout(10):
-        while (after := await counts(rig)) != before | wanted:
-            assert after.get("ok", 0) <= wanted["ok"]
+
+    async def counted() -> bool:
+        after = await counts(rig)
+        assert after.get("ok", 0) <= wanted["ok"]
+        return after == before | wanted
+
+    await until(counted)
 
 
 async def counts(rig: Rig) -> dict[str, float]:

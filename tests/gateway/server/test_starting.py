@@ -20,14 +20,13 @@ from fakes.process import PATHS, ROOT, Gateway, running, upstreams
 from fakes.provider import Provider
 from fakes.raw import post
 from fakes.rig import CHAT
-from fakes.waiting import until
+from fakes.waiting import PATIENCE_S, until
 
 from penstock.gateway.config import load
 from penstock.gateway.server.workers import Worker, Workers
 from penstock.gateway.store import Store
 
 TWO: Final = ("--workers", "2")
-PATIENCE_S: Final = 20.0
 PYTHON: Final = os.path.realpath(sys.executable)
 SUCCESSOR: Final = """
 import sys

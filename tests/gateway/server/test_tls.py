@@ -4,7 +4,6 @@ upstreams that ask for a client certificate. One gateway process serves them all
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import shutil
 import socket
@@ -23,6 +22,7 @@ from fakes.raw import connect
 from fakes.responses_websocket import Host
 from fakes.rig import MESSAGES, Base, Rig, based
 from fakes.tape import Tape
+from fakes.waiting import until
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 from websockets.asyncio.client import connect as connect_websocket
@@ -290,6 +290,7 @@ async def test_the_certificate_changes_while_a_stream_runs(rig: Rig, files: File
 
 
 async def until_logged(base: Base, words: str) -> None:
-    for _ in itertools.takewhile(lambda _: words not in base.log, range(100)):
-        await asyncio.sleep(0.1)
-    assert words in base.log
+    async def are_there() -> bool:
+        return words in base.log
+
+    await until(are_there)

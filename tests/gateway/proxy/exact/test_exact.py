@@ -20,6 +20,7 @@ from fakes.rig import Inside, inside
 from fakes.scale_out import CHAT, DERENDER, GENERATE, RENDER, ScaleOut, scale_out
 from fakes.tape import Tape
 from fakes.toy_template import CALL, CALLED, END, Json, Template, parsed
+from fakes.waiting import PATIENCE_S
 
 from penstock.adapters.samples import Options, samples
 from penstock.adapters.source import load
@@ -294,7 +295,7 @@ async def test_a_client_that_leaves_ends_the_generation(made: Inside, vllm: Scal
         async for _ in stream:
             break
         await stream.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await vllm.cancelled.wait()
     spans = await made.tape.spans(made.rollout, 2)
     assert (spans[1].status, spans[1].error) == ("cancelled", "client_gone")
@@ -340,7 +341,7 @@ async def test_an_agent_that_reads_slowly_holds_its_answer_back(made: Inside, vl
     assert isinstance(call, Call)
     call.hold()
     vllm.go.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await vllm.generated.wait()
     assert not asked.done()
     call.go_on()

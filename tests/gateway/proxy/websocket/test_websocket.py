@@ -19,7 +19,7 @@ from conftest import StartGateway
 from fakes.process import Gateway
 from fakes.responses_websocket import BIG, Host, websocket_host
 from fakes.tape import Tape
-from fakes.waiting import until
+from fakes.waiting import PATIENCE_S, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -316,7 +316,7 @@ async def test_what_is_no_request_passes_and_is_no_call(rig: Rig) -> None:
         pong = await connection.ping()
         _ = await pong
         _ = await ask(connection, "Hello")
-        await asyncio.wait_for(await connection.ping(), 30)
+        await asyncio.wait_for(await connection.ping(), PATIENCE_S)
     assert len(await rig.tape.spans("r1", 1)) == 1
 
 
