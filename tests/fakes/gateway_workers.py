@@ -44,9 +44,16 @@ def _holds(pid: int, port: int, client: int) -> bool:
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if (int(fields[1].rpartition(":")[2], 16), int(fields[2].rpartition(":")[2], 16)) == (port, client):
-            wanted = f"socket:[{fields[9]}]"
-            return any(_target(pid, name) == wanted for name in os.listdir(f"/proc/{pid}/fd"))
+            return f"socket:[{fields[9]}]" in held(pid)
     return False
+
+
+def held(pid: int) -> set[str]:
+    """What a process holds; nothing where it has ended."""
+    try:
+        return {_target(pid, name) for name in os.listdir(f"/proc/{pid}/fd")}
+    except FileNotFoundError:
+        return set()
 
 
 def _target(pid: int, name: str) -> str:

@@ -65,8 +65,16 @@ def forget_peak(pid: int) -> None:
 
 def child(pid: int, word: bytes) -> int:
     """The process that another one has started with this word in its command; words end with a zero."""
-    (found,) = [one for one in children(pid) if word in Path(f"/proc/{one}/cmdline").read_bytes()]
+    (found,) = [one for one in children(pid) if word in command(one)]
     return found
+
+
+def command(pid: int) -> bytes:
+    """The words of a process, each with a zero at its end; none where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def limit_files(pid: int, most: int | None) -> None:

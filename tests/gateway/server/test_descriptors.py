@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import aiohttp
 import pytest
-from fakes.gateway_workers import served_by, workers
+from fakes.gateway_workers import held, served_by, workers
 from fakes.mcp_hosted import Hosted, config, processes
 from fakes.odd import request, send, wait
-from fakes.process import Gateway, children, running, upstream
+from fakes.process import Gateway, children, command, running, upstream
 from fakes.raw import chunk, events_head, post
 from fakes.rig import CHAT, odd_on
 from fakes.waiting import until
@@ -22,10 +22,6 @@ EVENT = chunk(b"data: 1\n\n")
 END = chunk(b"data: [DONE]\n\n") + chunk(b"")
 STREAM = [request(), send(events_head() + EVENT), wait("go"), send(END)]
 LISTENS = "0A"
-
-
-def command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 async def reload(gateway: Gateway) -> None:
@@ -44,11 +40,6 @@ def own(gateway: Gateway) -> set[str]:
     at = f":{gateway.port:04X}"
     files = {str(gateway.data / "lock"), *map(str, (gateway.data / "tape").iterdir())}
     return {f"socket:[{row[9]}]" for row in rows if row[1].endswith(at) and row[3] == LISTENS} | files
-
-
-def held(pid: int) -> set[str]:
-    """What a process holds."""
-    return {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
 
 
 @pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one", "two"])

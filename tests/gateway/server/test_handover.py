@@ -20,6 +20,7 @@ from fakes.process import (
     Gateway,
     beside_an_agent,
     children,
+    command,
     limit_files,
     running,
     upstream,
@@ -60,10 +61,6 @@ def successors(pid: int) -> list[int]:
 
 def runs(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-def command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 async def next_line(gateway: Gateway) -> str:
