@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, serving
+from fakes.ports import steady_ports
 from fakes.waiting import PATIENCE_S
 
 from penstock.gateway.api import pages
@@ -151,11 +152,7 @@ def test_a_key_that_cannot_be_sent_is_not_told(key: str) -> None:
 
 @pytest.fixture
 def unused_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    return steady_ports(1)[0]
 
 
 # --- the change feed ---

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from fakes.odd import Connection, Odd, Script, close, gone, request, send, wait
+from fakes.ports import steady_ports
 from fakes.raw import PATIENCE, body_of, chunk, events_head, reply
 from fakes.rig import Inside, Rig, inside, odd_on
 
@@ -260,9 +261,9 @@ async def test_a_silent_one_costs_one_call_its_patience_and_no_other(
 
 
 async def test_what_an_upstream_said_tells_more_than_that_the_next_cannot_be_reached(
-    tmp_path: Path, http: aiohttp.ClientSession, unused_tcp_port: int
+    tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
-    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{unused_tcp_port}/v1"}
+    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{steady_ports(1)[0]}/v1"}
     refused = reply(429, b'{"error":{"message":"too many"}}', [("Retry-After", "7")])
     async with inside(tmp_path, http, [spare], route=[ROUTE]) as rig:
         async with rig.upstream([request(), send(refused)]), rig.client() as client:

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from fakes.ports import steady_ports
 from fakes.rig import inside
 from fakes.waiting import until
 
@@ -103,9 +104,8 @@ async def test_what_is_gone_fails_and_what_is_silent_does(
 ) -> None:
     monkeypatch.setattr(checks, "AGAIN_S", 0.02)
     monkeypatch.setattr(checks, "ANSWER_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
-        urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in (silent, gone)]
-        gone.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        urls = [f"http://127.0.0.1:{port}" for port in (silent.getsockname()[1], *steady_ports(1))]
         named = zip(("silent", "gone"), urls, strict=True)
         upstreams = [{"name": name, "base_url": url, "health_path": "/health"} for name, url in named]
         async with inside(tmp_path, http, upstreams) as rig:

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import aiohttp
 import pytest
 from fakes.odd import Connection, Script, Step, abort, close, gone, request, send, wait
+from fakes.ports import steady_ports
 from fakes.process import Gateway, upstream
 from fakes.raw import body_of, chunk, connect, events_head, head, post, reply
 from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
@@ -303,11 +304,6 @@ async def test_a_bug_in_the_end_of_an_answer_does_not_leave_it_open(
 # -- connecting --------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 async def call(gateway: Gateway, model: str) -> bytes:
     async with connect(gateway.url) as client:
         client.send(post(f"/rollout/r/attempt/a1{CHAT}", json.dumps({"model": model}).encode()))
@@ -315,7 +311,7 @@ async def call(gateway: Gateway, model: str) -> bytes:
 
 
 async def test_an_unreachable_upstream_and_failover(rig: Rig, start_gateway: StartGateway) -> None:
-    dead = f"http://127.0.0.1:{free_port()}/v1"
+    dead = f"http://127.0.0.1:{steady_ports(1)[0]}/v1"
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         fillers = [socket.socket() for _ in range(4)]
         for filler in fillers:
