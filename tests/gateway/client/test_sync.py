@@ -122,9 +122,13 @@ async def test_a_wait_can_be_interrupted(gateway: Gateway) -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with SyncClient(gateway.url) as client:
-            _ = signal.setitimer(signal.ITIMER_REAL, 0.2)
+
+            def wait() -> None:
+                _ = signal.setitimer(signal.ITIMER_REAL, 0.2)
+                _ = next(client.changes())
+
             with pytest.raises(KeyboardInterrupt):
-                next(client.changes())
+                wait()
             assert client.queue().state == "open"
     finally:
         _ = signal.signal(signal.SIGALRM, before)
