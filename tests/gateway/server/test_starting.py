@@ -50,9 +50,11 @@ class Starting:
         """Returns when a process waits for its configuration."""
 
         async def has_opened() -> bool:
-            with suppress(OSError):
-                self._writer = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
-            return self._writer != -1
+            if self._writer == -1:
+                with suppress(OSError):
+                    self._writer = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+            # It may have come to that before this loop knows that it has been started.
+            return self._writer != -1 and self.gateway.process is not None
 
         await until(has_opened)
         self._lay()

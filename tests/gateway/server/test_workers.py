@@ -257,7 +257,7 @@ async def test_a_pause_counts_in_every_worker(tmp_path: Path) -> None:
     ):
         pids = workers(gateway.pid)
         async with served_by(gateway, pids[0]) as first, served_by(gateway, pids[1]) as second:
-            await client.pause_upstream("fake-openai", 60)
+            await client.pause_upstream("fake-openai", 3600)
             waiting = [asyncio.ensure_future(chat(it, f"/rollout/w{CHAT}", ("user", "x"))) for it in (first, second)]
 
             async def wait_for_it() -> bool:
@@ -357,7 +357,7 @@ async def test_a_worker_that_is_killed_takes_no_other_along(tmp_path: Path, http
             assert span.status == "interrupted"
             async with Client(gateway.url) as client:
                 await client.enqueue([RolloutSpec(id="q", input=1)])
-                (claimed,) = (await client.claim(ClaimRequest(worker="w", wait_s=30))).claims
+                (claimed,) = (await client.claim(ClaimRequest(worker="w", wait_s=60))).claims
                 assert claimed.rollout.id == "q"
         assert "worker 1 was killed by signal 9" in gateway.log
         odd.go("go")
