@@ -40,7 +40,7 @@ def obeyed(text: str) -> set[str]:
     return {one for one in text if one not in "\n\t" and shown(one) != one}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)  # two dozen commands
 async def test_nothing_on_the_tape_speaks_to_the_terminal(
     start_gateway: StartGateway, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

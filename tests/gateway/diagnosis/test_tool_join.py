@@ -472,7 +472,7 @@ def test_a_long_rollout_is_joined_at_once() -> None:
     began = time.process_time()
     links = join(read_asks(calls), runs)
     assert Counter(link.grade for link in links) == {"certain": 9995, "likely": 5}
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 20
 
 
 # -- real agents -----------------------------------------------------------------------------------------------------
