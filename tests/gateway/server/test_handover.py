@@ -160,7 +160,7 @@ async def _one_is_left(gateway: Gateway) -> bool:
 
 
 WHILE_IT_CHANGES = """
-import os, signal, uvloop
+import os, signal, time, uvloop
 from pathlib import Path
 
 run, execv = uvloop.run, os.execv
@@ -169,6 +169,8 @@ run, execv = uvloop.run, os.execv
 def stop():
     # Only the process that is to be the parent of another one.
     if any(task.read_text() for task in Path("/proc/self/task").glob("*/children")):
+        while not os.path.exists(os.environ["SERVES"]):
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -185,15 +187,18 @@ def stop_and_execute(*given):
 
 uvloop.run, os.execv = run_and_stop, stop_and_execute
 """
-"""Has SIGTERM come to a process that has handed over, just when it becomes the parent of the next one."""
+"""Has SIGTERM come to a process that has handed over, just when it becomes the parent of the next one, and not before
+that serves: it would end as one that still starts."""
 
 
 async def test_a_signal_to_a_process_that_becomes_a_parent_is_passed_on(tmp_path: Path) -> None:
     """It would end this one alone, and nobody could stop the next one any more."""
     (tmp_path / "sitecustomize.py").write_text(WHILE_IT_CHANGES)
-    env = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    serves = tmp_path / "serves"
+    env = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path))), "SERVES": str(serves)}
     async with running(tmp_path / "home", "", env=env, under=("env",)) as gateway:
         next_one = await reload(gateway)
+        serves.touch()
         assert gateway.process is not None
         async with asyncio.timeout(60):
             assert await gateway.process.wait() == 0
