@@ -45,10 +45,14 @@ class Tape:
         assert len(finished(heads)) == count
         return finished(heads)
 
-    async def open_span(self, rollout: str, attempt: str = "a1") -> Span:
-        """A span that is still running, as soon as there is one."""
-        heads = await self.when(rollout, attempt, lambda heads: len(finished(heads)) < len(heads))
-        return next(span for span in heads if span.status == SpanStatus.OPEN)
+    async def open_span(self, rollout: str, attempt: str = "a1", name: str | None = None) -> Span:
+        """A span that is still running, as soon as there is one. `name`: its own; one of an earlier call, which took a
+        while and whose end is not on the tape yet, is another."""
+
+        def running(heads: list[Span]) -> list[Span]:
+            return [span for span in heads if span.status == SpanStatus.OPEN and name in (None, span.name)]
+
+        return running(await self.when(rollout, attempt, lambda heads: bool(running(heads))))[0]
 
     async def when(self, rollout: str, attempt: str, condition: Callable[[list[Span]], bool]) -> list[Span]:
         """The spans of an attempt, as soon as the condition holds for them."""

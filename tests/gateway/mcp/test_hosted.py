@@ -105,7 +105,8 @@ async def test_answers_come_to_their_requests_in_any_order(hosted: Hosted) -> No
     client = await hosted.opened()
     waiting = [asyncio.ensure_future(text(client, "held_back", id=id)) for id in (1, "1", 2)]
     tape = Tape(hosted.gateway.url, hosted.http)
-    await tape.when("r1", "a1", lambda spans: sum(span.status == SpanStatus.OPEN for span in spans) == 3)
+    held = ("tools/call held_back", SpanStatus.OPEN)
+    await tape.when("r1", "a1", lambda spans: [(span.name, span.status) for span in spans].count(held) == 3)
     status, body = await client.say(call("echo", id="1"))
     assert (status, json.loads(body)["error"]["data"]) == (400, {"reason": "id"})
     await text(client, "release", id=3)
@@ -130,7 +131,7 @@ async def test_a_server_asks_its_client(hosted: Hosted) -> None:
 async def test_what_could_belong_to_several_requests_goes_to_the_listener(hosted: Hosted) -> None:
     client = await hosted.opened()
     waiting = asyncio.ensure_future(text(client, "held_back", id="h"))
-    await Tape(hosted.gateway.url, hosted.http).open_span("r1")
+    await Tape(hosted.gateway.url, hosted.http).open_span("r1", name="tools/call held_back")
     async with client.post(call("ask", id=1)) as response:
         # Nobody listens: it is taken for one of the newest request.
         assert (await events(response, 1))[0]["id"] == "s-1"
@@ -155,7 +156,7 @@ async def test_a_request_that_is_cancelled_is_over(hosted: Hosted) -> None:
     client = await hosted.opened()
     waiting = asyncio.ensure_future(error(client, "hangs", id="h"))
     tape = Tape(hosted.gateway.url, hosted.http)
-    await tape.open_span("r1")
+    await tape.open_span("r1", name="tools/call hangs")
     params = {"requestId": "h"}
     unwanted = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
     assert (await client.say(unwanted))[0] == 202

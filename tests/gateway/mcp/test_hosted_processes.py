@@ -49,7 +49,7 @@ async def test_whoever_waits_is_told_how_it_ended(starts: Starts, tool: str, how
     hosted = await hosting(starts)
     client, other = await hosted.opened(), await hosted.opened("r2")
     waiting = asyncio.ensure_future(error(client, "hangs", id="h"))
-    await Tape(hosted.gateway.url, hosted.http).open_span("r1")
+    await Tape(hosted.gateway.url, hosted.http).open_span("r1", name="tools/call hangs")
     for told in (await error(client, tool), await waiting):
         assert f"MCP server 'evil' {how}" in told["message"]
         assert told["data"] == {"reason": "mcp_process"}
@@ -306,7 +306,7 @@ async def test_an_open_request_ends_with_the_gateway(starts: Starts) -> None:
     hosted = await hosting(starts)
     client = await hosted.opened()
     waiting = asyncio.ensure_future(client.say(call("hangs")))
-    await Tape(hosted.gateway.url, hosted.http).open_span("r1")
+    await Tape(hosted.gateway.url, hosted.http).open_span("r1", name="tools/call hangs")
     assert len(processes(hosted.mark)) == 3
     waiting.cancel()
     await hosted.gateway.restart()

@@ -15,7 +15,8 @@ from fakes.rig import inside
 from bench.procfs import memory
 from penstock.gateway.mcp.call import McpCall
 
-DAY = 86_400.0
+DAY, LATE = 86_400.0, 3600.0
+"""Seconds; nothing is late by itself while the test runs."""
 STREAMS = 500
 MOST = 32 << 10
 """Bytes of memory that a stream may cost here. 10,000 of them cost 12 KB each: python -m bench.mcp_streams."""
@@ -25,14 +26,14 @@ async def test_no_clock_ends_a_stream_that_listens(
     tmp_path: Path, http: aiohttp.ClientSession, server: McpServer
 ) -> None:
     """Not the sweep for calls, nor those for sessions, for clients and for connections, a day later."""
-    servers = {"tools": {"url": server.url, "first_byte_timeout": 1.0, "total_timeout": 1.0}}
-    async with inside(tmp_path, http, mcp={"servers": servers}, limits={"client_timeout": 1.0}) as made:
+    servers = {"tools": {"url": server.url, "first_byte_timeout": LATE, "total_timeout": LATE}}
+    async with inside(tmp_path, http, mcp={"servers": servers}, limits={"client_timeout": LATE}) as made:
         client = Client(f"{made.base.url}/rollout/r1/attempt/a1/mcp/tools", http, {})
         await client.open()
         async with client.listen() as stream:
             await server.listening.wait()
             hanging = asyncio.ensure_future(client.say(call("hang")))
-            _ = await made.tape.open_span("r1")
+            _ = await made.tape.open_span("r1", name="tools/call hang")
             (listening, _) = made.gateway.proxy.running
             assert isinstance(listening, McpCall)
             later = monotonic() + DAY
@@ -41,7 +42,7 @@ async def test_no_clock_ends_a_stream_that_listens(
             made.gateway.mcp.servers.expire(later)
             assert (await hanging)[0] == 504, "any other call is late by then"
             assert list(made.gateway.proxy.running) == [listening]
-            assert not listening.client.overdue(later, 1.0)
+            assert not listening.client.overdue(later, LATE)
             server.tell({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
             assert b"list_changed" in await stream.content.readuntil(b"\n\n")
 

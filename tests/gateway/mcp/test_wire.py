@@ -115,8 +115,7 @@ async def test_an_answer_in_a_later_stream_ends_its_call(client: Client, server:
     await client.open()
     _, body = await client.say(call("later", id=7))
     assert b"at last" not in body
-    open_span = await tape.open_span("r1")
-    assert open_span.name == "tools/call later"
+    open_span = await tape.open_span("r1", name="tools/call later")
     async with client.listen(**{"Last-Event-ID": "1"}) as stream:
         assert b"at last" in await stream.content.readuntil(b"\n\n")
         spans = {span.name: span for span in await tape.spans("r1", 2)}
@@ -158,7 +157,7 @@ async def test_a_client_that_leaves_is_noticed_by_the_server(client: Client, ser
     await asyncio.wait_for(server.left.wait(), PATIENCE)
     assert (await tape.spans("r1", 2))[1].status == SpanStatus.OK
     leaving = asyncio.ensure_future(client.say(call("hang")))
-    _ = await tape.open_span("r1")
+    _ = await tape.open_span("r1", name="tools/call hang")
     leaving.cancel()
     made = (await tape.spans("r1", 3))[2]
     assert (made.name, made.status, made.error) == ("tools/call hang", "cancelled", "client_gone")
@@ -187,7 +186,7 @@ async def test_a_gateway_that_stops_or_dies_leaves_no_call_without_an_end(
 ) -> None:
     await client.open()
     _ = await client.say(call("never"))
-    _ = await Tape(gateway.url, http).open_span("r1")
+    _ = await Tape(gateway.url, http).open_span("r1", name="tools/call never")
     await gateway.kill()
     await gateway.start(gateway.port)
     spans = await Tape(gateway.url, http).spans("r1", 2)
