@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from fakes.mcp_hosted import Hosted, config, error, events, text
 from fakes.mcp_stdio_server import SPACED
 from fakes.mcp_wire import call
 from fakes.tape import Tape
+from fakes.waiting import until
 
 from penstock.gateway.model.span import SpanStatus
 
@@ -238,13 +240,13 @@ async def test_without_sessions_whoever_meets_a_listener_gets_a_further_process(
 async def test_without_sessions_leaving_cancels(hosted: Hosted) -> None:
     client = hosted.modern()
     waiting = asyncio.ensure_future(text(client, "held_back", id="gone"))
-    async with asyncio.timeout(30):
-        while json.loads(await text(client, "requests", id="r"))["held"] != ["gone"]:
-            pass
+
+    async def has(what: str) -> bool:
+        return json.loads(await text(client, "requests", id="r"))[what] == ["gone"]
+
+    await until(lambda: has("held"))
     waiting.cancel()
-    async with asyncio.timeout(30):
-        while json.loads(await text(client, "requests", id="r"))["cancelled"] != ["gone"]:
-            pass
+    await until(lambda: has("cancelled"))
 
 
 async def test_a_server_of_an_earlier_revision_does_not_stay_when_it_is_asked_for_a_later_one(hosted: Hosted) -> None:
@@ -263,10 +265,9 @@ async def test_a_rollout_is_made_for_each_session_that_names_none(hosted: Hosted
         await client.open()
         await text(client, "echo")
     tape = Tape(hosted.gateway.url, hosted.http)
-    async with asyncio.timeout(30):
-        found = dict[str, int]()
-        while sorted(found.values()) != [2, 2]:
-            page = await tape.get("/api/spans?limit=100")
-            found = dict[str, int]()
-            for span in page["spans"]:
-                found[span["rollout"]] = found.get(span["rollout"], 0) + 1
+
+    async def both_are_there() -> bool:
+        spans = (await tape.get("/api/spans?limit=100"))["spans"]
+        return sorted(Counter(span["rollout"] for span in spans).values()) == [2, 2]
+
+    await until(both_are_there)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -71,13 +72,16 @@ async def test_a_server_that_does_not_start_is_left_alone_for_longer_and_longer(
         ("none", "cannot start '/does/not/exist': No such file or directory"),
         ("nowhere", "cannot be started in /does/not: No such file or directory"),
     ):
-        client = hosted.client("r1", server)
-        for reason in ("mcp_process", "mcp_backoff"):
+        client, reasons, message = hosted.client("r1", server), list[str](), ""
+        while "mcp_backoff" not in reasons:  # on a busy machine the second has passed, and two are waited for
             status, body = await client.say(INITIALIZE)
             told = json.loads(body)["error"]
-            assert (status, told["data"]) == (200, {"reason": reason})
-            assert words in told["message"]
-        assert told["message"].endswith(". It may start again in 1 s")
+            message = told["message"]
+            assert (status, told["data"]) == (200, {"reason": told["data"]["reason"]})
+            assert words in message
+            reasons.append(told["data"]["reason"])
+        assert reasons[:-1] == ["mcp_process"] * (len(reasons) - 1) != []
+        assert message.endswith(". It may start again in 1 s") or len(reasons) > 2
     assert "pid" in await text(await hosted.opened("r1", "good"), "echo")
     client, waits = hosted.client(), set[str]()
     async with asyncio.timeout(PATIENCE):
@@ -276,9 +280,12 @@ async def test_nothing_is_left_of_a_stubborn_server(starts: Starts, how: str) ->
 async def test_sessions_that_are_forgotten_end(starts: Starts) -> None:
     """Fifty clients open sessions and vanish; one listens, and stays."""
     hosted = await hosting(starts, "idle_timeout = 1.5")
-    listening = await hosted.opened()
-    async with listening.listen() as stream:
-        assert stream.status == 200
+    async with AsyncExitStack() as stack:
+        listening, status = hosted.client(), 0
+        while status != 200:  # on a busy machine one may be forgotten before it listens
+            listening = await hosted.opened()
+            status = (await stack.enter_async_context(listening.listen())).status
+            assert status in (200, 404)
         await asyncio.gather(*(hosted.opened(f"r{number}") for number in range(50)))
         await until_left(hosted.mark, 3)
         assert "pid" in await text(listening, "echo")
