@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from fakes.waiting import PATIENCE_S
+
 from penstock.gateway.model.rollout import RolloutStatus
 from penstock.gateway.store.feed import Feed
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
@@ -15,7 +17,7 @@ async def test_who_is_behind_returns_at_once() -> None:
 
 async def test_all_who_wait_are_woken_once_it_is_their_turn() -> None:
     feed = Feed(1)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         near = [group.create_task(feed.wait(1)) for _ in range(3)]
         far = group.create_task(feed.wait(3))
         await asyncio.sleep(0)

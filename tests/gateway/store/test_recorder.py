@@ -22,6 +22,7 @@ from fakes.raw import body_of, get, post, reply
 from fakes.rig import CHAT, Rig, based, inside
 from fakes.tape import PATIENCE
 from fakes.tape import Tape as TapeView
+from fakes.waiting import until
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import examine, problems
@@ -410,7 +411,7 @@ async def test_closing_with_a_tape_that_fails_ends_and_says_what_is_missing(capl
     rack = Rack()
     rack.store.error = lambda _: TapeError("disk full")
     calls = [rack.put(f"r{number}") for number in range(300)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await rack.recorder.close()
     assert all(call.told == [False] for call in calls)
     assert "300 calls that were answered are not on the tape: disk full" in caplog.text
@@ -456,8 +457,13 @@ async def test_a_gateway_is_not_ready_while_its_tape_fails(http: aiohttp.ClientS
             assert (await client.message()).startswith(b"HTTP/1.1 200 ")
             rig.gateway.store.write = write  # type: ignore[method-assign]
             await rig.span()
-            client.send(get("/readyz", host="127.0.0.1"))
-            assert (await client.message()).startswith(b"HTTP/1.1 200 ")
+
+            async def is_ready() -> bool:
+                client.send(get("/readyz", host="127.0.0.1"))
+                return (await client.message()).startswith(b"HTTP/1.1 200 ")
+
+            # The recorder knows that it goes on when its commit has come back: a moment after others can read it.
+            await until(is_ready)
 
 
 async def test_the_end_of_a_call_waits_when_the_queue_is_full(http: aiohttp.ClientSession, tmp_path: Path) -> None:
