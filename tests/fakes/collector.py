@@ -62,6 +62,8 @@ class Collector:
         self.script: deque[Reply] = deque()
         self.requests: list[Mapping[str, str]] = []
         """Headers of all requests, also of those that were not taken."""
+        self.came: list[float] = []
+        """When each of them came; seconds of the loop's clock."""
         self.taken: list[Received] = []
         self._news = asyncio.Condition()
 
@@ -88,6 +90,7 @@ class Collector:
         reply = self.script.popleft() if self.script else Reply()
         async with self._news:
             self.requests.append(dict(request.headers))
+            self.came.append(asyncio.get_running_loop().time())
             self._news.notify_all()
         if reply.before is not None:
             await reply.before.wait()
