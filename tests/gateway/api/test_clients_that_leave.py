@@ -9,7 +9,7 @@ import aiohttp
 from fakes.experiment import CANDIDATE, STABLE, policy, prompt
 from fakes.raw import post
 from fakes.rig import Inside, inside
-from fakes.waiting import until
+from fakes.waiting import PATIENCE_S, until
 from pydantic import BaseModel
 
 from penstock.gateway.client.client import Client
@@ -54,12 +54,12 @@ async def test_a_release_goes_on(tmp_path: Path, http: aiohttp.ClientSession) ->
 
 async def test_who_waits_for_work_gets_it(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with inside(tmp_path, http) as rig, Client(rig.base.url) as client:
-        claiming = asyncio.ensure_future(client.claim(ClaimRequest(worker="w1", wait_s=30)))
+        claiming = asyncio.ensure_future(client.claim(ClaimRequest(worker="w1", wait_s=60)))
 
         async def waits() -> bool:
             return rig.gateway.operations.running == 1
 
         await until(waits)
         await asked(rig, "/api/rollouts", EnqueueRequest(rollouts=[RolloutSpec(id="r1")]))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert [one.rollout.id for one in (await claiming).claims] == ["r1"]

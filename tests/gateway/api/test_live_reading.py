@@ -161,7 +161,8 @@ async def test_a_digest_names_two_hundred_and_counts_the_others(client: Client) 
 
 
 async def test_nothing_comes_while_nothing_changes(client: Client) -> None:
-    async with aclosing(client.digests(every_s=0.1)) as feed:
+    since = (await client.stats(0)).cursor
+    async with aclosing(client.digests(since, 0.1)) as feed:
         first = asyncio.ensure_future(anext(feed))
         done, _ = await asyncio.wait([first], timeout=0.5)
         assert not done

@@ -43,7 +43,8 @@ from penstock.gateway.model.rollout import (
 )
 from penstock.gateway.model.span import Span
 
-PATIENCE = 10.0
+PATIENCE = 60.0
+"""Seconds; a claim that waits so long has no work at their end."""
 
 
 @pytest.fixture
@@ -283,7 +284,7 @@ async def test_wrong_claims_are_named(client: Client, http: aiohttp.ClientSessio
 async def test_a_claim_waits_for_work_and_no_longer(client: Client) -> None:
     answer = await client.claim(ClaimRequest(worker="w1", wait_s=0.1))
     assert (answer.claims, answer.queue, answer.waiting) == ([], "open", 0)
-    waiting = asyncio.ensure_future(take(client, wait_s=30))
+    waiting = asyncio.ensure_future(take(client, wait_s=PATIENCE))
     _ = await asyncio.wait([waiting], timeout=0.1)
     assert not waiting.done()
     [rollout] = await queued(client)
@@ -297,7 +298,7 @@ async def test_a_worker_that_hangs_up_while_it_waits_gets_nothing(client: Client
         wires = [await stack.enter_async_context(connect(base.url)) for _ in range(20)]
         for wire in wires:
             wire.send(asked)
-        waiting = asyncio.ensure_future(take(client, "stays", wait_s=30))
+        waiting = asyncio.ensure_future(take(client, "stays", wait_s=PATIENCE))
         for wire in wires:
             wire.abort()
         rollouts = await queued(client, 3)
@@ -650,11 +651,13 @@ async def test_a_queue_outlives_kill_9(start_gateway: StartGateway) -> None:
 
 
 async def test_who_waits_for_work_does_not_hold_up_the_end(start_gateway: StartGateway) -> None:
-    gateway = await start_gateway("")
+    gateway = await start_gateway("[limits]\ndrain_seconds = 600\n")
     async with Client(gateway.url) as client:
         waiting = asyncio.ensure_future(client.claim(ClaimRequest(worker="w1", wait_s=60)))
         _ = await asyncio.wait([waiting], timeout=0.2)
-        assert await asyncio.wait_for(gateway.terminate(), 5) == 0
+        # What came before this has been read when it is answered.
+        assert (await client.queue()).state == "open"
+        assert await asyncio.wait_for(gateway.terminate(), 45) == 0
         assert (await waiting).claims == []
 
 

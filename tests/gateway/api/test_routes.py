@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fakes.memory_tape import T0, MemoryTape, Serving, call, chat_exchange, exchange, serving
+from fakes.waiting import PATIENCE_S
 
 from penstock.gateway.api import pages
 from penstock.gateway.api.guard import HEADERS
@@ -413,7 +414,7 @@ async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, s
 
 
 async def test_changes_stream_everything_and_then_what_comes(served: Serving, http: aiohttp.ClientSession) -> None:
-    async with asyncio.timeout(10), http.get(f"{served.url}/api/changes") as response:
+    async with asyncio.timeout(PATIENCE_S), http.get(f"{served.url}/api/changes") as response:
         stream = events(response)
         assert "comment" in await anext(stream)
         found = [await anext(stream) for _ in range(6)]
@@ -436,7 +437,7 @@ async def test_changes_stream_everything_and_then_what_comes(served: Serving, ht
 async def test_changes_resume_after_a_cursor(
     served: Serving, http: aiohttp.ClientSession, path: str, headers: dict[str, str], first: str
 ) -> None:
-    async with asyncio.timeout(10), http.get(served.url + path, headers=headers) as response:
+    async with asyncio.timeout(PATIENCE_S), http.get(served.url + path, headers=headers) as response:
         stream = events(response)
         await anext(stream)
         assert (await anext(stream))["id"] == first
@@ -444,7 +445,7 @@ async def test_changes_resume_after_a_cursor(
 
 async def test_a_quiet_feed_is_kept_alive(http: aiohttp.ClientSession) -> None:
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(PATIENCE_S),
         serving(small_tape(), keep_alive_s=0.01) as served,
         http.get(f"{served.url}/api/changes?since=6") as response,
     ):
@@ -454,7 +455,7 @@ async def test_a_quiet_feed_is_kept_alive(http: aiohttp.ClientSession) -> None:
 
 
 async def test_followers_end_when_the_gateway_stops(served: Serving, http: aiohttp.ClientSession) -> None:
-    async with asyncio.timeout(10), http.get(f"{served.url}/api/changes?since=6") as response:
+    async with asyncio.timeout(PATIENCE_S), http.get(f"{served.url}/api/changes?since=6") as response:
         await anext(events(response))
         await served.runner.cleanup()
         with pytest.raises((aiohttp.ClientError, asyncio.IncompleteReadError)):
@@ -468,7 +469,7 @@ async def test_a_feed_that_fails_ends_the_stream_and_is_logged(
         raise RuntimeError("the tape is gone")
 
     monkeypatch.setattr(served.tape, "changes", broken)
-    async with asyncio.timeout(10), http.get(f"{served.url}/api/changes") as response:
+    async with asyncio.timeout(PATIENCE_S), http.get(f"{served.url}/api/changes") as response:
         assert await response.read() == b": penstock changes\n\n"
     assert "the tape is gone" in caplog.text
 

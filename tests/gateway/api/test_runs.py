@@ -13,6 +13,7 @@ from conftest import StartGateway
 from fakes.experiment import prompt
 from fakes.process import Gateway
 from fakes.shell import Shell
+from fakes.waiting import until
 
 from penstock.gateway.client import connection
 from penstock.gateway.client import runs as runs_client
@@ -137,9 +138,11 @@ def test_a_run_falls_silent_when_it_is_read() -> None:
 
 async def test_a_silent_run_speaks_again(client: Client) -> None:
     await client.start_run(NewRun(id="r", kind="sft", lease_s=1))
-    async with asyncio.timeout(20):
-        while (await client.run("r")).status != "silent":
-            pass  # its lease has to pass
+
+    async def is_silent() -> bool:
+        return (await client.run("r")).status == "silent"
+
+    await until(is_silent)
     assert [run.id async for run in client.runs(status="silent")] == ["r"]
     assert (await client.add_points("r", [])).status == "running"
 
