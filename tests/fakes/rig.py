@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import aiohttp
 from fakes.odd import Connection, Odd, Script
-from fakes.process import ROOT, memory_of, upstream, write_config
+from fakes.process import PATIENCE, ROOT, memory_of, upstream, write_config
 from fakes.raw import Headers, Wire, connect, post
 from fakes.tape import Tape
 
@@ -161,7 +161,7 @@ def based(
             yield Base(line.split()[-1], home / "data", home / "stderr", listener, process.pid)
         finally:
             process.terminate()
-            process.communicate(timeout=20)
+            process.communicate(timeout=PATIENCE)
             print((home / "stderr").read_text())
 
 
