@@ -59,6 +59,8 @@ class Shadow:
         try:
             await mirror.prepare()
             self.mirrors[release.id] = mirror
+            # Whoever is told how many there are to be may count on it that calls are mirrored.
+            progress.total = release.policy.shadow.calls
             report = await mirror.run()
         except JudgeError as error:
             report = Report(False, str(error), mirror.evidence())
@@ -105,7 +107,6 @@ class Mirror:
     async def prepare(self) -> None:
         """Takes in what was mirrored before a restart; raises `JudgeError`."""
         self._judge = await make_judge(self._release.policy.judge, self.sender, self._context.routes)
-        self._progress.total = self._policy.calls
         for span in await self.sender.earlier():
             live = await background(lambda span=span: self._live(span))
             if live is not None and span.status in (SpanStatus.OK, SpanStatus.ERROR):
