@@ -13,8 +13,9 @@ from fakes.raw import Wire, chunk, connect, events_head, post, reply
 from fakes.rig import CHAT, Rig
 from fakes.tape import Tape
 
-BOUND = 1.0
-"""Seconds; generous, because the machine may be busy. It is a few milliseconds on an idle one, and printed."""
+BOUND = 20.0
+"""Seconds; generous, because the machine may be busy, and stand still for some of them. It is a few milliseconds on an
+idle one, and printed. Nothing else would make the gateway leave so soon: it waits for minutes for an answer."""
 EVENT, DONE = chunk(b"data: 1\n\n"), chunk(b"data: [DONE]\n\n")
 
 StartGateway = Callable[..., Awaitable[Gateway]]
@@ -131,12 +132,15 @@ async def test_a_connection_that_comes_too_late_is_closed(rig: Rig) -> None:
             async with rig.client() as client:
                 client.send(rig.call())
                 client.abort()
-        await rig.tape.when(rig.rollout, "a1", lambda heads: all(span.status != "open" for span in heads))
         async with rig.client() as client:
             client.send(post(f"/rollout/{rig.rollout}/attempt/last{CHAT}", b"{}"))
             assert await client.message() == reply(200, b"{}")
-    spans = await rig.tape.when(rig.rollout, "a1", lambda heads: True)
-    assert {span.status for span in spans} <= {"cancelled", "ok"}
+    await rig.tape.written()
+    found = await rig.tape.get(f"/api/rollouts/{rig.rollout}/attempts/last/spans")
+    assert [span["status"] for span in found["spans"]] == ["ok"]
+    # How many of the others were read before their clients left is chance.
+    found = await rig.tape.get(f"/api/spans?limit=1000&filter=rollout:{rig.rollout}")
+    assert {span["status"] for span in found["spans"]} <= {"cancelled", "ok"}
 
 
 async def test_a_call_that_waits_behind_another_is_dropped_with_it(rig: Rig) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from fakes.odd import gone, request, send, wait
+from fakes.process import PATIENCE
 from fakes.raw import Gone, chunk, connect, events_head, get, post, reply
 from fakes.rig import CHAT, Base, Rig, based
 from fakes.tape import Tape
@@ -44,8 +45,10 @@ async def ended(base: Base) -> None:
     over = asyncio.Event()
     asyncio.get_running_loop().add_reader(handle, over.set)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await over.wait()
+    except TimeoutError:
+        raise AssertionError(f"the gateway did not end\n{base.log}") from None
     finally:
         asyncio.get_running_loop().remove_reader(handle)
         os.close(handle)

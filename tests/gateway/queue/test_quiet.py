@@ -14,7 +14,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.rollout import RolloutStatus
 
-PATIENCE = 40.0
+PATIENCE = 60.0
 StartGateway = Callable[..., Awaitable[Gateway]]
 
 
@@ -32,10 +32,13 @@ async def named(client: Client, filter: str) -> set[str]:
 
 async def when(client: Client, rollout: str, status: RolloutStatus, since: int = 0) -> None:
     """Comes back when the feed has told that it stands there."""
-    async with asyncio.timeout(PATIENCE):
-        async for change in client.changes(since):
-            if change.rollout is not None and change.rollout.id == rollout and change.rollout.status == status:
-                return
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for change in client.changes(since):
+                if change.rollout is not None and change.rollout.id == rollout and change.rollout.status == status:
+                    return
+    except TimeoutError:
+        raise AssertionError(f"{rollout} is not {status}: {await client.rollout(rollout)}") from None
 
 
 @pytest.fixture
