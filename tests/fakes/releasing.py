@@ -18,6 +18,7 @@ import aiohttp
 from aiohttp import web
 from fakes.experiment import CANDIDATE, STABLE, prompt
 from fakes.provider import FORMATS, Provider
+from fakes.waiting import PATIENCE_S
 
 from penstock.gateway.app import open_store
 from penstock.gateway.config import Config, Tape
@@ -58,6 +59,8 @@ class Counting(Provider):
     def __init__(self) -> None:
         super().__init__()
         self.running = self.most = 0
+        self.waiting = 0
+        """Of those that run, those that are held."""
         self.held: Callable[[Json], bool] = lambda asked: False
         """Requests that wait until `go` is set."""
         self.breaks: Callable[[Json], bool] = lambda asked: False
@@ -74,7 +77,7 @@ class Counting(Provider):
         try:
             await self._tell()
             if request.method == "POST" and self.held(json.loads(await request.read())):
-                await self.go.wait()
+                await self._hold()
             if request.method == "POST" and self.breaks(json.loads(await request.read())):
                 return await self._break_off(request)
             if request.method == "POST" and self.only_pings(json.loads(await request.read())):
@@ -83,6 +86,14 @@ class Counting(Provider):
         finally:
             self.running -= 1
             await self._tell()
+
+    async def _hold(self) -> None:
+        self.waiting += 1
+        await self._tell()
+        try:
+            await self.go.wait()
+        finally:
+            self.waiting -= 1
 
     async def _break_off(self, request: web.Request) -> web.StreamResponse:
         begun = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "100"})
@@ -105,8 +116,12 @@ class Counting(Provider):
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until a condition on its figures holds."""
-        async with asyncio.timeout(20), self.news:
-            await self.news.wait_for(condition)
+        try:
+            async with asyncio.timeout(PATIENCE_S), self.news:
+                await self.news.wait_for(condition)
+        except TimeoutError:
+            said = f"{self.running} requests run, {self.waiting} of them wait, {len(self.log)} were read"
+            raise AssertionError(f"it did not come so: {said}") from None
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.formats import Failure
 from fakes.process import ROOT, Gateway, upstreams
 from fakes.releasing import CHAT, NEW, OLD, Bench, Counting, bench, counting, lookup, question_of, request_of, system_of
-from fakes.waiting import until
+from fakes.waiting import PATIENCE_S, until
 
 from bench.trajectories import DATA, calls_of
 from penstock.gateway.calls.capture.request import ask
@@ -375,7 +375,7 @@ async def test_a_stream_that_only_stays_alive_holds_its_slot_for_so_long(
     await rig.record("r1", request_of(path, OLD, "x", stream=True), path=path)
     rig.provider.only_pings = lambda asked: True
     release = await rig.release()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         report = await rig.replay(release)
     assert report.why == "nothing is known of 1 of 1 calls: the answer was not whole within 1 s"
     assert [(one.status, one.error) for one in rig.spans(f"{release.id}-replay")] == [("error", "timeout")] * 2
@@ -465,7 +465,7 @@ async def test_after_a_restart_nothing_is_asked_or_paid_for_twice(rig: Bench) ->
     rig.provider.held = lambda asked: len(rig.provider.log) >= 20
     release = await rig.release(replay={"budget": 60, "concurrency": 2})
     replaying = asyncio.ensure_future(rig.replay(release))
-    await rig.provider.until(lambda: rig.provider.running == 2 and len(rig.provider.log) == 20)
+    await rig.provider.until(lambda: rig.provider.waiting == 2)
     replaying.cancel()
     with pytest.raises(asyncio.CancelledError):
         await replaying
@@ -668,8 +668,8 @@ async def test_calls_go_on_while_a_verifier_is_imported(judging: Judging) -> Non
 
     starting = asyncio.ensure_future(judging.start("slow:judge"))
     try:
-        async with asyncio.timeout(20):
-            await until(imported)
+        await until(imported)
+        async with asyncio.timeout(PATIENCE_S):
             assert await judging.traffic.call("meanwhile")
     finally:
         go.touch()
