@@ -13,7 +13,7 @@ import pytest
 from penstock.gateway.app import open_store
 from penstock.gateway.releases.adapter_keeper import AdapterKeeper
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 def no_session() -> aiohttp.ClientSession:

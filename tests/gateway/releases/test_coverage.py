@@ -95,10 +95,17 @@ async def test_calls_that_match_and_miss_are_counted_with_why(
     assert where is not None
     assert (where.version, where.at) == ("v1", FROZEN.index("2026"))
     assert (where.found[:11], where.wanted[:11]) == ("2026-11-23.", "2026-11-22.")
-    lines = await metrics(gateway, http)
-    assert 'penstock_resource_calls_total{outcome="matched",resource="travel"} 5.0' in lines
-    assert 'penstock_resource_calls_total{outcome="miss",resource="travel"} 2.0' in lines
-    assert 'penstock_resource_coverage_fell{resource="travel"} 0.0' in lines
+    wanted = {
+        'penstock_resource_calls_total{outcome="matched",resource="travel"} 5.0',
+        'penstock_resource_calls_total{outcome="miss",resource="travel"} 2.0',
+        'penstock_resource_coverage_fell{resource="travel"} 0.0',
+    }
+
+    async def are_shown() -> bool:
+        return wanted <= set(await metrics(gateway, http))
+
+    # They follow what is on the tape.
+    await until(are_shown)
 
 
 async def test_a_canary_is_held_when_its_prompt_drifts_away(

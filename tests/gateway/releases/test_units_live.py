@@ -20,7 +20,8 @@ from penstock.gateway.model.release import Assignment, Seen
 from penstock.gateway.model.rollout import Judgement
 
 ANN = Said(who="ann")
-WINDOW_S = 4.0
+WINDOW_S = 10.0
+"""The rollouts of a person begin within it, also where the machine stands still for some seconds."""
 
 
 async def call(traffic: Traffic, rollout: str, user: str | None) -> None:

@@ -18,7 +18,7 @@ import lmdb
 import pytest
 from aiohttp import web
 from conftest import StartGateway
-from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
+from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, policy, prompt
 from fakes.formats import Failure
 from fakes.preloaded import penstock
 from fakes.process import ROOT, Gateway, upstreams
@@ -208,7 +208,9 @@ class Bare:
 
     async def claims(self, release: str, limit: int = 2) -> ClaimAnswer:
         """Runs of a rehearsal."""
-        return await self.stage.client.claim_rehearsals(release, ClaimRequest(worker=self.name, limit=limit, wait_s=20))
+        return await self.stage.client.claim_rehearsals(
+            release, ClaimRequest(worker=self.name, limit=limit, wait_s=PATIENCE)
+        )
 
     async def rehearse(self, release: str) -> dict[str, Any]:
         """All runs of a rehearsal, until the release has seen enough; its evidence."""
@@ -556,7 +558,7 @@ async def test_of_requests_at_once_each_gets_its_own_result_also_when_one_is_ask
 
     monkeypatch.setattr(stage.provider, "_generate", hold)
     first = asyncio.ensure_future(ask(claim))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         await reached.wait()
     assert (await ask(claim))[1]["content"] == "It costs 2 EUR."
     go.set()
@@ -628,7 +630,7 @@ async def test_workers_that_claim_at_once_get_different_runs(stage: Stage, bare:
 async def test_the_runs_of_a_command_that_was_killed_are_done_by_another(stage: Stage, bare: Bare) -> None:
     await bare.record(1)
     release = await stage.start(1)
-    words = ("release", "rehearse", release.id, "--workers", "2", "--lease", "2s")
+    words = ("release", "rehearse", release.id, "--workers", "2", "--lease", "6s")
     first = await stage.penstock(*words, script=AGENTS / "stuck.py")
     agents = await written(stage.home / "stuck")
     first.process.kill()
