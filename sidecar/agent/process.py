@@ -7,18 +7,16 @@ started. Output is read all the time and never makes an agent wait.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.sidecar.agent import pipes, supervisor
+from penstock.sidecar.agent import warden
 from penstock.sidecar.agent.output import Stream
 
 Sink = Callable[[Stream, bytes], None]
@@ -117,7 +115,7 @@ class Process:
         """How it ended, once nothing of it is left and its output is read. This also holds when it is cancelled."""
         readers = [asyncio.ensure_future(self._read(name, pipe)) for name, pipe in self._pipes.items()]
         try:
-            messages = await self._follow()
+            messages = await warden.follow(self._control)
         finally:
             self.close()
             _ = await self._gone()
@@ -125,17 +123,6 @@ class Process:
             for reader in readers:
                 _ = reader.cancel()
         return _ending(messages)
-
-    async def _follow(self) -> dict[str, Any]:
-        """All that the warden says until it is gone."""
-        loop, said = asyncio.get_running_loop(), b""
-        with suppress(OSError, ValueError):  # of uvloop, where it is closed already
-            while data := await loop.sock_recv(self._control, 4096):
-                said += data
-        messages: dict[str, Any] = {}
-        for line in said.splitlines():
-            messages |= json.loads(line)
-        return messages
 
     async def _read(self, name: Stream, pipe: asyncio.StreamReader) -> None:
         while data := await pipe.read(READ):
@@ -145,27 +132,12 @@ class Process:
 
 async def start(command: Command, grace_s: float, sink: Sink) -> Process:
     """Start a command; raises OSError or ValueError when it cannot even be tried."""
-    with ExitStack() as theirs:
-        ours, control = socket.socketpair()
-        theirs.callback(control.close)
-        told = {"control": control.fileno(), "grace_s": grace_s, "after": command.after}
-        try:
-            (out, stdout), (err, stderr) = await pipes.output(theirs), await pipes.output(theirs)
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", supervisor.__file__, json.dumps(told), *command.argv),
-                stdin=asyncio.subprocess.DEVNULL if command.stdin is None else await pipes.given(theirs, command.stdin),
-                stdout=stdout,
-                stderr=stderr,
-                env=dict(command.env),  # uvloop takes no other mapping
-                cwd=command.cwd,
-                pass_fds=(control.fileno(),),
-                start_new_session=True,  # Ctrl-C in a terminal is for the runner alone
-            )
-        except BaseException:
-            ours.close()
-            raise
-    ours.setblocking(False)
-    return Process(process.pid, {"stdout": out, "stderr": err}, process.wait, ours, sink)
+    told = {"grace_s": grace_s, "after": command.after}
+    stdin = asyncio.subprocess.DEVNULL if command.stdin is None else command.stdin
+    made = await warden.start(command.argv, told, stdin, command.env, command.cwd)
+    return Process(
+        made.process.pid, {"stdout": made.stdout, "stderr": made.stderr}, made.process.wait, made.control, sink
+    )
 
 
 def _ending(messages: dict[str, Any]) -> Ending:

@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from fakes.process import PATIENCE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-
-PATIENCE = 60.0
 
 
 @dataclass

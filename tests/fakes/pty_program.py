@@ -14,8 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pyte
-
-PATIENCE = 60.0
+from fakes.process import PATIENCE
 
 
 class PtyProgram:

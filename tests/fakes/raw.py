@@ -24,8 +24,8 @@ from http import HTTPStatus
 from typing import Literal, cast
 from urllib.parse import urlsplit
 
-PATIENCE = 60.0
-"""What a wait may take on a machine that is busy; s."""
+from fakes.process import PATIENCE
+
 Headers = Iterable[tuple[str, str]]
 
 

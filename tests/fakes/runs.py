@@ -14,14 +14,13 @@ from typing import Any, Protocol
 
 import pytest
 from fakes.preloaded import penstock
-from fakes.process import ROOT
+from fakes.process import PATIENCE, ROOT
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import Attempt, RolloutConfig, RolloutSummary
 from penstock.gateway.model.span import Span
 
-PATIENCE = 60.0
 LEASE = ("--lease", "10s")
 """Of runners whose leases end in a test, or that must hear of something soon: a beat goes out every third of it, and a
 machine that stands still for five seconds costs none of them."""

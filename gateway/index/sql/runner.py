@@ -181,9 +181,9 @@ async def outcome_of(work: Work) -> Outcome:
         ended = process.returncode
         if ended is None:
             process.kill()
-            # The loop closes a pipe when it has been read to its end.
-            await _rest(process)
-            await process.wait()
+        # The loop closes a pipe when it has been read to its end.
+        await _rest(process)
+        await process.wait()
     try:
         return msgspec.msgpack.decode(answer, type=Outcome)
     except msgspec.MsgspecError:

@@ -7,21 +7,19 @@ started and left behind, also when the gateway dies. It is no part of the way of
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Final
 
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.server_settings import McpServer
-from penstock.sidecar.agent import pipes, supervisor
+from penstock.sidecar.agent.warden import Started, follow, start
 
 LINE: Final = 64 << 20
 """Bytes of a line; a process that writes a longer one is ended."""
@@ -69,17 +67,17 @@ class Process:
     async def run(self) -> None:
         """From its start to its end, which is in `how` then."""
         try:
-            ours, self._child, out, err = await self._spawn()
+            made = await self._spawn()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             self.how = f"cannot be started in {self._config.cwd or os.getcwd()}: {reason}"
             self._started.set()
             return
-        child, self._control = self._child, ours
-        readers = [asyncio.ensure_future(self._read(out)), asyncio.ensure_future(self._listen(err))]
+        self._child, self._control, self.pid = made.process, made.control, made.process.pid
+        readers = [asyncio.ensure_future(self._read(made.stdout)), asyncio.ensure_future(self._listen(made.stderr))]
         self._started.set()
         try:
-            told = await _follow(ours)
+            told = await follow(made.control)
             _ = await asyncio.wait(readers, timeout=_DRAIN_S)
         finally:
             self._gone = True
@@ -87,39 +85,17 @@ class Process:
                 reader.cancel()
             if self._stopping is not None:
                 self._stopping.cancel()
-            ours.close()
-        _ = await child.wait()
+            made.control.close()
+        _ = await made.process.wait()
         self.how = _ending(told, self._why)
 
-    async def _spawn(
-        self,
-    ) -> tuple[socket.socket, asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamReader]:
-        """(its warden's socket, its warden, stdout, stderr)."""
+    async def _spawn(self) -> Started:
         config = self._config
         limits = {"NOFILE": config.open_files, "AS": config.memory_bytes, "CPU": config.cpu_seconds}
-        with ExitStack() as theirs:
-            ours, control = socket.socketpair()
-            theirs.callback(control.close)
-            told: dict[str, Any] = {"control": control.fileno(), "grace_s": GRACE_S, "after": []}
-            told["limits"] = {name: limit for name, limit in limits.items() if limit is not None}
-            try:
-                (out, stdout), (err, stderr) = await pipes.output(theirs), await pipes.output(theirs)
-                child = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", supervisor.__file__, json.dumps(told), *(config.command or ())),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=stdout,
-                    stderr=stderr,
-                    env=environment(self.name, config),
-                    cwd=config.cwd,
-                    pass_fds=(control.fileno(),),
-                    start_new_session=True,
-                )
-            except BaseException:
-                ours.close()
-                raise
-        ours.setblocking(False)
-        self.pid = child.pid
-        return ours, child, out, err
+        told: dict[str, Any] = {"grace_s": GRACE_S, "after": []}
+        told["limits"] = {name: limit for name, limit in limits.items() if limit is not None}
+        env = environment(self.name, config)
+        return await start(config.command or (), told, asyncio.subprocess.PIPE, env, config.cwd)
 
     async def write(self, line: bytes) -> None:
         """Sends it a line. Raises `OSError` when it does not read any more."""
@@ -217,18 +193,6 @@ async def _lines(stream: asyncio.StreamReader, longest: int) -> AsyncGenerator[b
             raise TooLong
     if parts:
         yield b"".join(parts)
-
-
-async def _follow(control: socket.socket) -> dict[str, Any]:
-    """All that the warden says until it is gone."""
-    loop, said = asyncio.get_running_loop(), b""
-    with suppress(OSError):
-        while data := await loop.sock_recv(control, 4096):
-            said += data
-    told = dict[str, Any]()
-    for line in said.splitlines():
-        told |= json.loads(line)
-    return told
 
 
 def _ending(told: dict[str, Any], why: str) -> str:
