@@ -7,7 +7,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from typing import Final, Literal
 
@@ -37,7 +36,6 @@ from penstock.gateway.api.pages import (
     spans_walk,
     summary,
 )
-from penstock.gateway.api.tool_reading import read_tools
 from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.client.exchanges import Recorded, pack
 from penstock.gateway.diagnosis.diagnosis import diagnose
@@ -186,16 +184,6 @@ async def get_diagnosis(request: web.Request) -> web.Response:
         return diagnose(summary(tape, rollout), tape.spans(rollout.id), tape.exchange, asked.model)
 
     return answer(await control.heavy.run(judge))
-
-
-async def get_tools(request: web.Request) -> web.Response:
-    """The tools that an attempt used, each with the model call whose answer asked for it and how well that is known;
-    also those whose address named no rollout. Reads the bytes of its calls, of 2,000 at most, and where there are such
-    runs, of as many of the rollouts that were alive."""
-    control, rollout = request.app[CONTROL], _rollout(request)
-    attempt, tape = _attempt(request, rollout), control.tape
-    rule_of = partial(control.policy.inside, rollout.mode)
-    return answer(await control.heavy.run(lambda: read_tools(tape, summary(tape, rollout), attempt, rule_of)))
 
 
 async def get_transcript(control: Control, ids: Ids, asked: None) -> Transcript | Unmade:

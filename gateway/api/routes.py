@@ -42,6 +42,7 @@ from penstock.gateway.api import (
     search,
     sql,
     stats,
+    tool_reading,
     upstreams,
     webhooks,
 )
@@ -190,7 +191,10 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/api/rollouts/{rid}/diagnosis", "diagnosis", "Can it be trained on?",
         Diagnosis, reading.get_diagnosis, query=reading.DiagnosisQuery,
     ),
-    Route("GET", f"{_ATTEMPT}/tools", "tools", "Tools that an attempt used", ToolList, reading.get_tools),
+    Route(
+        "GET", f"{_ATTEMPT}/tools", "tools", "Tools that an attempt used", ToolList, tool_reading.get_tools,
+        query=tool_reading.ToolsQuery,
+    ),
     Route(
         "GET", f"{_ATTEMPT}/transcript", "transcript", "The task and every call of an attempt, read",
         Transcript, reading.get_transcript, often=True,

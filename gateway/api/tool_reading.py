@@ -12,15 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Final
 
-from penstock.gateway.api.pages import Tape
+from aiohttp import web
+from pydantic import Field
+
+from penstock.gateway.api.context import CONTROL
+from penstock.gateway.api.guard import answer, id_of, query_of
+from penstock.gateway.api.pages import Tape, summary
+from penstock.gateway.api.reading import known_attempt, known_rollout
 from penstock.gateway.diagnosis.tool_arguments import same_name
 from penstock.gateway.diagnosis.tool_calls import ModelCall
 from penstock.gateway.diagnosis.tool_pairs import ToolRun
 from penstock.gateway.diagnosis.tool_strays import PATIENCE_NS, Asking, Found, whose
 from penstock.gateway.diagnosis.tool_uses import Rule, model_call, run_of, tools_used
+from penstock.gateway.model.base import Noun
 from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolList, ToolUse
@@ -35,14 +43,48 @@ MOST_HEADS: Final = 20_000
 """Heads of rollouts, and of the spans of a session, that are looked at."""
 
 
-def read_tools(tape: Tape, rollout: RolloutSummary, attempt: str, rule_of: Rule) -> ToolList:
-    """The tools that an attempt used, in order of time."""
-    used = tools_used(tape.spans(rollout.id, attempt), tape.exchange, rule_of)
+class ToolsQuery(Noun):
+    """Parameters of the tools of an attempt."""
+
+    until: int | None = Field(default=None, ge=1)
+    """Sequence of the last span that is looked at; all when not given."""
+    inside: bool = True
+    """Also tools that ran inside the agent: only the conversation tells of them, so that each call is read."""
+
+
+async def get_tools(request: web.Request) -> web.Response:
+    """The tools that an attempt used, each with the model call whose answer asked for it and how well that is known;
+    also those whose address named no rollout. Reads the bytes of its calls, of 2,000 at most, and where there are such
+    runs, of as many of the rollouts that were alive."""
+    asked, control = query_of(request, ToolsQuery), request.app[CONTROL]
+    tape = control.tape
+    rollout = known_rollout(tape, id_of(request, "rid"))
+    attempt = known_attempt(tape, rollout, id_of(request, "aid")).id
+    rule_of = partial(control.policy.inside, rollout.mode)
+
+    def read() -> ToolList:
+        return read_tools(tape, summary(tape, rollout), attempt, rule_of, asked.until, asked.inside)
+
+    return answer(await control.heavy.run(read))
+
+
+def read_tools(
+    tape: Tape, rollout: RolloutSummary, attempt: str, rule_of: Rule, until: int | None = None, inside: bool = True
+) -> ToolList:
+    """The tools that an attempt used, in order of time. `until`: the sequence of the last span that is looked at.
+    `inside`: also those that ran inside the agent; without them no call is read where no server has run a tool."""
+    spans = [span for span in tape.spans(rollout.id, attempt) if until is None or span.sequence <= until]
     own = next(one for one in rollout.attempts if one.id == attempt)
+    if not inside and all(span.kind != "tool" for span in spans):
+        begun, cut = _begun(tape, own.created_ns, own.last_seen_ns + PATIENCE_NS)
+        if next(_stray_runs(tape, begun, own), None) is None:
+            return ToolList(tools=[], skipped=0, cut=cut)
+    used = tools_used(spans, tape.exchange, rule_of)
     stray = rollout.origin == "implicit" and _is_stray(own)
     # What a server's run of its own was for is settled.
     open_asks = own.totals.tool_calls > sum(use.span is not None and use.asked_by is not None for use in used.tools)
-    return _with_elsewhere(tape, own, stray, used) if stray or open_asks else used
+    found = _with_elsewhere(tape, own, stray, used) if stray or open_asks else used
+    return found if inside else found.model_copy(update={"tools": [use for use in found.tools if use.span]})
 
 
 def _with_elsewhere(tape: Tape, own: Attempt, stray: bool, used: ToolList) -> ToolList:

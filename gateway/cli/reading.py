@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.cli.terminal import console, show
+from penstock.gateway.cli.terminal import console, show, show_json
 from penstock.gateway.client.console import (
     LOCAL,
     NO_MATCH,
@@ -31,10 +31,12 @@ from penstock.gateway.model.grouping import By
 from penstock.gateway.model.terminals import harmless
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from penstock.gateway.client.client import Client
     from penstock.gateway.display.rollout_tree import Asked
-    from penstock.gateway.model.answers import SpanDetail
-    from penstock.gateway.model.rollout import RolloutSummary
+    from penstock.gateway.model.answers import Bytes, SpanDetail
+    from penstock.gateway.model.span import Span
     from penstock.gateway.model.tools import ToolUse
 
 
@@ -156,9 +158,7 @@ def show_rollout(
         elif raw is not None:
             raise Failure(f"--raw shows one call: say which, such as {rid}/{attempt or 'ATTEMPT'}#1", 2)
         else:
-            rollout, details = await _rollout_details(client, rid, attempt, calls)
-            asked = {} if json else await _asked(client, rid, details)
-            show([rollout, *details], json, lambda: rollout_tree.rollout_tree(rollout, details, asked))
+            await _show_rollout(client, rid, [head async for head in client.spans(rid, attempt, limit=calls)], json)
 
     with_client(gateway, ask)
 
@@ -250,32 +250,60 @@ async def _print_body(client: Client, call: tuple[str, str, int], raw: str, side
     sys.stdout.buffer.flush()
 
 
-async def _rollout_details(
-    client: Client, rid: str, attempt: str | None, calls: int
-) -> tuple[RolloutSummary, list[SpanDetail]]:
-    from penstock.gateway.client.parallel import at_once, each
+async def _show_rollout(client: Client, rid: str, spans: list[Span], json: bool) -> None:
+    """Shows a rollout while its calls are read: of a long one no more is held than the heads of its spans."""
+    from penstock.gateway.display.rollout_tree import RolloutTree
 
     rollout = await client.rollout(rid)
-    heads = [head async for head in client.spans(rid, attempt, limit=calls)]
-    some = at_once(head.request_bytes + head.response_bytes for head in heads)
-    return rollout, await each(lambda head: client.span(rid, head.attempt, head.sequence), heads, some)
+    if json:
+        show_json(rollout)
+        async for detail in _details(client, spans, "exact"):
+            show_json(detail)
+        return
+    tree, out = RolloutTree(rollout, spans, await _asked(client, rid, spans)), console()
+    out.print(tree.head(), crop=False)
+    if (task := tree.task()) is not None:
+        out.print(task, crop=False, end="")
+    for attempt in rollout.attempts:
+        out.print(tree.attempt(attempt), crop=False, end="")
+        places = list(tree.places(attempt))
+        below = [span for place in places for span, _ in place.spans]
+        details = _details(client, below, "none")
+        for place in places:
+            read = {span.sequence: await anext(details) for span, _ in place.spans}
+            for piece in tree.place(place, read, place is places[-1]):
+                out.print(piece, crop=False, end="")
 
 
-async def _asked(client: Client, rid: str, details: list[SpanDetail]) -> dict[str, Asked]:
+async def _details(client: Client, spans: list[Span], exchange: Bytes) -> AsyncIterator[SpanDetail]:
+    """The spans, read, a few requests at a time."""
+    from penstock.gateway.client.parallel import PARALLEL, at_once, each
+
+    while spans:
+        some, spans = spans[:PARALLEL], spans[PARALLEL:]
+        size = at_once(head.request_bytes + head.response_bytes for head in some)
+        for detail in await each(
+            lambda head: client.span(head.rollout, head.attempt, head.sequence, exchange), some, size
+        ):
+            yield detail
+
+
+async def _asked(client: Client, rid: str, spans: list[Span]) -> dict[str, Asked]:
     """What model calls asked for, by attempt: runs of tools, also those that are in other rollouts."""
     from penstock.gateway.client.parallel import each
     from penstock.gateway.display.rollout_tree import Asked
 
     async def run(use: ToolUse) -> SpanDetail:
         rollout, _, aid = (use.run_in or "").partition("/")
-        return await client.span(rollout, aid, use.span or 0)
+        return await client.span(rollout, aid, use.span or 0, "none")
 
-    shown = {(detail.span.attempt, detail.span.sequence) for detail in details}
+    last = {span.attempt: span.sequence for span in spans}
     found: dict[str, Asked] = {}
-    for attempt in sorted({it.span.attempt for it in details if it.span.kind == "tool" or it.span.tool_calls}):
-        used = [use for use in await client.tools(rid, attempt) if use.asked_by is not None and use.asked_in is None]
+    for attempt in sorted({span.attempt for span in spans if span.kind == "tool" or span.tool_calls}):
+        told = await client.tools(rid, attempt, last[attempt], inside=False)
+        used = [use for use in told if use.asked_by is not None and use.asked_in is None]
         own = {use.span: use.asked_by or 0 for use in used if use.span is not None and use.run_in is None}
-        strays = [use for use in used if use.run_in is not None and (attempt, use.asked_by) in shown]
+        strays = [use for use in used if use.run_in is not None]
         runs = await each(run, strays)
         found[attempt] = Asked(own, [(use.asked_by or 0, one) for use, one in zip(strays, runs, strict=True)])
     return found

@@ -24,7 +24,12 @@ def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], Renderab
         console().print(picture(), crop=False)
         return
     for model in models:
-        print(harmless(_json(model)))
+        show_json(model)
+
+
+def show_json(model: BaseModel) -> None:
+    """A model as a JSON line."""
+    print(harmless(_json(model)))
 
 
 def _json(model: BaseModel) -> str:

@@ -144,9 +144,11 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         """What of a rollout can be trained on, and why the rest cannot; `model` judges the calls of that model."""
         return await self.get(f"{_path(rollout)}/diagnosis", Diagnosis, {"model": model})
 
-    async def tools(self, rollout: str, attempt: str) -> list[ToolUse]:
-        """The tools that an attempt used, each with the model call that asked for it and how well that is known."""
-        return (await self.get(f"{_path(rollout, attempt)}/tools", ToolList)).tools
+    async def tools(self, rollout: str, attempt: str, until: int | None = None, inside: bool = True) -> list[ToolUse]:
+        """The tools that an attempt used, each with the model call that asked for it and how well that is known.
+        `until`: the sequence of the last span that is looked at. `inside`: also those that ran inside the agent."""
+        params = {"until": until, "inside": None if inside else "false"}
+        return (await self.get(f"{_path(rollout, attempt)}/tools", ToolList, params)).tools
 
     async def attempts(self, rollout: str) -> list[Attempt]:
         """The attempts of a rollout, oldest first."""

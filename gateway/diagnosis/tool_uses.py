@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from penstock.gateway.calls.turns import plain_bodies, read_exchange
 from penstock.gateway.diagnosis.tool_arguments import same_name
@@ -43,7 +44,7 @@ def tools_used(
         elif (exchange := exchange_of(span)) is None:
             continue
         elif span.kind == "llm":
-            calls.append(model_call(span, exchange))
+            calls.append(_shared(model_call(span, exchange), calls[-1:]))
             ids[span.sequence] = span.span_id
         else:
             runs[str(span.sequence)] = span, run_of(span, exchange)
@@ -56,6 +57,15 @@ def tools_used(
         unanswered=list(_unanswered(asks, on_servers, calls)),
         skipped=skipped,
     )
+
+
+def _shared(call: ModelCall, before: Sequence[ModelCall]) -> ModelCall:
+    """A call that holds what the one before it has said as that one does: agents send it all with every call."""
+    for earlier in before:
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(earlier.turn.messages, call.turn.messages, strict=False))
+        known = [message for message, _ in same]
+        call.turn.messages[: len(known)] = known
+    return call
 
 
 def _unanswered(asks: Sequence[Ask], runs: Sequence[ToolUse], calls: Sequence[ModelCall]) -> Iterator[UnansweredCall]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.text import Text
 from rich.tree import Tree
 
@@ -20,6 +21,7 @@ from penstock.gateway.display.text import abbreviate, clean, compact, duration, 
 from penstock.gateway.model import nesting
 from penstock.gateway.model.answers import SideView, SpanDetail
 from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
+from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 
 DEEPEST = 20
@@ -45,23 +47,144 @@ class Asked:
     """Runs in other rollouts, whose address named none, each with the sequence of the model call."""
 
 
+class Conversations:
+    """What the earlier calls of an attempt began with and were answered by: the hash of each of their beginnings, so
+    that a thousand calls cost no more than what they say."""
+
+    def __init__(self) -> None:
+        self._beginnings = set[int]()
+
+    def known(self, messages: Sequence[Message]) -> int:
+        """How many messages an earlier call began with or was answered by."""
+        hashes = _beginnings(messages)
+        return next((at for at, one in enumerate(hashes) if one not in self._beginnings), len(messages))
+
+    def add(self, turn: Turn) -> None:
+        """Takes a call that later ones may begin as."""
+        answer = (choice.message for choice in turn.choices[:1])
+        self._beginnings.update(_beginnings([*turn.messages, *answer]))
+
+
+class Place(NamedTuple):
+    """A span that is shown directly below its attempt, with those that are shown inside it."""
+
+    attempt: Attempt
+    spans: Sequence[tuple[Span, int | None]]
+    """Each with the sequence of the one that it is shown in; the first one's is None."""
+    left: int
+    """How many spans of the attempt are not shown, where this is its last place."""
+
+
+class RolloutTree:
+    """A rollout piece by piece, so that the first lines are there before the last call is read."""
+
+    def __init__(
+        self, rollout: RolloutSummary, spans: Sequence[Span], asked: Mapping[str, Asked] | None = None
+    ) -> None:
+        """`spans`: those that are shown, in order. `asked`: by attempt."""
+        self._rollout, self._asked = rollout, asked or {}
+        self._conversations, self._offered = Conversations(), list[str]()
+        self._spans = {attempt.id: [it for it in spans if it.attempt == attempt.id] for attempt in rollout.attempts}
+
+    def head(self) -> Text:
+        """The line of the rollout."""
+        rollout, t = self._rollout, self._rollout.totals
+        facts = (counted(t.calls, "call"), counted(t.errors, "error") if t.errors else "", total_tokens(t), gaps(t))
+        about = (f"group {clean(rollout.group)}" if rollout.group else "", _reward(rollout.reward))
+        return joined(Text(clean(rollout.id), style="bold"), rollout.mode, status(rollout.status), *about, *facts)
+
+    def task(self) -> RenderableType | None:
+        """The line of what it was given to do."""
+        rollout = self._rollout
+        if rollout.input is None:
+            return None
+        task = joined(Text("task", style="dim"), plain(abbreviate(compact(rollout.input), BRIEF)))
+        return _Hung(task, not rollout.attempts)
+
+    def attempt(self, attempt: Attempt) -> RenderableType:
+        """The line of an attempt; its spans follow."""
+        self._conversations, self._offered = Conversations(), []
+        attempts = self._rollout.attempts
+        return _Hung(_attempt_line(attempt, len(attempts) == 1), attempt is attempts[-1])
+
+    def places(self, attempt: Attempt) -> Iterator[Place]:
+        """What is shown below the attempt, from the top."""
+        spans = self._spans[attempt.id]
+        asked = self._asked.get(attempt.id, Asked())
+        left = attempt.spans - len(spans) if spans else 0
+        below: list[tuple[Span, int | None]] = []
+        for span, parent in in_place(spans, asked.runs):
+            if parent is None and below:
+                yield Place(attempt, below, 0)
+                below = []
+            below.append((span, parent))
+        if below:
+            yield Place(attempt, below, left)
+
+    def place(self, place: Place, details: Mapping[int, SpanDetail], last: bool) -> Iterator[RenderableType]:
+        """A place with what its calls added to the conversation. `details`: its spans, read, by sequence; `last`:
+        whether it is the last one of its attempt."""
+        nodes: dict[int, Tree] = {}
+        for span, parent in place.spans:
+            line = span_line(span)
+            nodes[span.sequence] = Tree(line) if parent is None else nodes[parent].add(line)
+        for sequence, run in self._asked.get(place.attempt.id, Asked()).elsewhere:
+            if (node := nodes.get(sequence)) is not None:
+                where = Text(clean(f"{run.span.rollout}/{run.span.attempt}"), style="dim")
+                below = node.add(joined(where, span_line(run.span)))
+                if run.turn is not None:
+                    _add_turn(below, run.turn, 0, [], BRIEF)
+        for span, _ in place.spans:
+            self._add_said(nodes[span.sequence], details[span.sequence])
+        above = place.attempt is self._rollout.attempts[-1]
+        yield _Hung(_Hung(nodes[place.spans[0][0].sequence], last and not place.left), above, inside=True)
+        if place.left:
+            shown = place.attempt.spans - place.left
+            left = Text(f"{shown:,} of {place.attempt.spans:,} spans are shown", style="dim")
+            yield _Hung(_Hung(left, True), above, inside=True)
+
+    def _add_said(self, node: Tree, detail: SpanDetail) -> None:
+        turn = detail.turn
+        if turn is None:
+            return
+        names = [tool.name for tool in turn.tools]
+        if detail.span.kind != "llm":
+            _add_turn(node, turn, 0, names, BRIEF)
+            return
+        _add_turn(node, turn, self._conversations.known(turn.messages), names if names != self._offered else [], BRIEF)
+        self._conversations.add(turn)
+        self._offered = names
+
+
+class _Hung:
+    """What stands in a tree below something: with its guides, as `rich.tree` draws them. It is printed alone."""
+
+    def __init__(self, shown: RenderableType, last: bool, inside: bool = False) -> None:
+        """`inside`: it is not the thing itself that hangs there, but one below it."""
+        rest = "    " if last else "│   "
+        self._shown, self._first, self._rest = shown, rest if inside else "└── " if last else "├── ", rest
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrower = options.update_width(max(1, options.max_width - len(self._rest)))
+        for at, line in enumerate(console.render_lines(self._shown, narrower, pad=False)):
+            yield Segment(self._rest if at else self._first)
+            yield from line
+            yield Segment.line()
+
+
 def rollout_tree(
     rollout: RolloutSummary, details: Sequence[SpanDetail], asked: Mapping[str, Asked] | None = None
-) -> Tree:
+) -> Group:
     """Rollout, attempts, calls, and what each call added to the conversation. `asked`: by attempt."""
-    t = rollout.totals
-    facts = (counted(t.calls, "call"), counted(t.errors, "error") if t.errors else "", total_tokens(t), gaps(t))
-    about = (f"group {clean(rollout.group)}" if rollout.group else "", _reward(rollout.reward))
-    tree = Tree(joined(Text(clean(rollout.id), style="bold"), rollout.mode, status(rollout.status), *about, *facts))
-    if rollout.input is not None:
-        tree.add(joined(Text("task", style="dim"), plain(abbreviate(compact(rollout.input), BRIEF))))
-    shown = {detail.span.attempt for detail in details}
+    tree = RolloutTree(rollout, [detail.span for detail in details], asked)
+    parts: list[RenderableType] = [tree.head(), *filter(None, (tree.task(),))]
     for attempt in rollout.attempts:
-        branch = tree.add(_attempt_line(attempt, len(rollout.attempts) == 1))
-        if attempt.id in shown:
-            of_attempt = [detail for detail in details if detail.span.attempt == attempt.id]
-            _add_calls(branch, of_attempt, attempt, (asked or {}).get(attempt.id, Asked()))
-    return tree
+        read = {detail.span.sequence: detail for detail in details if detail.span.attempt == attempt.id}
+        places = list(tree.places(attempt))
+        parts.append(tree.attempt(attempt))
+        for place in places:
+            parts += tree.place(place, read, place is places[-1])
+    return Group(*parts)
 
 
 def call_tree(detail: SpanDetail) -> Tree:
@@ -76,66 +199,36 @@ def call_tree(detail: SpanDetail) -> Tree:
 
 def added(turn: Turn, earlier: Iterable[Turn]) -> Tree:
     """What a call added to the conversation, with its whole text; `earlier`: calls of the same attempt before it."""
-    told = [[*map(key, one.messages), *(key(choice.message) for choice in one.choices[:1])] for one in earlier]
-    skip = known(turn.messages, told)
+    conversations = Conversations()
+    for one in earlier:
+        conversations.add(one)
+    skip = conversations.known(turn.messages)
     tree = Tree(joined(plain(turn.model or turn.dialect, "bold"), counted(len(turn.messages) - skip, "new message")))
     _add_turn(tree, turn, skip, None, None)
     return tree
 
 
-def _add_calls(branch: Tree, details: Sequence[SpanDetail], attempt: Attempt, asked: Asked) -> None:
-    nodes: dict[int, Tree] = {}
-    for detail, parent in in_place(details, asked.runs):
-        nodes[detail.span.sequence] = nodes.get(parent or 0, branch).add(span_line(detail.span))
-    for sequence, run in asked.elsewhere:
-        if (node := nodes.get(sequence)) is not None:
-            where = Text(clean(f"{run.span.rollout}/{run.span.attempt}"), style="dim")
-            below = node.add(joined(where, span_line(run.span)))
-            if run.turn is not None:
-                _add_turn(below, run.turn, 0, [], BRIEF)
-    told: list[list[Key]] = []
-    offered: list[str] = []
-    for detail in details:
-        node, turn = nodes[detail.span.sequence], detail.turn
-        if turn is None:
-            continue
-        names = [tool.name for tool in turn.tools]
-        if detail.span.kind != "llm":
-            _add_turn(node, turn, 0, names, BRIEF)
-            continue
-        _add_turn(node, turn, known(turn.messages, told), names if names != offered else [], BRIEF)
-        told.append([*map(key, turn.messages), *(key(choice.message) for choice in turn.choices[:1])])
-        offered = names
-    if attempt.spans > len(details):
-        branch.add(Text(f"{len(details):,} of {attempt.spans:,} spans are shown", style="dim"))
-
-
-def in_place(
-    details: Sequence[SpanDetail], asked: Mapping[int, int] | None = None
-) -> Iterator[tuple[SpanDetail, int | None]]:
+def in_place(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> Iterator[tuple[Span, int | None]]:
     """The spans of one attempt from the top, each with the sequence of the one it is shown in; None for the attempt."""
-    by_sequence = {detail.span.sequence: detail for detail in details}
-    inside = nesting.tree([detail.span for detail in details], asked)
+    inside = nesting.tree(spans, asked)
     waiting = [(span, None, 0) for span in reversed(inside.get(None, []))]
     while waiting:
         span, parent, depth = waiting.pop()
-        yield by_sequence[span.sequence], parent
+        yield span, parent
         # Spans that are nested deeper than a terminal is wide are shown side by side.
         under = span.sequence if depth < DEEPEST else parent
         waiting += [(inner, under, depth + 1) for inner in reversed(inside.get(span.sequence, []))]
 
 
-def known(messages: Sequence[Message], told: Iterable[Sequence[Key]]) -> int:
-    """How many messages an earlier call began with or was answered by."""
-    keys = [key(message) for message in messages]
-    return max((_shared(keys, earlier) for earlier in told), default=0)
+def _beginnings(messages: Sequence[Message]) -> Iterator[int]:
+    """The hash of the first message, of the first two ..."""
+    one = 0
+    for message in messages:
+        one = hash((one, _key(message)))
+        yield one
 
 
-def _shared(a: Sequence[Key], b: Sequence[Key]) -> int:
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def key(message: Message) -> Key:
+def _key(message: Message) -> Key:
     """Equal for equal messages, however they were sent. Reasoning does not count, because agents often do not send it
     back.
     """

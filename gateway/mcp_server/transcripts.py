@@ -111,7 +111,7 @@ class Teller:
     """Tells calls in order, and remembers what was told."""
 
     budget: Budget
-    told: list[list[rollout_tree.Key]] = field(default_factory=list[list[rollout_tree.Key]])
+    conversations: rollout_tree.Conversations = field(default_factory=rollout_tree.Conversations)
     offered: list[str] = field(default_factory=list[str])
 
     def tell(self, span: Span, turn: Turn | None) -> SpanTold:
@@ -126,7 +126,7 @@ class Teller:
         if not resends or names != self.offered:
             made.tools = names[:NAMES]
             self.budget.left -= sum(map(len, made.tools))
-        made.repeated = rollout_tree.known(turn.messages, self.told) if resends else 0
+        made.repeated = self.conversations.known(turn.messages) if resends else 0
         said = [choice.message for choice in turn.choices]
         # What the model said matters most: its share is taken before long requests use all the room.
         made.answers = self._spoken(said)
@@ -140,8 +140,7 @@ class Teller:
 
     def remember(self, turn: Turn) -> None:
         """A call that later ones may begin as."""
-        keys = [*map(rollout_tree.key, turn.messages), *(rollout_tree.key(one.message) for one in turn.choices[:1])]
-        self.told.append(keys)
+        self.conversations.add(turn)
         self.offered = _names(turn)
 
     def _spoken(self, messages: Sequence[Message]) -> list[Spoken]:

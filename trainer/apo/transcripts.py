@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import cast
 
-from penstock.gateway.display.rollout_tree import key, known
+from penstock.gateway.display.rollout_tree import Conversations
 from penstock.gateway.model.transcript import Transcript
 from penstock.gateway.model.turn import Message, Part
 
@@ -17,21 +17,20 @@ SYSTEM = ("system", "developer")
 def told(transcript: Transcript) -> str:
     """The task and the conversation of an attempt; of several agents one after the other, as they called."""
     lines = [f"Task: {json.dumps(transcript.rollout.input, ensure_ascii=False)}"]
-    earlier: list[Sequence[object]] = []
+    conversations = Conversations()
     for call in transcript.calls:
         if call.turn is None:
             continue
         agent = f"{call.span.agent}, " if call.span.agent else ""
-        skip = known(call.turn.messages, earlier)  # pyright: ignore[reportArgumentType]  # keys are made below
+        skip = conversations.known(call.turn.messages)
         for message in call.turn.messages[skip:]:
             if message.role not in SYSTEM:
                 lines += (f"[{agent}{message.role}] {text}" for text in _texts(message))
-        answers = [choice.message for choice in call.turn.choices[:1]]
-        for message in answers:
-            lines += (f"[{agent}assistant] {text}" for text in _texts(message))
+        for choice in call.turn.choices[:1]:
+            lines += (f"[{agent}assistant] {text}" for text in _texts(choice.message))
         if call.turn.error:
             lines.append(f"[{agent}error] {call.turn.error}")
-        earlier.append([key(message) for message in (*call.turn.messages, *answers)])
+        conversations.add(call.turn)
     lines += (f"[refused by a rule] {span.name or span.model or 'a tool call'}" for span in transcript.violations)
     if transcript.outcome.reason:
         lines.append(f"[ended] {transcript.outcome.reason}")

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from penstock.gateway.display.rollout_tree import key, known
+from penstock.gateway.display.rollout_tree import Conversations
 from penstock.gateway.display.text import compact
 from penstock.gateway.model.transcript import Transcript
 from penstock.gateway.model.turn import Message, Part
@@ -48,17 +48,17 @@ class Pair(NamedTuple):
 def steps(transcript: Transcript) -> list[Step]:
     """All steps of an attempt, in order."""
     found: list[Step] = []
-    told: list[list[tuple[str, tuple[tuple[str | None, ...], ...]]]] = []
+    conversations = Conversations()
     for call in transcript.calls:
         turn = call.turn
         if turn is None:
             continue
-        new = turn.messages[known(turn.messages, told) :]
+        new = turn.messages[conversations.known(turn.messages) :]
         answers = [choice.message for choice in turn.choices[:1]]
         found += (Step(message.role, text(message), call.span.sequence) for message in (*new, *answers))
         if turn.error:
             found.append(Step("error", turn.error, call.span.sequence))
-        told.append([*map(key, turn.messages), *map(key, answers)])
+        conversations.add(turn)
     return found
 
 

@@ -253,9 +253,9 @@ def looked(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, list[
             use.span: use.asked_by for use in used.get(attempt.id, ()) if use.span and use.asked_by and not use.run_in
         }
         depths: dict[int | None, int] = {None: 0}
-        for detail, parent in rollout_tree.in_place([SpanDetail(span=span) for span in own], asked):
-            depths[detail.span.sequence] = depths[parent] + 1
-            rows[_id(detail.span)] = Row(attempt, detail.span, depths[parent] + 1)
+        for span, parent in rollout_tree.in_place(own, asked):
+            depths[span.sequence] = depths[parent] + 1
+            rows[_id(span)] = Row(attempt, span, depths[parent] + 1)
     return Looked(rollout, rows, axes, used, max(0, sum(one.spans for one in rollout.attempts) - len(spans)))
 
 

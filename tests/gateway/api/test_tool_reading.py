@@ -50,10 +50,10 @@ class Story:
     def add(self, rollout: str, recorded: Recorded, later_ms: int = 0, **about: Any) -> None:
         self.tape.add(*moved(recorded, rollout, later_ms), **about)
 
-    def tools(self, rollout: str) -> ToolList:
+    def tools(self, rollout: str, until: int | None = None, inside: bool = True) -> ToolList:
         found = self.tape.rollout(rollout)
         assert found is not None
-        return read_tools(self.tape, summary(self.tape, found), "a1", lambda tool, arguments: None)
+        return read_tools(self.tape, summary(self.tape, found), "a1", lambda tool, arguments: None, until, inside)
 
     def only(self, rollout: str) -> ToolUse:
         [use] = self.tools(rollout).tools
@@ -175,3 +175,12 @@ def test_strays_cost_nothing_where_there_are_none() -> None:
     story.tape.exchange = lambda span: (reads.append(span.rollout), original(span))[1]
     _ = story.tools("r1")
     assert set(reads) == {"r1"}
+
+
+def test_what_a_tree_wants_is_known_without_a_call_where_no_server_ran_a_tool() -> None:
+    story, reads = Story().agent("r1"), list[str]()
+    original = story.tape.exchange
+    story.tape.exchange = lambda span: (reads.append(span.rollout), original(span))[1]
+    assert (story.tools("r1", inside=False).tools, reads) == ([], [])
+    assert [use.span for use in story.session("s1").tools("r1", inside=False).tools] == [2]
+    assert story.tools("r1", until=1).tools[0].asked_by == 1

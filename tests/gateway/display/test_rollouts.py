@@ -31,7 +31,7 @@ from penstock.gateway.model.rollout import (
     Worker,
 )
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.model.turn import Message, Part
+from penstock.gateway.model.turn import Choice, Message, Part, Turn
 
 NOW = T0 + 7200 * 10**9
 TOOL: dict[str, Any] = {
@@ -308,18 +308,26 @@ def said(role: str, text: str, *more: Part) -> Message:
     return Message(role=role, parts=[Part(type="text", text=text), *more])
 
 
+def conversations(*told: list[Message]) -> rollout_tree.Conversations:
+    """Calls whose last message is the answer."""
+    found = rollout_tree.Conversations()
+    for messages in told:
+        found.add(Turn(dialect="chat", messages=messages[:-1], choices=[Choice(index=0, message=messages[-1])]))
+    return found
+
+
 def test_what_was_said_or_answered_before_is_known() -> None:
     thought = Part(type="reasoning", text="hm")
-    told = [[rollout_tree.key(m) for m in (said("user", "a"), said("assistant", "b", thought))]]
-    assert rollout_tree.known([said("user", "a"), said("assistant", "b"), said("user", "c")], told) == 2
-    assert rollout_tree.known([said("user", "a")], told) == 1
-    assert rollout_tree.known([said("user", "x"), said("assistant", "b")], told) == 0
-    assert rollout_tree.known([said("user", "a")], []) == 0
+    told = conversations([said("user", "a"), said("assistant", "b", thought)])
+    assert told.known([said("user", "a"), said("assistant", "b"), said("user", "c")]) == 2
+    assert told.known([said("user", "a")]) == 1
+    assert told.known([said("user", "x"), said("assistant", "b")]) == 0
+    assert conversations().known([said("user", "a")]) == 0
 
 
 def test_the_longest_of_several_conversations_counts() -> None:
-    told = [[rollout_tree.key(said("user", t)) for t in texts] for texts in ("ab", "abc", "x")]
-    assert rollout_tree.known([said("user", t) for t in "abcd"], told) == 3
+    told = conversations(*([said("user", t) for t in texts] for texts in ("ab", "abc", "x")))
+    assert told.known([said("user", t) for t in "abcd"]) == 3
 
 
 # --- figures ---
