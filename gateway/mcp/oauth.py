@@ -30,14 +30,33 @@ from penstock.gateway.dialects.loose_json import loads, obj, text
 from penstock.gateway.dialects.mcp import PREFIX
 from penstock.gateway.http.client_connection import Hints
 from penstock.gateway.http.errors import ClientFault
-from penstock.gateway.http.request import Request
+from penstock.gateway.http.request import Headers, Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
-from penstock.gateway.mcp.servers import WELL_KNOWN, ServerPool
+from penstock.gateway.mcp.servers import OWN, WELL_KNOWN, ServerPool
 
 _NAMED: Final = re.compile(rb'(?im)^(www-authenticate:[^\r\n]*?resource_metadata=")([^"\r\n]*)(")')
+_FORWARDED: Final = re.compile(r'(?:^|[;,])\s*([A-Za-z]+)=(?:"([^"\\]*)"|([^;,"\s]*))')
+_TOLD: Final = {
+    "proto": re.compile("(?i)https?"),
+    "host": re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::\d+)?"),
+}
 _READS: Final = ("GET", "HEAD", "OPTIONS")
 _LONGEST: Final = 1 << 20
 """Bytes of a document that is looked into."""
+
+
+def origin_of(headers: Headers, scheme: str) -> str:
+    """The scheme and host that a client calls. Proxies on the way have told them, the first of them by `Forwarded`
+    (RFC 7239) or by `X-Forwarded-Proto` and `X-Forwarded-Host`; otherwise they are `scheme` and `Host`. What is no
+    scheme and no host counts as not told."""
+    said: dict[bytes, str] = {}
+    for low, _, value in headers:
+        # Each proxy adds its own behind what is there.
+        said[low] = f"{said[low]}, {value.decode('latin-1')}" if low in said else value.decode("latin-1")
+    told = [(name.lower(), quoted or plain) for name, quoted, plain in _FORWARDED.findall(said.get(b"forwarded", ""))]
+    told += [(name, said.get(b"x-forwarded-" + name.encode(), "").partition(",")[0].strip()) for name in _TOLD]
+    known = {name: value for name, value in reversed(told) if name in _TOLD and _TOLD[name].fullmatch(value)}
+    return f"{known.get('proto', scheme).lower()}://{known.get('host', said.get(b'host', ''))}"
 
 
 class Own:
@@ -45,14 +64,12 @@ class Own:
 
     def __init__(self, request: Request, below: str, server: ServerPool, scheme: str = "http") -> None:
         """`below`: the path of the request below the address of its rollout; `scheme`: of the gateway's own port."""
-        headers = {low: value.decode("latin-1") for low, _, value in request.headers}
-        scheme = headers.get(b"x-forwarded-proto", scheme)
-        target = request.target.decode("latin-1").partition("?")[0]
-        below = below.partition("?")[0].removeprefix(WELL_KNOWN)
-        address = target.removeprefix(WELL_KNOWN).removesuffix(below)
-        self._origin = f"{scheme}://{headers.get(b'host', '')}"
-        self._path = f"{address}{PREFIX}{server.name}"
-        self.address = address
+        path, mark, query = request.target.decode("latin-1").removeprefix(WELL_KNOWN).partition("?")
+        self._origin = origin_of(request.headers, scheme)
+        self._endpoint, own, _ = path.partition(OWN)
+        """The path that the client calls, as it writes it: clients compare it letter by letter."""
+        self._query = "" if own else mark + query
+        self.address = path.removesuffix(below.partition("?")[0].removeprefix(WELL_KNOWN))
         """What stands before the path of a server: that of the rollout."""
         self._server = server
 
@@ -64,9 +81,9 @@ class Own:
         """What stands for the URL of the server's metadata."""
         path = self._of_server(url)
         if path is not None and path.rstrip("/") in (WELL_KNOWN, WELL_KNOWN + self._server.path.rstrip("/")):
-            return f"{self._origin}{WELL_KNOWN}{self._path}"
-        ours = None if path is None else self._server.named(path)
-        return url if ours is None else f"{self._origin}{self.address}{ours}"
+            return f"{self._origin}{WELL_KNOWN}{self._endpoint}{self._query}"
+        ours = None if path is None else self._server.named(url)
+        return url if ours is None else f"{self._origin}{self._endpoint}{OWN}{self._server.own_path(ours)}"
 
     def document(self, body: bytes) -> bytes:
         """Metadata that name the server's address here; any other document as it is."""
@@ -74,7 +91,7 @@ class Own:
         resource = text(found.get("resource"))
         if resource is None or "authorization_servers" not in found or self._of_server(resource) is None:
             return body
-        return orjson.dumps(found | {"resource": self._origin + self._path})
+        return orjson.dumps(found | {"resource": self._origin + self._endpoint + self._query})
 
     def _of_server(self, url: str) -> str | None:
         """The path of a URL of the server; None for one of another host."""

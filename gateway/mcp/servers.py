@@ -65,8 +65,7 @@ class ServerPool(Pool):
         """The path to ask the server for. Raises `ClientFault` for one that the server has not named."""
         if path.startswith(WELL_KNOWN):
             return WELL_KNOWN + (self.path.rstrip("/") if path != WELL_KNOWN else "")
-        below = path[len(PREFIX) + len(self.name) :]
-        below, mark, query = below.partition("?")
+        below, mark, query = self._below(path).partition("?")
         if below in ("", "/"):
             return (self.path or "/") + mark + query
         own = below.removeprefix(OWN)
@@ -85,8 +84,13 @@ class ServerPool(Pool):
 
     def own_path(self, path: str) -> str:
         """The path of the server that one below a rollout's address stands for; empty for the endpoint itself."""
-        below = path[len(PREFIX) + len(self.name) :]
+        below = self._below(path)
         return below.removeprefix(OWN) if path.startswith(PREFIX) and below.startswith(OWN) else ""
+
+    def _below(self, path: str) -> str:
+        """What follows the name. A client whose URL ends with a slash has it before a named path, too."""
+        below = path[len(PREFIX) + len(self.name) :]
+        return below[1:] if below.startswith("/" + OWN) else below
 
     def named(self, endpoint: str) -> str | None:
         """Remembers a path that the server names for the messages of a stream, and gives what stands for it below its

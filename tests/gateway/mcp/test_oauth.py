@@ -12,7 +12,7 @@ from fakes.mcp_wire import McpServer, call, config
 from fakes.tape import Tape
 
 from penstock.gateway.http.request import Request
-from penstock.gateway.mcp.oauth import Own
+from penstock.gateway.mcp.oauth import Own, origin_of
 from penstock.gateway.mcp.servers import ServerPool
 from penstock.gateway.model.server_settings import McpServer as Configured
 
@@ -20,12 +20,10 @@ WELL_KNOWN = "/.well-known/oauth-protected-resource"
 OURS = "http://gw:4747"
 
 
-def own(path: str = "/rollout/r1/mcp/s", url: str = "https://tools.example/mcp", proto: str | None = None) -> Own:
+def own(path: str = "/rollout/r1/mcp/s", url: str = "https://tools.example/mcp") -> Own:
     request = Request()
     request.target = path.encode()
     request.headers = [(b"host", b"Host", b"gw:4747")]
-    if proto is not None:
-        request.headers.append((b"x-forwarded-proto", b"X-Forwarded-Proto", proto.encode()))
     below = path[path.index("/mcp/") :]
     return Own(
         request, (WELL_KNOWN if path.startswith(WELL_KNOWN) else "") + below, ServerPool("s", Configured(url=url), ())
@@ -48,8 +46,43 @@ def test_the_place_of_metadata(url: str, ours: str) -> None:
     assert own().challenge(head % url.encode()) == head % ours.encode()
 
 
-def test_a_gateway_behind_tls_says_so() -> None:
-    assert own(proto="https").metadata(f"https://tools.example{WELL_KNOWN}/mcp").startswith("https://gw:4747/")
+FORWARDED: list[tuple[list[tuple[str, str]], str]] = [
+    ([], "http://gw:4747"),
+    ([("x-forwarded-proto", "https")], "https://gw:4747"),
+    ([("x-forwarded-proto", "https, http"), ("x-forwarded-host", "a.example:8443, inner")], "https://a.example:8443"),
+    ([("forwarded", "proto=https;host=a.example")], "https://a.example"),
+    ([("forwarded", 'For="[2001:db8::1]:4711"; Proto=HTTPS ;Host="a.example:8443", proto=http;host=inner')],
+     "https://a.example:8443"),
+    ([("forwarded", "for=192.0.2.1"), ("forwarded", "for=10.0.0.1;host=\"[::1]:80\";proto=https")], "https://[::1]:80"),
+    ([("forwarded", "proto=https"), ("x-forwarded-proto", "http"), ("x-forwarded-host", "b.example")],
+     "https://b.example"),
+    ([("forwarded", 'proto=javascript;host="a b/c"'), ("x-forwarded-host", "evil.example/x")], "http://gw:4747"),
+    ([("forwarded", "by=_x;secret=\"a;proto=https\""), ("x-forwarded-proto", "")], "http://gw:4747"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("told", "origin"), FORWARDED)
+def test_the_scheme_and_host_are_those_that_proxies_tell(told: list[tuple[str, str]], origin: str) -> None:
+    headers = [(name.encode(), name.encode(), value.encode()) for name, value in [("host", "gw:4747"), *told]]
+    assert origin_of(headers, "http") == origin
+
+
+@pytest.mark.parametrize("called", ["/rollout/r1/mcp/s/", "/mcp/s/", "/mcp/s?tools=a", "/rollout/r1/attempt/a2/mcp/s/"])
+def test_the_url_is_named_as_the_client_writes_it(called: str) -> None:
+    body = b'{"resource": "https://tools.example/mcp", "authorization_servers": []}'
+    assert json.loads(own(WELL_KNOWN + called).document(body))["resource"] == OURS + called
+    assert own(called).metadata(f"https://tools.example{WELL_KNOWN}/mcp") == OURS + WELL_KNOWN + called
+    # Metadata at a place of the server's own name the URL by which that place was told.
+    path = called.partition("?")[0]
+    place = own(called).metadata("https://tools.example/custom.json?v=1")
+    assert place == f"{OURS}{path}/@/custom.json?v=1"
+    assert json.loads(own(place.removeprefix(OURS)).document(body))["resource"] == OURS + path
+
+
+def test_a_place_of_the_servers_own_is_found_behind_a_slash() -> None:
+    server = ServerPool("s", Configured(url="https://tools.example/mcp"), ())
+    assert server.named("/custom.json") == "/mcp/s/@/custom.json"
+    assert [server.target(f"/mcp/s{slash}/@/custom.json") for slash in ("", "/")] == ["/custom.json"] * 2
 
 
 @pytest.mark.parametrize(
