@@ -204,7 +204,7 @@ class Gateway:
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_control(context)
-        application[INGEST] = Ingest(self.dispatcher, self.store, self.metrics.otlp_spans)
+        application[INGEST] = Ingest(self.dispatcher, self.store, self.metrics)
         recorded = self.config.limits.recorded_bytes
         add_wrapped(application, Wrapped(self.recorder, self._redactor, self.definitions, recorded))
         self._runner = web.AppRunner(

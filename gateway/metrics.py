@@ -136,6 +136,8 @@ METRICS: dict[str, Figure] = {
         "counter", "Answers in which a server defines something, by what became of them.", ("server", "what")
     ),
     "penstock_otlp_spans_total": Figure("counter", "OpenTelemetry spans received.", ("outcome",)),
+    "penstock_otlp_logs_total": Figure("counter", "OpenTelemetry log records received.", ("outcome",)),
+    "penstock_otlp_metric_points_total": Figure("counter", "Points of OpenTelemetry metrics received, and not kept."),
     "penstock_otlp_exported_total": Figure("counter", "Spans exported as OpenTelemetry."),
     "penstock_otlp_dropped_total": Figure("counter", "Spans that the receiver of the export refused."),
     "penstock_otlp_retries_total": Figure("counter", "Export requests that were sent again."),
@@ -197,6 +199,8 @@ class Metrics:
         "otlp_dropped",
         "otlp_exported",
         "otlp_lag_changes",
+        "otlp_logs",
+        "otlp_metric_points",
         "otlp_retries",
         "otlp_spans",
         "overhead_seconds",
@@ -260,6 +264,8 @@ class Metrics:
         self.masking_failures: Counter[tuple[str, ...]] = Counter()
         self.mcp_definitions: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
+        self.otlp_logs: Counter[tuple[str, ...]] = Counter()
+        self.otlp_metric_points = 0
         self.upstream_retries: Counter[tuple[str, ...]] = Counter()
         self.upstream_checks: Counter[tuple[str, ...]] = Counter()
         self.upstream_health: dict[tuple[str, ...], int] = {}

@@ -89,7 +89,7 @@ from penstock.gateway.model.release import ENDED, Stage
 from penstock.gateway.model.rollout import Judgement, Rollout, RolloutSummary
 from penstock.gateway.model.tools import ToolList
 from penstock.gateway.model.transcript import Transcript
-from penstock.gateway.otlp.ingest import post_traces
+from penstock.gateway.otlp.ingest import KEY, post_telemetry
 
 
 class StatsQuery(Noun):
@@ -328,8 +328,8 @@ def make_control(control: Control) -> web.Application:
     app[CONTROL] = control
     for route in ROUTES:
         app.router.add_route(route.method, route.path, _operated(route) if route.operation else route.handler)
-    for scope in ("none", "{kind}/{rid}/{aid}"):
-        app.router.add_post(f"{guard.AGENT}{scope}/v1/traces", post_traces)
+    for scope in (f"{{scope:none|{KEY}}}", "{kind}/{rid}/{aid}"):
+        app.router.add_route("*", f"{guard.AGENT}{scope}/v1/{{signal}}", post_telemetry)
     app.on_response_prepare.append(guard.add_headers)
     app.on_shutdown.append(changes.end_followers)
     return app

@@ -126,9 +126,14 @@ def from_headers(headers: Mapping[bytes, bytes]) -> Address | None:
         )
     for header, kind in SESSION_HEADERS.items():
         if session := headers.get(header):
-            name = _UNSAFE.sub("-", _unkeyed(session.decode("latin-1")))[:100]
-            return Address(f"{kind}-{name}", agent=_agent(named), origin="implicit", session=True)
+            rollout = session_rollout(kind, session.decode("latin-1"))
+            return Address(rollout, agent=_agent(named), origin="implicit", session=True)
     return None
+
+
+def session_rollout(kind: str, session: str) -> str:
+    """The implicit rollout of a session. `kind`: of the header that names it (`SESSION_HEADERS`)."""
+    return f"{kind}-{_UNSAFE.sub('-', _unkeyed(session))[:100]}"
 
 
 def _unkeyed(session: str) -> str:

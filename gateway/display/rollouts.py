@@ -46,6 +46,8 @@ BRIEF = 240
 """Characters of a text that is shown briefly."""
 PRINTED = ("stdout", "stderr")
 """Events that are pieces of an agent's output."""
+LOGGED = "otel.body"
+"""The attribute of an event that has a line of a log."""
 
 
 # --- figures ---
@@ -265,10 +267,13 @@ def content(span: Span) -> str:
         return "  ".join(filter(None, _reward(Reward.of(span))))
     if span.kind == "otel":
         return "  ".join(span_summary.facts(span))
-    said = list((span.attributes or {}).values())
-    if span.name in PRINTED and isinstance(text := (span.attributes or {}).get("text"), str):
-        said = [text]
-    return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(span.attributes), BRIEF)
+    attributes = span.attributes or {}
+    if isinstance(text := attributes.get("text" if span.name in PRINTED else LOGGED), str):
+        return abbreviate(text, BRIEF)
+    # Where a log record comes from is said of every one of them.
+    facts = {name: value for name, value in attributes.items() if not name.startswith("otel.")}
+    said = list(facts.values())
+    return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(facts or None), BRIEF)
 
 
 def _reward(given: Reward) -> Iterator[str]:

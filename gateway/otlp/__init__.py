@@ -1,7 +1,8 @@
 """OpenTelemetry in and out. It may import every layer from `diagnosis` down.
 
-*In* (`ingest`): OTLP/HTTP at `/v1/traces`. A request is decoded (`wire`, `json_encoding`), every span of it becomes an
-entry of the tape (`span_in`, `values`) and is joined to the attempt it belongs to (`attempt_of`). *Out* (`exporter`):
+*In* (`ingest`): OTLP/HTTP at `/v1/traces`, `/v1/logs` and `/v1/metrics`. A request is taken apart (`wire`, `signals`,
+`json_encoding`), every span or log record of it becomes an entry of the tape (`span_in`, `log_in`, `values`) and is
+joined to the attempt it belongs to (`attempt_of`). *Out* (`exporter`):
 the change feed as spans with the current conventions (`span_out`, `content`), linked to what they were made for
 (`causes`), sent in batches (`batches`, `delivery`).
 

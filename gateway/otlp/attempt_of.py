@@ -1,7 +1,8 @@
-"""Which attempt does a span belong to?
+"""Which attempt does a span or a log record belong to?
 
 The first of these that names a rollout counts: the scope of the request (its address or its agent token), the
-attributes of the span's resource, its own attributes, its trace. A trace is known when an attempt's calls carried its
+attributes of the span's resource, its own attributes, its trace, the session that it names. A log record is joined in
+the same way. A trace is known when an attempt's calls carried its
 `traceparent`, when the gateway derives it for an attempt (`gateway.model.trace`), or when other spans of it have named
 the rollout. A trace that several attempts have used names none: a guess would mix their data.
 
@@ -17,7 +18,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from penstock.gateway.calls.address import FIRST_ATTEMPT, AddressError, check_id
+from penstock.gateway.calls.address import FIRST_ATTEMPT, AddressError, check_id, session_rollout
+from penstock.gateway.model.base import Origin
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.trace import trace_id
 from penstock.gateway.otlp import semconv
@@ -41,8 +43,18 @@ class Scope:
 
     rollout: str
     attempt: str
-    agent_token: bool
-    """True when it came with a token of the rollout's own."""
+    kind: str
+    """How it names the rollout: by a `token` of the rollout's own, by an address (`open`), by a header that names a
+    `session`."""
+
+    @property
+    def agent_token(self) -> bool:
+        return self.kind == "token"
+
+    @property
+    def origin(self) -> Origin:
+        """Of a rollout that begins with it."""
+        return "implicit" if self.kind == "session" else "header"
 
 
 class Rejected(ValueError):
@@ -132,3 +144,34 @@ def attempt_of(tape: Store, rollout: str) -> str:
     """The attempt that is meant when only a rollout is named: the one that the queue handed out last, or the first."""
     found = tape.rollout(rollout)
     return FIRST_ATTEMPT if found is None or found.attempt is None else found.attempt
+
+
+_SESSIONS = {
+    "session.id": ("claude", "session"),
+    "conversation.id": ("session", "thread"),
+    "gen_ai.conversation.id": ("session", "thread"),
+}
+"""Attributes that name a session: Claude Code and others; Codex; the GenAI conventions. With the kinds of the headers
+by which calls may name the same session (`calls.address.SESSION_HEADERS`)."""
+_AGENTS = {"claude": ("claude_code.", "claude-code", "com.anthropic.claude_code"), "session": ("codex",)}
+"""How the names of telemetry begin whose agents are known to send such a header with their calls."""
+
+
+def by_session(tape: Store, name: str | None, attributes: dict[str, Any]) -> str | None:
+    """The implicit rollout of the session that telemetry names: one that is there, or that the calls of a known agent
+    will open."""
+    resource: dict[str, Any] = attributes.get(semconv.RESOURCE) or {}
+    named = {
+        kind: session_rollout(kind, session)
+        for attribute in reversed(_SESSIONS)
+        for kind in reversed(_SESSIONS[attribute])
+        if isinstance(session := attributes.get(attribute, resource.get(attribute)), str) and session
+    }
+    there = next((rollout for rollout in reversed(named.values()) if tape.rollout(rollout) is not None), None)
+    if there is not None or not named:
+        return there
+    marks = [name, attributes.get(semconv.SCOPE_NAME), resource.get(semconv.SERVICE)]
+    known = (
+        kind for kind, starts in _AGENTS.items() if any(isinstance(it, str) and it.startswith(starts) for it in marks)
+    )
+    return named.get(next(known, ""))

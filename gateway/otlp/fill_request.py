@@ -63,7 +63,7 @@ class Maker:
                 request.add(span_out.of_reward(span, judged_call(self._tape, span), place))
             case "event":
                 if self._content or span.name not in OUTPUT:
-                    request.add(span_out.of_event(span, place))
+                    request.add(span_out.of_event(self._without_log(span), place))
             case "otel":
                 request.add_foreign(*span_out.of_otel(self._without_content(span), place))
 
@@ -72,6 +72,14 @@ class Maker:
         if self._content or not semconv.SENSITIVE & attributes.keys():
             return span
         kept = {name: value for name, value in attributes.items() if name not in semconv.SENSITIVE}
+        return span.model_copy(update={"attributes": kept})
+
+    def _without_log(self, span: Span) -> Span:
+        """A log record of an agent may say anything in any text: numbers and truth values are no content."""
+        attributes = span.attributes or {}
+        if self._content or attributes.get(semconv.SIGNAL) != semconv.LOG:
+            return span
+        kept = {name: value for name, value in attributes.items() if isinstance(value, int | float)}
         return span.model_copy(update={"attributes": kept})
 
     def _add_content(self, made: Outgoing, span: Span) -> None:

@@ -1,59 +1,74 @@
-"""`POST /v1/traces`: spans of any instrumented agent, kept in the attempt that they belong to.
+"""`POST /v1/traces`, `/v1/logs`, `/v1/metrics`: telemetry of any instrumented agent, kept in the attempt it belongs to.
 
-When the request is answered, its spans are durable. Spans that belong nowhere, or to another rollout than the token's,
-are rejected one by one: the answer is then a partial success that says how many and why, and the metric counts them. A
-reward that a span carries is kept after the spans; an agent's own is `agent`, everybody else's `user`. An exporter that
-did not hear the answer sends its batch again: its spans are then there twice, with the same span ids, its rewards once.
+A span stays a span, a log record becomes an event, a metric is taken and not kept. When the request is answered, what
+was taken is durable. What cannot be read, belongs nowhere, or to another rollout than the token's, is rejected one by
+one: the answer is then a partial success that says how many and why, and the metrics count them. A reward that a span
+carries is kept after the spans; an agent's own is `agent`, everybody else's `user`. An exporter that did not hear the
+answer sends its batch again: its spans and events are then there twice, its rewards once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.base import Origin
 from penstock.gateway.model.rollout import RewardSource
-from penstock.gateway.otlp import wire
-from penstock.gateway.otlp.attempt_of import Rejected, Said, Scope, Traces, attempt_of, named, within
-from penstock.gateway.otlp.span_in import entry_of, has_reward, judgement_of, scope_of
+from penstock.gateway.otlp import log_in, span_in, wire
+from penstock.gateway.otlp.attempt_of import Rejected, Said, Scope, Traces, attempt_of, by_session, named, within
+from penstock.gateway.otlp.signals import (
+    JSON,
+    LOGS,
+    METRICS,
+    PROFILES,
+    SIGNALS,
+    TRACES,
+    Encoding,
+    Failure,
+    Item,
+    Signal,
+    Tree,
+    items,
+    place_of,
+)  # fmt: skip
+from penstock.gateway.otlp.span_in import has_reward, judgement_of, scope_of
 from penstock.gateway.otlp.values import Bounds
-from penstock.gateway.otlp.wire import Failure
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 
-if TYPE_CHECKING:
-    from penstock.gateway.otlp.span_in import Span
-    from penstock.gateway.otlp.wire import Request
-
-MOST_GROUPS = 10_000
-"""Resources and scopes of one request: an SDK has one or two, a collector some for each process that it hears."""
 SLICE_S = 0.003
-"""How long spans are looked at between two turns of the event loop."""
-MOST_REASONS = 5
+"""How long items are looked at between two turns of the event loop."""
+MOST_REASONS = 10
+KEY = "key"
+"""The scope of a request that came with a key for calls, which opens nothing else."""
 _HOWTO = "send them to the rollout's address or with its token, or set the resource attribute penstock.rollout_id"
+_ENTRIES: dict[str, Callable[[Any, dict[str, Any], dict[str, Any]], Entry]] = {
+    TRACES.name: span_in.entry_of,
+    LOGS.name: log_in.entry_of,
+}
+_POINTS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 
 
 class Ingest:
     """What the handler works with."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        tape: Store,
-        spans: Counter[tuple[str, ...]],
-        request_bytes: int = wire.REQUEST_BYTES,
+        self, dispatcher: Dispatcher, tape: Store, metrics: Metrics, request_bytes: int = wire.REQUEST_BYTES
     ) -> None:
-        """`spans` counts them by outcome; `request_bytes`: what one request may have, without its compression."""
+        """`metrics` counts what comes; `request_bytes`: what one request may have, without its compression."""
         self.dispatcher = dispatcher
         self.tape = tape
-        self.spans = spans
+        self.metrics = metrics
+        self.received = {TRACES.name: metrics.otlp_spans, LOGS.name: metrics.otlp_logs}
         self.request_bytes = request_bytes
         self.traces = Traces(tape, dispatcher.settled)
 
@@ -61,30 +76,66 @@ class Ingest:
 INGEST = web.AppKey("otlp", Ingest)
 
 
-async def post_traces(request: web.Request) -> web.StreamResponse:
-    """Spans of OpenTelemetry, as OTLP/HTTP sends them: protobuf or JSON, gzip or not. What is answered is durable."""
-    ingest, encoding = request.app[INGEST], wire.JSON
+async def post_telemetry(request: web.Request) -> web.StreamResponse:
+    """Telemetry as OTLP/HTTP sends it: protobuf or JSON, gzip or not. What is answered is durable."""
+    ingest, encoding = request.app[INGEST], JSON
     try:
+        signal = _signal(request)
         encoding = wire.encoding_of(request)
-        asked = await wire.decode(encoding, await wire.body_of(request, ingest.request_bytes))
-        batch = _Batch(ingest, _scope(request))
-        await batch.take(asked)
-        await batch.keep()
+        tree = await wire.decode(signal, encoding, await wire.body_of(request, ingest.request_bytes))
+        if signal is METRICS:
+            ingest.metrics.otlp_metric_points += await _count_points(tree)
+            return wire.accepted(signal, encoding)
+        return await _keep(ingest, signal, encoding, tree, request)
     except Failure as failure:
         return wire.refused(encoding, failure)
     except TapeError as error:
         return wire.refused(encoding, Failure(503, f"the tape does not take it: {error}"))
-    return wire.accepted(encoding, batch.rejected.total(), batch.message())
 
 
-def _scope(request: web.Request) -> Scope | None:
-    """The scope that the dispatch has put into the path: see `gateway.server.bridge`."""
-    found = request.match_info
-    return Scope(found["rid"], found["aid"], found["kind"] == "token") if "rid" in found else None
+def _signal(request: web.Request) -> Signal:
+    name = request.match_info["signal"]
+    if name == PROFILES:
+        raise Failure(404, f"profiles are not taken: send {', '.join(SIGNALS)}", "path")
+    if request.method != "POST":
+        raise Failure(405, f"{request.method} is not how telemetry is sent: use POST", "method")
+    return SIGNALS[name]
+
+
+async def _keep(
+    ingest: Ingest, signal: Signal, encoding: Encoding, tree: Tree, request: web.Request
+) -> web.StreamResponse:
+    batch = _Batch(ingest, signal, tree, request)
+    await batch.take()
+    await batch.keep()
+    return wire.accepted(signal, encoding, batch.rejected.total(), batch.message())
+
+
+async def _count_points(tree: Tree) -> int:
+    """Points of metrics that can be read."""
+    count, pause = 0, _Pause()
+    for item in items(METRICS, tree):
+        if item.message is not None and not isinstance(item.message, Rejected):
+            kinds = (getattr(item.message, kind) for kind in _POINTS)
+            count += sum(len(kind.data_points or ()) for kind in kinds if kind is not None)
+        await pause.if_due()
+    return count
+
+
+class _Pause:
+    """Lets the event loop go on while a large request is looked at."""
+
+    def __init__(self) -> None:
+        self._until = monotonic() + SLICE_S
+
+    async def if_due(self) -> None:
+        if monotonic() > self._until:
+            await asyncio.sleep(0)
+            self._until = monotonic() + SLICE_S
 
 
 class _Source(NamedTuple):
-    """What the spans of one resource and instrumentation have in common."""
+    """What the items of one resource and instrumentation have in common."""
 
     resource: dict[str, Any]
     instrumentation: dict[str, Any]
@@ -95,43 +146,70 @@ class _Source(NamedTuple):
 class _Batch:
     """A request on its way to the tape."""
 
-    def __init__(self, ingest: Ingest, scope: Scope | None) -> None:
+    def __init__(self, ingest: Ingest, signal: Signal, tree: Tree, request: web.Request) -> None:
+        """The dispatch has put the scope of the request into its path: see `gateway.server.bridge`."""
+        found = request.match_info
         self._ingest = ingest
-        self._scope = scope
+        self._signal = signal
+        self._tree = tree
+        self._scope = Scope(found["rid"], found["aid"], found["kind"]) if "rid" in found else None
+        self._by_key = found.get("scope") == KEY
+        self._source = _Source({}, {}, None)
         self._entries: list[Entry] = []
-        self._by_trace: list[Entry] = []
+        self._by_trace: list[tuple[Entry, Item]] = []
         self._attempts: dict[str, str] = {}
         self._warnings: list[str] = []
-        self.rejected: Counter[tuple[str, str]] = Counter()
-        """How many were not taken, by outcome and reason."""
+        self._reasons: dict[str, tuple[int, str]] = {}
+        """How many were rejected for each of the first reasons, and where the first of them stands."""
+        self.rejected: Counter[str] = Counter()
+        """How many were not taken, by outcome."""
 
-    async def take(self, asked: Request) -> None:
-        """Looks at every span."""
-        until = monotonic() + SLICE_S
-        for span, source in _spans(asked):
+    async def take(self) -> None:
+        """Looks at every item."""
+        entry_of, pause, new_source = _ENTRIES[self._signal.name], _Pause(), True
+        for item in items(self._signal, self._tree):
             try:
-                if span is not None:
-                    self._place(entry_of(span, source.resource, source.instrumentation), source)
+                if item.message is None:
+                    new_source = True
+                else:
+                    if new_source:
+                        self._source, new_source = _source_of(item), False
+                    source = self._source
+                    if isinstance(item.message, Rejected):
+                        raise item.message
+                    self._place(entry_of(item.message, source.resource, source.instrumentation), item)
             except Rejected as error:
-                self.rejected[error.outcome, str(error)] += 1
-            if monotonic() > until:
-                await asyncio.sleep(0)
-                until = monotonic() + SLICE_S
+                self._reject(error, item)
+            await pause.if_due()
         if self._by_trace:
             await self._place_by_trace()
 
-    def _place(self, entry: Entry, source: _Source) -> None:
-        said = source.said or named(entry.attributes or {})
+    def _reject(self, error: Rejected, item: Item) -> None:
+        self.rejected[error.outcome] += 1
+        why = str(error)
+        if why in self._reasons or len(self._reasons) < MOST_REASONS:
+            count, where = self._reasons.get(why, (0, ""))
+            self._reasons[why] = count + 1, where or place_of(self._signal, self._tree, item.place)
+
+    def _place(self, entry: Entry, item: Item) -> None:
+        if self._by_key:
+            raise Rejected("foreign", "a key for calls opens nothing else: telemetry needs an agent token, or none")
+        said = self._source.said or named(entry.attributes or {})
         if isinstance(said, Rejected):
             raise said
         if self._scope is not None:
-            entry.rollout, entry.attempt = within(self._scope, said)
+            self._give(entry, *within(self._scope, said), self._scope.origin)
         elif said is not None:
-            entry.rollout, entry.attempt = said[0], said[1] or self._attempt_of(said[0])
-            self._ingest.traces.learn(entry.trace_id or "", (entry.rollout, entry.attempt))
+            self._give(entry, said[0], said[1] or self._attempt_of(said[0]))
+            if entry.trace_id is not None:
+                self._ingest.traces.learn(entry.trace_id, (entry.rollout, entry.attempt))
         else:
-            self._by_trace.append(entry)
-            return
+            self._by_trace.append((entry, item))
+
+    def _give(self, entry: Entry, rollout: str, attempt: str, origin: Origin = "header") -> None:
+        entry.rollout, entry.attempt, entry.origin = rollout, attempt, origin
+        if not entry.start_ns:
+            entry.start_ns = entry.end_ns = self._ingest.dispatcher.now_ns()
         self._entries.append(entry)
 
     def _attempt_of(self, rollout: str) -> str:
@@ -141,24 +219,29 @@ class _Batch:
         return found
 
     async def _place_by_trace(self) -> None:
-        known = await self._ingest.traces.find(entry.trace_id or "" for entry in self._by_trace)
-        for entry in self._by_trace:
+        """By the trace, or else by the session."""
+        traces = {entry.trace_id for entry, _ in self._by_trace if entry.trace_id is not None}
+        known = await self._ingest.traces.find(traces)
+        for entry, item in self._by_trace:
             name = known.get(entry.trace_id or "")
-            if name is None:
-                self.rejected["unjoined", f"their trace belongs to no rollout, or to several; {_HOWTO}"] += 1
+            if name is not None:
+                self._give(entry, *name)
+            elif (rollout := by_session(self._ingest.tape, entry.name, entry.attributes or {})) is not None:
+                self._give(entry, rollout, self._attempt_of(rollout), "implicit")
             else:
-                entry.rollout, entry.attempt = name
-                self._entries.append(entry)
+                why = f"their trace and their session belong to no rollout, or to several; {_HOWTO}"
+                self._reject(Rejected("unjoined", why), item)
 
     async def keep(self) -> None:
-        """Hands in the spans and rewards, and counts; raises `TapeError`."""
+        """Hands in what was taken, with its rewards, and counts; raises `TapeError`."""
         if self._entries:
             await self._ingest.dispatcher.add(self._entries)
-        spans = self._ingest.spans
-        spans["accepted",] += len(self._entries)
-        for (outcome, _), count in self.rejected.items():
-            spans[outcome,] += count
-        await asyncio.gather(*(self._reward(entry) for entry in self._entries if has_reward(entry)))
+        received = self._ingest.received[self._signal.name]
+        received["accepted",] += len(self._entries)
+        for outcome, count in self.rejected.items():
+            received[outcome,] += count
+        rewarding = [entry for entry in self._entries if self._signal is TRACES and has_reward(entry)]
+        await asyncio.gather(*(self._reward(entry) for entry in rewarding))
 
     async def _reward(self, entry: Entry) -> None:
         source: RewardSource = "agent" if self._scope is not None and self._scope.agent_token else "user"
@@ -169,31 +252,20 @@ class _Batch:
 
     def message(self) -> str:
         """What the sender is told; empty when everything was taken."""
-        reasons = [f"{count} rejected: {reason}" for (_, reason), count in self.rejected.most_common(MOST_REASONS)]
+        reasons = [f"{count} rejected: {where}: {why}" for why, (count, where) in self._reasons.items()]
+        if more := self.rejected.total() - sum(count for count, _ in self._reasons.values()):
+            reasons.append(f"{more} more rejected for other reasons")
         return "; ".join(reasons + self._warnings[:MOST_REASONS])
 
 
-def _spans(asked: Request) -> Iterator[tuple[Span | None, _Source]]:
-    """Each span, and None for a group of them, of which any number may be empty. Raises `Failure`."""
-    groups = 0
-    for group in asked.resource_spans or ():
-        resource = Bounds().attributes(group.resource.attributes if group.resource else None)
-        said = _said(resource)
-        yield None, _Source(resource, {}, said)
-        for part in group.scope_spans or ():
-            groups += 1
-            scope = part.scope
-            source = _Source(resource, {} if scope is None else scope_of(scope.name, scope.version), said)
-            yield None, source
-            for span in part.spans or ():
-                yield span, source
-        groups += 1
-        if groups > MOST_GROUPS:
-            raise Failure(413, f"the request has more than {MOST_GROUPS} resources and scopes; send smaller batches")
-
-
-def _said(resource: dict[str, Any]) -> Said | Rejected | None:
+def _source_of(item: Item) -> _Source:
+    """Raises `Rejected` where the resource or the scope cannot be read."""
+    for part, what in ((item.resource, "resource"), (item.scope, "scope")):
+        if isinstance(part, Rejected):
+            raise Rejected("invalid", f"its {what}: {part}")
+    resource = Bounds().attributes(item.resource.attributes if item.resource else None)
+    scope = {} if item.scope is None else scope_of(item.scope.name, item.scope.version)
     try:
-        return named(resource)
+        return _Source(resource, scope, named(resource))
     except Rejected as error:
-        return error
+        return _Source(resource, scope, error)

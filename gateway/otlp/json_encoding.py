@@ -1,4 +1,4 @@
-"""OTLP in its JSON encoding: the messages of `opentelemetry.proto.trace.v1`, as far as they are read.
+"""OTLP in its JSON encoding: the messages of `opentelemetry.proto`, as far as they are read.
 
 These rules differ from plain protobuf JSON: ids are hex and not base64, enums are numbers, unknown fields are ignored.
 64-bit numbers come as text or as numbers; `null` is an absent field. The objects have the names of the protobuf
@@ -7,10 +7,9 @@ messages and as much of their behaviour as the reading code uses, so everything 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
-from msgspec.json import Decoder
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -88,22 +87,30 @@ class Span(Struct, rename="camel"):
     status: Status | None = None
 
 
-class ScopeSpans(Struct, rename="camel"):
-    scope: InstrumentationScope | None = None
-    spans: list[Span] | None = None
+class LogRecord(Struct, rename="camel"):
+    time_unix_nano: Natural | None = None
+    observed_time_unix_nano: Natural | None = None
+    severity_number: Int32 | None = None
+    severity_text: str | None = None
+    body: AnyValue | None = None
+    attributes: list[KeyValue] | None = None
+    dropped_attributes_count: Uint32 | None = None
+    trace_id: Hex | None = None
+    span_id: Hex | None = None
+    event_name: str | None = None
 
 
-class ResourceSpans(Struct, rename="camel"):
-    resource: Resource | None = None
-    scope_spans: list[ScopeSpans] | None = None
+class DataPoints(Struct, rename="camel"):
+    """What all kinds of metrics have in common."""
+
+    data_points: list[Any] | None = None
 
 
-class Request(Struct, rename="camel"):
-    """`ExportTraceServiceRequest`."""
+class Metric(Struct, rename="camel"):
+    """A metric, of which the points are counted and nothing else is read."""
 
-    resource_spans: list[ResourceSpans] | None = None
-
-
-# Lax about numbers that come as text, as the encoding asks for.
-decode = Decoder(Request, strict=False).decode
-"""Reads a request; raises `msgspec.DecodeError` naming the place, or `RecursionError`."""
+    gauge: DataPoints | None = None
+    sum: DataPoints | None = None
+    histogram: DataPoints | None = None
+    exponential_histogram: DataPoints | None = None
+    summary: DataPoints | None = None

@@ -31,6 +31,13 @@ UNKNOWN_SERVICE = "unknown_service"
 """What an SDK says whose user has not named the service."""
 ERROR = "error.type"
 
+EVENT_NAME = "event.name"
+"""The name of a log record, where that has no field of its own for it."""
+SIGNAL, LOG = "otel.signal", "logs"
+"""Marks an event that came as a log record."""
+BODY, SEVERITY = "otel.body", "otel.severity"
+SEVERITIES = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")
+"""Of the numbers 1 to 24, four each."""
 SPAN_KIND = "span.kind"
 SPAN_KINDS = (None, "internal", "server", "client", "producer", "consumer")
 STATUS_CODE, STATUS_DESCRIPTION = "otel.status_code", "otel.status_description"

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 LONGEST_NAME = 256
 MOST_EVENTS = 32
 """Events, and links, that are kept of one span."""
-_LATEST = 2**63
-_MOST_DROPPED = 2**32 - 1
+LATEST = 2**63
+MOST_DROPPED = 2**32 - 1
 """What the field of a span can hold."""
 _OK, _ERROR = 1, 2
 _LIGHTNING = re.compile(re.escape(semconv.LIGHTNING_REWARD) + r"(\d{1,3})\.value")
@@ -43,12 +43,15 @@ def entry_of(span: Span, resource: dict[str, Any], scope: dict[str, Any]) -> Ent
     """A span as an entry that has no rollout yet. `resource`: the attributes of where it comes from; `scope`: what is
     said of the instrumentation. Raises `Rejected`."""
     bounds = Bounds()
-    trace, own, parent = _hex(span.trace_id), _hex(span.span_id), _hex(span.parent_span_id)
+    trace, own, parent = hex_id(span.trace_id), hex_id(span.span_id), hex_id(span.parent_span_id)
     start, end = span.start_time_unix_nano or 0, span.end_time_unix_nano or 0
-    if not _names_trace(trace) or not _names_span(own):
-        raise Rejected("invalid", "a span needs a trace id of 16 bytes and a span id of 8, not all zero")
-    if not 0 < start < _LATEST or end >= _LATEST:
-        raise Rejected("invalid", "a span needs a start and an end in nanoseconds since 1970")
+    if not names_trace(trace):
+        raise Rejected("invalid", f"trace id {trace[:64]!r}: a span needs a trace id of 16 bytes, not all zero")
+    if not names_span(own):
+        raise Rejected("invalid", f"span id {own[:64]!r}: a span needs a span id of 8 bytes, not all zero")
+    if not 0 < start < LATEST or end >= LATEST:
+        what = f"start {start} and end {end}"
+        raise Rejected("invalid", f"{what}: a span needs both in nanoseconds since 1970, below 2^63")
     name = bounds.text(span.name or "", LONGEST_NAME)
     attributes = bounds.attributes(span.attributes)
     failed = _add_details(attributes, span, bounds)
@@ -58,7 +61,7 @@ def entry_of(span: Span, resource: dict[str, Any], scope: dict[str, Any]) -> Ent
     entry = Entry("", "", kind="otel", name=name or None, method="", status="error" if failed else "ok")
     # If the clock was set during the span, it may seem to end before it began.
     entry.start_ns, entry.end_ns = start, max(start, end)
-    entry.trace_id, entry.span_id, entry.parent_id = trace, own, parent if _names_span(parent) else None
+    entry.trace_id, entry.span_id, entry.parent_id = trace, own, parent if names_span(parent) else None
     entry.agent = _agent(attributes, resource)
     if failed:
         entry.error = _short(attributes.get(semconv.ERROR)) or "otel"
@@ -87,35 +90,35 @@ def _add_details(attributes: dict[str, Any], span: Span, bounds: Bounds) -> bool
         attributes[semconv.LINKS] = [link for link in found if link is not None]
         bounds.clipped |= len(links) > MOST_EVENTS
     if dropped := (span.dropped_attributes_count or 0) + bounds.dropped:
-        attributes[semconv.DROPPED] = min(dropped, _MOST_DROPPED)
+        attributes[semconv.DROPPED] = min(dropped, MOST_DROPPED)
     if bounds.clipped:
         attributes[semconv.TRUNCATED] = True
     return failed
 
 
 def _event(event: Event, bounds: Bounds) -> dict[str, Any]:
-    time = min(event.time_unix_nano or 0, _LATEST - 1)
+    time = min(event.time_unix_nano or 0, LATEST - 1)
     found = {"name": bounds.text(event.name or "", LONGEST_NAME), "time_ns": time}
     return found | {"attributes": bounds.attributes(event.attributes)}
 
 
 def _link(link: Link, bounds: Bounds) -> dict[str, Any] | None:
     """None for a link that leads nowhere."""
-    trace, span = _hex(link.trace_id), _hex(link.span_id)
-    if not _names_trace(trace) or not _names_span(span):
+    trace, span = hex_id(link.trace_id), hex_id(link.span_id)
+    if not names_trace(trace) or not names_span(span):
         return None
     return {"trace_id": trace, "span_id": span, "attributes": bounds.attributes(link.attributes)}
 
 
-def _names_trace(given: str) -> bool:
+def names_trace(given: str) -> bool:
     return len(given) == 32 and given != _NO_TRACE
 
 
-def _names_span(given: str) -> bool:
+def names_span(given: str) -> bool:
     return len(given) == 16 and given != _NO_SPAN
 
 
-def _hex(given: bytes | str | None) -> str:
+def hex_id(given: bytes | str | None) -> str:
     if isinstance(given, bytes):
         return given.hex()
     return "" if given is None else given.lower()

@@ -12,37 +12,35 @@ import asyncio
 import json
 import sys
 import zlib
-from typing import TYPE_CHECKING, Literal
 
 from aiohttp import web
-from msgspec import MsgspecError
 
-from penstock.gateway.dialects.loose_json import is_bulky
-from penstock.gateway.otlp import json_encoding
+from penstock.gateway.otlp.signals import (
+    JSON,
+    PROTO,
+    PROTOBUF,
+    Encoding,
+    Failure,
+    Signal,
+    Tree,
+    camel,
+    load_protobuf,
+    tree_of,
+)
 
-if TYPE_CHECKING:
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
-
-    Request = trace_service_pb2.ExportTraceServiceRequest | json_encoding.Request
-
-Encoding = Literal["application/x-protobuf", "application/json"]
-PROTOBUF: Encoding = "application/x-protobuf"
-JSON: Encoding = "application/json"
 REQUEST_BYTES = 16 << 20
 """What one request may have, without its compression: four times what SDKs and collectors send at most. Two bytes of
 protobuf can stand for fifty times as many of memory."""
 COMPRESSIONS = ("", "identity", "gzip")
-_SERVICE = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
 _INVALID, _UNAVAILABLE, _TOO_LARGE, _UNIMPLEMENTED, _INTERNAL = 3, 14, 8, 12, 13
-_CODES = {400: _INVALID, 413: _TOO_LARGE, 415: _UNIMPLEMENTED, 503: _UNAVAILABLE}
-
-
-class Failure(Exception):
-    """A request that is refused as a whole. 503 asks the client to come back, everything else not to."""
-
-    def __init__(self, status: int, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.field = status, message, field
+_CODES = {
+    400: _INVALID,
+    404: _UNIMPLEMENTED,
+    405: _UNIMPLEMENTED,
+    413: _TOO_LARGE,
+    415: _UNIMPLEMENTED,
+    503: _UNAVAILABLE,
+}
 
 
 def encoding_of(request: web.Request) -> Encoding:
@@ -85,48 +83,23 @@ def _gunzip(body: bytes, limit: int) -> bytes:
     return decoded
 
 
-async def decode(encoding: Encoding, body: bytes) -> Request:
+async def decode(signal: Signal, encoding: Encoding, body: bytes) -> Tree:
     """The request; raises `Failure`."""
+    if encoding == PROTOBUF and PROTO + signal.module not in sys.modules:
+        # Importing takes a tenth of a second, and calls shall not notice.
+        await asyncio.to_thread(load_protobuf, signal)
+    return tree_of(signal, encoding, body)
+
+
+def accepted(signal: Signal, encoding: Encoding, rejected: int = 0, message: str = "") -> web.Response:
+    """The answer to a request that was taken: wholly, or less what was rejected of it, or with a warning."""
     if encoding == JSON:
-        return _from_json(body)
-    if _SERVICE not in sys.modules:
-        # Importing takes a tenth of a second, and calls shall not notice. Decoding is one step in C, thread or not.
-        return await asyncio.to_thread(_from_protobuf, body)
-    return _from_protobuf(body)
-
-
-def _from_protobuf(body: bytes) -> Request:
-    from google.protobuf.message import DecodeError
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
-
-    try:
-        return trace_service_pb2.ExportTraceServiceRequest.FromString(body)
-    except DecodeError as error:
-        raise Failure(400, f"the body is not an ExportTraceServiceRequest: {error}", "body") from None
-
-
-def _from_json(body: bytes) -> Request:
-    if is_bulky(body):
-        raise Failure(413, "the request holds more objects or values than are read; send smaller batches")
-    try:
-        return json_encoding.decode(body)
-    except (MsgspecError, UnicodeDecodeError) as error:
-        raise Failure(400, f"the body is not an ExportTraceServiceRequest: {error}", "body") from None
-    except RecursionError:
-        raise Failure(400, "the body is nested too deeply", "body") from None
-
-
-def accepted(encoding: Encoding, rejected: int = 0, message: str = "") -> web.Response:
-    """The answer to a request that was taken: wholly, or less `rejected` spans, or with a warning."""
-    if encoding == JSON:
-        partial = {"rejectedSpans": str(rejected), "errorMessage": message} if rejected or message else None
+        partial = {camel(signal.rejected): str(rejected), "errorMessage": message} if rejected or message else None
         return _answer(200, JSON, json.dumps({} if partial is None else {"partialSuccess": partial}).encode())
     if not (rejected or message):
         return _answer(200, PROTOBUF, b"")
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
-
-    partial = service.ExportTracePartialSuccess(rejected_spans=rejected, error_message=message)
-    return _answer(200, PROTOBUF, service.ExportTraceServiceResponse(partial_success=partial).SerializeToString())
+    partial = signal.answer("PartialSuccess")(**{signal.rejected: rejected, "error_message": message})
+    return _answer(200, PROTOBUF, signal.answer("ServiceResponse")(partial_success=partial).SerializeToString())
 
 
 def refused(encoding: Encoding, failure: Failure) -> web.Response:
@@ -136,6 +109,8 @@ def refused(encoding: Encoding, failure: Failure) -> web.Response:
     answer = _answer(failure.status, encoding, body)
     if failure.status == 503:
         answer.headers["Retry-After"] = "1"
+    if failure.status == 405:
+        answer.headers["Allow"] = "POST"
     return answer
 
 

@@ -24,15 +24,15 @@ from penstock.gateway.http.headers import control_head, framed
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.passed import PATH as WRAPPED
+from penstock.gateway.otlp.signals import PATHS as TELEMETRY
 from penstock.gateway.proxy.relay import Relay
 from penstock.gateway.server.handover import short
 from penstock.gateway.server.team import RELAY
 from penstock.gateway.store.processes import WRITERS
 from penstock.gateway.upstreams.pool import Connector, connect_inside
 
-TRACES = "/v1/traces"
 _READS = frozenset({"GET", "HEAD"})
-_AGENT_PATHS = frozenset({"/rewards", "/events", TRACES, WRAPPED})
+_AGENT_PATHS = frozenset({"/rewards", "/events", WRAPPED, *TELEMETRY})
 _OWN_PATHS = (b"/healthz", b"/readyz")
 """What each of several workers answers itself."""
 _PATHS = (b"/api", b"/metrics", *_OWN_PATHS)
@@ -53,18 +53,24 @@ def is_own(target: bytes) -> bool:
 
 def agent_target(method: str, call: Admitted) -> bytes | None:
     """The control API's path for what an agent says of itself; None for a call. The path contains the checked scope,
-    and no client can ask for such paths itself.
+    and no client can ask for such paths itself. Telemetry is no call whatever its method.
     """
     path = call.path.partition("?")[0]
-    if method != "POST" or path not in _AGENT_PATHS:
+    if path not in _AGENT_PATHS or (method != "POST" and path not in TELEMETRY):
         return None
+    told = TELEMETRY.get(path)
     if call.key is not None and not call.token:
-        message = f"the key {call.key!r} opens calls and nothing else; rewards, events and traces need an agent token"
+        if told is not None:
+            return f"/agent/key{told}".encode()
+        message = (
+            f"the key {call.key!r} opens calls and nothing else; rewards, events and telemetry need an agent token"
+        )
         raise ClientFault(403, "token", message, "authorization")
-    if call.address.origin == "implicit":
-        return b"/agent/none" + path.encode() if path in (TRACES, WRAPPED) else None
-    kind = "token" if call.token else "open"
-    return f"/agent/{kind}/{call.address.rollout}/{call.address.attempt}{path}".encode()
+    address = call.address
+    if address.origin == "implicit" and not (address.session and told is not None):
+        return f"/agent/none{told or path}".encode() if told is not None or path == WRAPPED else None
+    kind = "token" if call.token else "session" if address.session else "open"
+    return f"/agent/{kind}/{address.rollout}/{address.attempt}{told or path}".encode()
 
 
 class Plane(Connector):

@@ -1,6 +1,6 @@
 """The port: every request that a client has sent comes here and becomes a call, or is answered at once.
 
-Control requests are handed on, and so is what an agent says of itself below its address (rewards, events, traces).
+Control requests are handed on, and so is what an agent says of itself below its address (rewards, events, telemetry).
 Bytes that are no request, and requests that may not pass, are refused. Every other request is a `gateway.proxy.call`.
 """
 
@@ -78,7 +78,10 @@ class Dispatch:
                 self.run(client, request, admitted, began)
                 return
             if request.websocket:
-                self.run(client, request, self._proxy.admission.admit(request, client.hints), began)
+                admitted = self._proxy.admission.admit(request, client.hints)
+                if agent_target(request.method, admitted) is not None:
+                    raise ClientFault(400, "websocket", "telemetry is sent by POST: no WebSocket ends here", "upgrade")
+                self.run(client, request, admitted, began)
                 return
             if is_control(request.target):
                 plane = self.control if self._first is None or is_own(request.target) else self._first

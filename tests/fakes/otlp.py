@@ -31,8 +31,8 @@ from penstock.gateway.config import Config
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.span import Span
-from penstock.gateway.otlp.ingest import INGEST, Ingest, post_traces
-from penstock.gateway.otlp.wire import PROTOBUF
+from penstock.gateway.otlp.ingest import INGEST, Ingest, post_telemetry
+from penstock.gateway.otlp.signals import PROTOBUF
 from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.store import Store
 from penstock.gateway.store.feed import Feed
@@ -51,7 +51,12 @@ class Inlet:
     recorder: Recorder
     url: str
     http: aiohttp.ClientSession
-    counted: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
+    metrics: Metrics = field(default_factory=Metrics)
+
+    @property
+    def counted(self) -> Counter[tuple[str, ...]]:
+        """Spans, by what became of them."""
+        return self.metrics.otlp_spans
 
     async def post(self, body: bytes, kind: str = PROTOBUF, path: str = "/v1/traces", **headers: str) -> Answer:
         """Send a request; `headers` are written with underscores."""
@@ -86,15 +91,14 @@ async def inlet_at(path: Path) -> AsyncGenerator[Inlet]:
         dispatcher = Dispatcher(recorder, metrics, time.time_ns)
         recorder.start()
         await dispatcher.start()
-        counted: Counter[tuple[str, ...]] = Counter()
         app = web.Application()
-        app[INGEST] = Ingest(dispatcher, store, counted, LIMIT)
-        for route in ("/v1/traces", "/agent/none/v1/traces", "/agent/{kind}/{rid}/{aid}/v1/traces"):
-            app.router.add_post(route, post_traces)
+        app[INGEST] = Ingest(dispatcher, store, metrics, LIMIT)
+        for scope in ("", "/agent/none", "/agent/{kind}/{rid}/{aid}"):
+            app.router.add_route("*", scope + "/v1/{signal}", post_telemetry)
         server = TestServer(app)
         await server.start_server(auto_decompress=False)
         async with server, aiohttp.ClientSession() as http:
-            yield Inlet(store, dispatcher, feed, recorder, str(server.make_url("")).rstrip("/"), http, counted)
+            yield Inlet(store, dispatcher, feed, recorder, str(server.make_url("")).rstrip("/"), http, metrics)
         await dispatcher.stop()
         await recorder.close()
 

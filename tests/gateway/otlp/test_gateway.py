@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.trace import span_id, trace_id
-from penstock.gateway.otlp.wire import JSON, PROTOBUF
+from penstock.gateway.otlp.signals import JSON, PROTOBUF
 
 AGENT = Path(__file__).with_name("agent.py")
 """An agent with instrumentation of its own, that knows nothing but OpenTelemetry's variables."""

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.trace import span_id, trace_id
-from penstock.gateway.otlp.wire import JSON, PROTOBUF
+from penstock.gateway.otlp.signals import JSON, PROTOBUF
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.records import Entry
 

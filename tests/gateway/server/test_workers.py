@@ -37,7 +37,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.otlp.wire import PROTOBUF
+from penstock.gateway.otlp.signals import PROTOBUF
 from penstock.gateway.store import Store
 
 EVENT = chunk(b"data: 1\n\n")

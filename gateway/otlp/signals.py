@@ -1,0 +1,284 @@
+"""The signals of OTLP, and their requests taken apart. Pure, but for protobuf, which is imported where it is needed.
+
+The requests of all signals are built alike, in both encodings: groups of a resource, parts of a scope, items. Each
+resource, scope and item is read for itself, so what cannot be read costs itself and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Final, Literal, NamedTuple, Protocol, cast
+
+import msgspec
+
+from penstock.gateway.dialects.loose_json import is_bulky
+from penstock.gateway.otlp import json_encoding
+from penstock.gateway.otlp.attempt_of import Rejected
+
+Encoding = Literal["application/x-protobuf", "application/json"]
+PROTOBUF: Encoding = "application/x-protobuf"
+JSON: Encoding = "application/json"
+PROTO: Final = "opentelemetry.proto."
+MOST_GROUPS = 10_000
+"""Resources and scopes of one request: an SDK has one or two, a collector some for each process that it hears."""
+_LONGEST: Final = 100
+"""Characters of a value that a message repeats."""
+
+
+class Failure(Exception):
+    """A request that is refused as a whole. 503 asks the client to come back, everything else not to."""
+
+    def __init__(self, status: int, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.field = status, message, field
+
+
+class Kind(NamedTuple):
+    """A message in both encodings."""
+
+    struct: type[msgspec.Struct]
+    module: str
+    name: str
+
+
+class Signal(NamedTuple):
+    """What OTLP can send, and what it calls the parts of a request."""
+
+    name: str
+    service: str
+    """Of its messages: `Export...ServiceRequest`, ..."""
+    item: Kind
+    groups: str
+    parts: str
+    items: str
+    rejected: str
+    """The field of a partial success."""
+
+    @property
+    def request(self) -> str:
+        return f"Export{self.service}ServiceRequest"
+
+    @property
+    def module(self) -> str:
+        """Of the messages of its service in protobuf."""
+        name = self.service.lower()
+        return f"collector.{name}.v1.{name}_service_pb2"
+
+    def answer(self, message: str) -> Any:
+        """The protobuf class of an answer: `PartialSuccess` or `ServiceResponse`."""
+        return _class(self.module, f"Export{self.service}{message}")
+
+
+def _kind(struct: type[msgspec.Struct], package: str) -> Kind:
+    return Kind(struct, f"{package}.v1.{package}_pb2", struct.__name__)
+
+
+TRACES: Final = Signal(
+    "traces", "Trace", _kind(json_encoding.Span, "trace"), "resource_spans", "scope_spans", "spans", "rejected_spans"
+)
+LOGS: Final = Signal(
+    "logs", "Logs", _kind(json_encoding.LogRecord, "logs"), "resource_logs", "scope_logs", "log_records",
+    "rejected_log_records",
+)  # fmt: skip
+METRICS: Final = Signal(
+    "metrics", "Metrics", _kind(json_encoding.Metric, "metrics"), "resource_metrics", "scope_metrics", "metrics",
+    "rejected_data_points",
+)  # fmt: skip
+SIGNALS: Final = {signal.name: signal for signal in (TRACES, LOGS, METRICS)}
+PROFILES: Final = "profiles"
+"""A signal that OTLP still develops and nobody here reads."""
+PATHS: Final = {
+    f"{base}/v1/{name}{slash}": f"/v1/{name}" for name in SIGNALS for base in ("", "/v1") for slash in ("", "/")
+} | {f"/v1development/{PROFILES}": f"/v1/{PROFILES}"}
+"""Where exporters send telemetry, and the path that it is for. An exporter that was given the base URL of a model
+repeats its `/v1`."""
+
+_RESOURCE: Final = _kind(json_encoding.Resource, "resource")
+_SCOPE: Final = _kind(json_encoding.InstrumentationScope, "common")
+
+
+class Item(NamedTuple):
+    """A span, a log record or a metric; None for a group of them, of which any number may be empty."""
+
+    message: Any
+    resource: Any
+    scope: Any
+    place: tuple[int, int, int]
+
+
+class Tree(Protocol):
+    """A request as its encoding holds it."""
+
+    root: Any
+
+    def open(self, message: Any, one: str | None, many: str) -> tuple[Any, Sequence[Any]]:
+        """The parts of a message: that with the name `one`, or None, and those of `many`. Raises `Failure`."""
+        ...
+
+    def read(self, kind: Kind, part: Any) -> Any:
+        """A part as a message; raises `Rejected`."""
+        ...
+
+    def name(self, name: str) -> str:
+        """A field as the encoding writes it."""
+        ...
+
+
+def tree_of(signal: Signal, encoding: Encoding, body: bytes) -> Tree:
+    """A request, not taken apart yet; raises `Failure`."""
+    return _JsonTree(signal, body) if encoding == JSON else _ProtobufTree(signal, body)
+
+
+def items(signal: Signal, tree: Tree) -> Iterator[Item]:
+    """What a request holds; what cannot be read is a `Rejected` in its place. Raises `Failure`."""
+    count = 0
+    for at, group in enumerate(tree.open(tree.root, None, signal.groups)[1]):
+        part_of_group, parts = tree.open(group, "resource", signal.parts)
+        resource = _read(tree, _RESOURCE, part_of_group)
+        yield Item(None, resource, None, (at, 0, 0))
+        for under, part in enumerate(parts):
+            part_of_scope, found = tree.open(part, "scope", signal.items)
+            scope = _read(tree, _SCOPE, part_of_scope)
+            yield Item(None, resource, scope, (at, under, 0))
+            for number, one in enumerate(found):
+                yield Item(_read(tree, signal.item, one), resource, scope, (at, under, number))
+        count += 1 + len(parts)
+        if count > MOST_GROUPS:
+            raise Failure(413, f"the request has more than {MOST_GROUPS} resources and scopes; send smaller batches")
+
+
+def place_of(signal: Signal, tree: Tree, place: tuple[int, int, int]) -> str:
+    """Where an item stands in its request, in the words of its encoding."""
+    names = (signal.groups, signal.parts, signal.items)
+    return ".".join(f"{tree.name(name)}[{at}]" for name, at in zip(names, place, strict=True))
+
+
+def camel(name: str) -> str:
+    """A field of protobuf as JSON writes it."""
+    return re.sub("_([a-z])", lambda found: found[1].upper(), name)
+
+
+def _read(tree: Tree, kind: Kind, part: Any) -> Any:
+    try:
+        return None if part is None else tree.read(kind, part)
+    except Rejected as error:
+        return error
+
+
+class _ProtobufTree:
+    """Fields are found by their numbers, which all signals share: 1, or 1 and 2."""
+
+    def __init__(self, signal: Signal, body: bytes) -> None:
+        self.root = body
+        self._request = signal.request
+
+    def open(self, message: bytes, one: str | None, many: str) -> tuple[bytes | None, Sequence[bytes]]:
+        from google.protobuf.empty_pb2 import Empty
+        from google.protobuf.message import DecodeError
+        from google.protobuf.unknown_fields import UnknownFieldSet
+
+        try:
+            fields = [(it.field_number, it.data) for it in UnknownFieldSet(Empty.FromString(message))]
+        except DecodeError as error:
+            raise _no_request(self._request, f"{many}: {error}") from None
+        first, second = (
+            [data for number, data in fields if number == wanted and isinstance(data, bytes)] for wanted in (1, 2)
+        )
+        if one is None:
+            return None, first
+        # A message in pieces is the sum of them.
+        return b"".join(first) if first else None, second
+
+    def read(self, kind: Kind, part: bytes) -> Any:
+        from google.protobuf.message import DecodeError
+
+        try:
+            return _class(kind.module, kind.name).FromString(part)
+        except DecodeError as error:
+            shown = part[: _LONGEST // 4].hex()
+            raise Rejected("invalid", f"bytes {shown!r} are no {kind.name}: {error}") from None
+
+    def name(self, name: str) -> str:
+        return name
+
+
+class _JsonTree:
+    def __init__(self, signal: Signal, body: bytes) -> None:
+        if is_bulky(body):
+            raise Failure(413, "the request holds more objects or values than are read; send smaller batches")
+        self._request = signal.request
+        try:
+            self.root = _loads(body)
+        except ValueError as error:
+            raise _no_request(self._request, str(error)) from None
+        except RecursionError:
+            raise Failure(400, "the body is nested too deeply", "body") from None
+
+    def open(self, message: Any, one: str | None, many: str) -> tuple[Any, Sequence[Any]]:
+        many = self.name(many)
+        if not isinstance(message, dict):
+            raise _no_request(self._request, f"what holds {many} must be an object, not {_shown(message)}")
+        found = cast(dict[str, Any], message)
+        parts = found.get(many)
+        if parts is not None and not isinstance(parts, list):
+            raise _no_request(self._request, f"$.{many} must be a list, not {_shown(parts)}")
+        return None if one is None else found.get(one), cast(list[Any], parts or [])
+
+    def read(self, kind: Kind, part: Any) -> Any:
+        try:
+            # Numbers may be texts.
+            return msgspec.convert(part, kind.struct, strict=False)
+        except msgspec.ValidationError as error:
+            raise Rejected("invalid", _problem(str(error), part)) from None
+        except RecursionError:
+            raise Rejected("invalid", f"the {kind.name} is nested too deeply") from None
+
+    def name(self, name: str) -> str:
+        return camel(name)
+
+
+def _loads(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Slower, and reads what agents write: a half of a surrogate pair, NaN, a mark of the byte order.
+        return json.loads(body)
+
+
+def _no_request(request: str, why: str) -> Failure:
+    return Failure(400, f"the body is not an {request}: {why}", "body")
+
+
+def _problem(error: str, part: Any) -> str:
+    """Names the field and its value too, where they can be found."""
+    why, _, path = error.partition(" - at `$")
+    path = path.strip("`.")
+    value = part
+    for name, at in re.findall(r"(\w+)|\[(\d+)\]", path):
+        try:
+            value = value[name or int(at)]
+        except (LookupError, TypeError):
+            return f"{path}: {why}"
+    return f"{path or 'it'} {_shown(value)}: {why}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def load_protobuf(signal: Signal) -> None:
+    """Imports what reads requests of a signal."""
+    for module in ("empty_pb2", "unknown_fields"):
+        import_module(f"google.protobuf.{module}")
+    # The messages that it is made of come with it.
+    signal.answer("ServiceResponse")
+
+
+@lru_cache(64)
+def _class(module: str, name: str) -> Any:
+    return getattr(import_module(f"{PROTO}{module}"), name)
