@@ -25,6 +25,11 @@ JSON: Encoding = "application/json"
 PROTO: Final = "opentelemetry.proto."
 MOST_GROUPS = 10_000
 """Resources and scopes of one request: an SDK has one or two, a collector some for each process that it hears."""
+MOST_PARTS = 1 << 17
+"""Messages in one of a request in protobuf."""
+_VARINT, _BYTES = 0, 2
+_FIXED: Final = {1: 8, 5: 4}
+"""Bytes of the kinds of fields that have always as many."""
 _LONGEST: Final = 100
 """Characters of a value that a message repeats."""
 
@@ -177,21 +182,19 @@ class _ProtobufTree:
         self._request = signal.request
 
     def open(self, message: bytes, one: str | None, many: str) -> tuple[bytes | None, Sequence[bytes]]:
-        from google.protobuf.empty_pb2 import Empty
-        from google.protobuf.message import DecodeError
-        from google.protobuf.unknown_fields import UnknownFieldSet
-
+        found: dict[int, list[bytes]] = {1: [], 2: []}
         try:
-            fields = [(it.field_number, it.data) for it in UnknownFieldSet(Empty.FromString(message))]
-        except DecodeError as error:
+            for at, (number, data) in enumerate(_messages_in(message)):
+                if at == MOST_PARTS:
+                    raise Failure(413, f"the request has more than {MOST_PARTS} {many}; send smaller batches")
+                if number in found:
+                    found[number].append(data)
+        except (ValueError, IndexError) as error:
             raise _no_request(self._request, f"{many}: {error}") from None
-        first, second = (
-            [data for number, data in fields if number == wanted and isinstance(data, bytes)] for wanted in (1, 2)
-        )
         if one is None:
-            return None, first
+            return None, found[1]
         # A message in pieces is the sum of them.
-        return b"".join(first) if first else None, second
+        return b"".join(found[1]) if found[1] else None, found[2]
 
     def read(self, kind: Kind, part: bytes) -> Any:
         from google.protobuf.message import DecodeError
@@ -204,6 +207,39 @@ class _ProtobufTree:
 
     def name(self, name: str) -> str:
         return name
+
+
+def _messages_in(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The fields of a message that may be messages themselves, with their numbers. The library would make all of them
+    at once, and two bytes can be one. Raises `ValueError` or `IndexError`."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            _, at = _varint(message, at)
+            continue
+        size, at = _varint(message, at) if kind == _BYTES else (_FIXED.get(kind, 0), at)
+        if not size and kind != _BYTES:
+            raise ValueError(f"a field has the unknown kind {kind}")
+        if at + size > len(message):
+            raise ValueError("a field ends behind its message")
+        if kind == _BYTES:
+            yield tag >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """A number of variable length, and where it ends."""
+    if message[at] < 128:
+        return message[at], at + 1
+    value = 0
+    for place in range(10):
+        byte = message[at + place]
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            return value, at + place + 1
+    raise ValueError("a number has more than 10 bytes")
 
 
 class _JsonTree:
@@ -246,7 +282,19 @@ def _loads(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Slower, and reads what agents write: a half of a surrogate pair, NaN, a mark of the byte order.
-        return json.loads(body)
+        return _without_halves(json.loads(body))
+
+
+def _without_halves(value: Any) -> Any:
+    """With a mark for half of a surrogate pair: no protobuf can hold it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_without_halves(one) for one in cast(list[Any], value)]
+    if isinstance(value, dict):
+        members = cast(dict[str, Any], value).items()
+        return {_without_halves(name): _without_halves(one) for name, one in members}
+    return value
 
 
 def _no_request(request: str, why: str) -> Failure:
@@ -273,8 +321,6 @@ def _shown(value: Any) -> str:
 
 def load_protobuf(signal: Signal) -> None:
     """Imports what reads requests of a signal."""
-    for module in ("empty_pb2", "unknown_fields"):
-        import_module(f"google.protobuf.{module}")
     # The messages that it is made of come with it.
     signal.answer("ServiceResponse")
 

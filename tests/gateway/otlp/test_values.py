@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue, KeyValueList
 
-from penstock.gateway.otlp import json_encoding, span_out, values
+from penstock.gateway.otlp import span_out, values
+from penstock.gateway.otlp.signals import JSON, TRACES, items, tree_of
 from penstock.gateway.otlp.span_in import entry_of
 from penstock.gateway.otlp.values import (
     DEEPEST,
@@ -71,10 +72,7 @@ def test_values_come_in_as_they_were_sent(attributes: dict[str, Any]) -> None:
 def test_both_encodings_are_read_alike(attributes: dict[str, Any]) -> None:
     as_json = json_format.MessageToJson(official(attributes))
     pairs = json.dumps({"resourceSpans": [{"resource": {"attributes": json.loads(as_json).get("values", [])}}]})
-    groups = json_encoding.decode(pairs.encode()).resource_spans
-    assert groups is not None
-    group = groups[0]
-    assert group.resource is not None
+    (group,) = items(TRACES, tree_of(TRACES, JSON, pairs.encode()))
     assert Bounds().attributes(group.resource.attributes) == attributes
 
 
