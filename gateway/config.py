@@ -118,7 +118,7 @@ class Index(Section):
 
 
 class Otlp(Section):
-    """`[otlp]`: OpenTelemetry, in at `/v1/traces` and out to a collector."""
+    """`[otlp]`: OpenTelemetry, in at `/v1/traces`, `/v1/logs` and `/v1/metrics`, and out to a collector."""
 
     endpoint: str | None = None
     """Where every finished span is sent, as `OTEL_EXPORTER_OTLP_ENDPOINT` names it: `/v1/traces` is added."""

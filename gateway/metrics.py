@@ -192,16 +192,8 @@ class Metrics:
         "inflight_calls",
         "masked",
         "masking_failures",
-        "mcp_breaker",
-        "mcp_definitions",
-        "mcp_refused",
-        "mcp_waiting",
-        "otlp_dropped",
-        "otlp_exported",
-        "otlp_lag_changes",
-        "otlp_logs",
-        "otlp_metric_points",
-        "otlp_retries",
+        "mcp_breaker", "mcp_definitions", "mcp_refused", "mcp_waiting",
+        "otlp_dropped", "otlp_exported", "otlp_lag_changes", "otlp_logs", "otlp_metric_points", "otlp_retries",
         "otlp_spans",
         "overhead_seconds",
         "prompt_misses",
@@ -265,7 +257,6 @@ class Metrics:
         self.mcp_definitions: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
         self.otlp_logs: Counter[tuple[str, ...]] = Counter()
-        self.otlp_metric_points = 0
         self.upstream_retries: Counter[tuple[str, ...]] = Counter()
         self.upstream_checks: Counter[tuple[str, ...]] = Counter()
         self.upstream_health: dict[tuple[str, ...], int] = {}
@@ -288,7 +279,7 @@ class Metrics:
         self.prompt_misses: Counter[tuple[str, ...]] = Counter()
         self.resource_calls: Counter[tuple[str, ...]] = Counter()
         self.resource_coverage_fell: dict[tuple[str, ...], int] = {}
-        self.otlp_exported = self.otlp_dropped = self.otlp_retries = self.otlp_lag_changes = 0
+        self.otlp_metric_points = self.otlp_exported = self.otlp_dropped = self.otlp_retries = self.otlp_lag_changes = 0
 
     def call_ended(self, dialect: str, status: str, seconds: float) -> None:
         """Count a finished call."""

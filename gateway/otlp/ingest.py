@@ -26,7 +26,7 @@ from penstock.gateway.otlp.signals import (
     JSON,
     LOGS,
     METRICS,
-    PROFILES,
+    REFUSED,
     SIGNALS,
     TRACES,
     Encoding,
@@ -95,8 +95,9 @@ async def post_telemetry(request: web.Request) -> web.StreamResponse:
 
 def _signal(request: web.Request) -> Signal:
     name = request.match_info["signal"]
-    if name == PROFILES:
-        raise Failure(404, f"profiles are not taken: send {', '.join(SIGNALS)}", "path")
+    if name not in SIGNALS:
+        why = REFUSED.get(name, f"{name!r} is no signal")
+        raise Failure(404, f"{why}; send to /v1/{', /v1/'.join(SIGNALS)}", "path")
     if request.method != "POST":
         raise Failure(405, f"{request.method} is not how telemetry is sent: use POST", "method")
     return SIGNALS[name]

@@ -94,16 +94,27 @@ METRICS: Final = Signal(
     "rejected_data_points",
 )  # fmt: skip
 SIGNALS: Final = {signal.name: signal for signal in (TRACES, LOGS, METRICS)}
-PROFILES: Final = "profiles"
-"""A signal that OTLP still develops and nobody here reads."""
+REFUSED: Final = {
+    "profiles": "profiles are not taken",
+    "base": "the path does not say what signal this is: an exporter for one signal adds none to its endpoint",
+}
+"""What comes as telemetry and cannot be kept, and why."""
+BASES: Final = frozenset({"/", "/v1", "/v1/"})
+"""Base URLs of models, to which an exporter may have been sent by mistake."""
+_BEGINS: Final = re.compile(rb'\s*\{\s*"resource(Spans|Logs|Metrics)"')
 PATHS: Final = {
     f"{base}/v1/{name}{slash}": f"/v1/{name}" for name in SIGNALS for base in ("", "/v1") for slash in ("", "/")
-} | {f"/v1development/{PROFILES}": f"/v1/{PROFILES}"}
+} | {"/v1development/profiles": "/v1/profiles"}
 """Where exporters send telemetry, and the path that it is for. An exporter that was given the base URL of a model
 repeats its `/v1`."""
 
 _RESOURCE: Final = _kind(json_encoding.Resource, "resource")
 _SCOPE: Final = _kind(json_encoding.InstrumentationScope, "common")
+
+
+def is_telemetry(content_type: bytes, body: bytes) -> bool:
+    """Whether a request to a base URL is an exporter's."""
+    return content_type.startswith(PROTOBUF.encode()) or _BEGINS.match(body) is not None
 
 
 class Item(NamedTuple):

@@ -24,6 +24,7 @@ from penstock.gateway.http.headers import control_head, framed
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.model.passed import PATH as WRAPPED
+from penstock.gateway.otlp.signals import BASES, is_telemetry
 from penstock.gateway.otlp.signals import PATHS as TELEMETRY
 from penstock.gateway.proxy.relay import Relay
 from penstock.gateway.server.handover import short
@@ -32,7 +33,7 @@ from penstock.gateway.store.processes import WRITERS
 from penstock.gateway.upstreams.pool import Connector, connect_inside
 
 _READS = frozenset({"GET", "HEAD"})
-_AGENT_PATHS = frozenset({"/rewards", "/events", WRAPPED, *TELEMETRY})
+_AGENT_PATHS = frozenset({"/rewards", "/events", WRAPPED, *TELEMETRY, *BASES})
 _OWN_PATHS = (b"/healthz", b"/readyz")
 """What each of several workers answers itself."""
 _PATHS = (b"/api", b"/metrics", *_OWN_PATHS)
@@ -51,13 +52,16 @@ def is_own(target: bytes) -> bool:
     return target.partition(b"?")[0] in _OWN_PATHS
 
 
-def agent_target(method: str, call: Admitted) -> bytes | None:
+def agent_target(request: Request, call: Admitted) -> bytes | None:
     """The control API's path for what an agent says of itself; None for a call. The path contains the checked scope,
     and no client can ask for such paths itself. Telemetry is no call whatever its method.
     """
     path = call.path.partition("?")[0]
-    if path not in _AGENT_PATHS or (method != "POST" and path not in TELEMETRY):
+    if path not in _AGENT_PATHS or (request.method != "POST" and path not in TELEMETRY):
         return None
+    if path in BASES:
+        kind = next((value for low, _, value in request.headers if low == b"content-type"), b"")
+        return b"/agent/none/v1/base" if is_telemetry(kind, call.body) else None
     told = TELEMETRY.get(path)
     if call.key is not None and not call.token:
         if told is not None:

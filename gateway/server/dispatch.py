@@ -79,7 +79,7 @@ class Dispatch:
                 return
             if request.websocket:
                 admitted = self._proxy.admission.admit(request, client.hints)
-                if agent_target(request.method, admitted) is not None:
+                if agent_target(request, admitted) is not None:
                     raise ClientFault(400, "websocket", "telemetry is sent by POST: no WebSocket ends here", "upgrade")
                 self.run(client, request, admitted, began)
                 return
@@ -93,7 +93,7 @@ class Dispatch:
                 client.finish(request.keep_alive)
                 return
             admitted = metadata_call(request, client.hints) or self._proxy.admission.admit(request, client.hints)
-            target = agent_target(request.method, admitted)
+            target = agent_target(request, admitted)
             if target is not None:
                 (self._first or self.control).serve(client, request, target)
                 return

@@ -40,9 +40,11 @@ REMOVED = frozenset(
         "CLAUDE_CODE_USE_VERTEX",
         "OPENAI_ORG_ID",
         "OPENAI_PROJECT_ID",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-        "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+        *(
+            f"OTEL_EXPORTER_OTLP_{signal}_{what}"
+            for signal in ("TRACES", "LOGS", "METRICS")
+            for what in ("ENDPOINT", "HEADERS", "PROTOCOL")
+        ),
     }
 )
 """Inherited variables that would lead past the gateway or that the agent must not see."""
@@ -121,7 +123,7 @@ def variables(claim: Claim, url: str) -> dict[str, str]:
 
 
 def _telemetry(base: str, claim: Claim) -> dict[str, str]:
-    """OpenTelemetry's own variables, with which the agent's spans join the trace of its calls."""
+    """OpenTelemetry's own variables, with which the agent's spans join the trace of its calls, and its logs."""
     rollout, attempt = claim.rollout.id, claim.attempt.id
     trace = trace_id(rollout, attempt)
     ids = f"penstock.rollout_id={rollout},penstock.attempt_id={attempt}"
@@ -129,8 +131,9 @@ def _telemetry(base: str, claim: Claim) -> dict[str, str]:
         "OTEL_EXPORTER_OTLP_ENDPOINT": base,
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_EXPORTER_OTLP_HEADERS": f"authorization={quote(f'Bearer {claim.token}')}",
+        "OTEL_LOGS_EXPORTER": "otlp",
+        # The gateway keeps none.
         "OTEL_METRICS_EXPORTER": "none",
-        "OTEL_LOGS_EXPORTER": "none",
         "OTEL_RESOURCE_ATTRIBUTES": ids,
         # The runner is the root: span 0 of the attempt, before the first call.
         "TRACEPARENT": f"00-{trace}-{span_id(trace, rollout, attempt, 0)}-01",

@@ -221,6 +221,17 @@ async def test_no_content_without_being_asked(inlet: Inlet, collector: Collector
     assert "find" not in str(found.span)
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+async def test_what_a_log_record_says_is_content(inlet: Inlet, collector: Collector, wanted: bool) -> None:
+    said = {"otel.signal": "logs", "otel.body": "my diary", "prompt": "my diary", "prompt_length": 8, "ok": True}
+    entry = Entry("r1", "a1", kind="event", name="claude_code.user_prompt", status="ok", start_ns=T0, end_ns=T0)
+    entry.attributes = said
+    (found,) = await exported(inlet, collector, entry, capture_content=wanted)
+    assert found.span.name == "claude_code.user_prompt"
+    assert ("diary" in str(found.span)) is wanted
+    assert (found.attributes["prompt_length"], found.attributes["ok"]) == (8, True)
+
+
 async def test_too_much_content_is_left_out(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

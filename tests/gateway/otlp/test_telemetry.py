@@ -137,6 +137,15 @@ async def test_a_path_of_telemetry_is_never_a_call(rig: Rig, http: aiohttp.Clien
         assert answer.status == 404, "it has made no rollout"
 
 
+@pytest.mark.parametrize("under", ["", "/", "/v1", "/v1/"])
+async def test_telemetry_at_a_base_url_is_refused(rig: Rig, http: aiohttp.ClientSession, under: str) -> None:
+    for at in (rig.path(""), ""):
+        for kind, body in ((PROTOBUF, b"\x0a\x00"), (JSON, b' { "resourceLogs": []}')):
+            status, told = await ask(http, rig.base.url + at + under, body, kind)
+            assert status == 404
+            assert b"/v1/logs" in told
+
+
 def record(attributes: dict[str, Any], body: str | None = None, scope: str = "") -> bytes:
     """A request with one log record."""
     made = ExportLogsServiceRequest()
