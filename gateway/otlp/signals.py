@@ -101,6 +101,7 @@ REFUSED: Final = {
 """What comes as telemetry and cannot be kept, and why."""
 BASES: Final = frozenset({"/", "/v1", "/v1/"})
 """Base URLs of models, to which an exporter may have been sent by mistake."""
+_GROUPS: Final = re.compile(r"resource_?[a-zA-Z]+")
 _BEGINS: Final = re.compile(rb'\s*\{\s*"resource(Spans|Logs|Metrics)"')
 PATHS: Final = {
     f"{base}/v1/{name}{slash}": f"/v1/{name}" for name in SIGNALS for base in ("", "/v1") for slash in ("", "/")
@@ -154,11 +155,11 @@ def items(signal: Signal, tree: Tree) -> Iterator[Item]:
     count = 0
     for at, group in enumerate(tree.open(tree.root, None, signal.groups)[1]):
         part_of_group, parts = tree.open(group, "resource", signal.parts)
-        resource = _read(tree, _RESOURCE, part_of_group)
+        resource = None if part_of_group is None else _read(tree, _RESOURCE, part_of_group)
         yield Item(None, resource, None, (at, 0, 0))
         for under, part in enumerate(parts):
             part_of_scope, found = tree.open(part, "scope", signal.items)
-            scope = _read(tree, _SCOPE, part_of_scope)
+            scope = None if part_of_scope is None else _read(tree, _SCOPE, part_of_scope)
             yield Item(None, resource, scope, (at, under, 0))
             for number, one in enumerate(found):
                 yield Item(_read(tree, signal.item, one), resource, scope, (at, under, number))
@@ -180,7 +181,7 @@ def camel(name: str) -> str:
 
 def _read(tree: Tree, kind: Kind, part: Any) -> Any:
     try:
-        return None if part is None else tree.read(kind, part)
+        return tree.read(kind, part)
     except Rejected as error:
         return error
 
@@ -271,6 +272,9 @@ class _JsonTree:
             raise _no_request(self._request, f"what holds {many} must be an object, not {_shown(message)}")
         found = cast(dict[str, Any], message)
         parts = found.get(many)
+        if one is None and parts is None and (other := next(filter(_GROUPS.fullmatch, found), None)) is not None:
+            # Unknown fields are left out, but not all that there is without a word.
+            raise _no_request(self._request, f"it has {_shown(other)} and no {many!r}")
         if parts is not None and not isinstance(parts, list):
             raise _no_request(self._request, f"$.{many} must be a list, not {_shown(parts)}")
         return None if one is None else found.get(one), cast(list[Any], parts or [])

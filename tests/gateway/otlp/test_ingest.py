@@ -131,6 +131,8 @@ REFUSED: list[tuple[str, bytes, dict[str, str], int, str]] = [
     (JSON, b"{", {}, 400, "not an ExportTraceServiceRequest"),
     (JSON, b'{"resourceSpans": {}}', {}, 400, "$.resourceSpans"),
     (JSON, b'{"resourceSpans": [{"scopeSpans": [7]}]}', {}, 400, "not 7"),
+    (JSON, b'{"resource_spans": []}', {}, 400, "it has 'resource_spans' and no 'resourceSpans'"),
+    (JSON, b'{"resourceLogs": []}', {}, 400, "it has 'resourceLogs' and no 'resourceSpans'"),
     (JSON, b'{"resourceSpans": [{"resource": {"attributes": [{"value": ' + b'{"arrayValue": {"values": [' * 9000,
      {}, 400, "nested too deeply"),
     ("text/plain", b"{}", {}, 415, "application/x-protobuf or application/json"),
