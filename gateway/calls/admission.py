@@ -13,11 +13,13 @@ from typing import Final, NamedTuple
 from penstock.gateway.calls.address import SESSION_HEADERS, Address, AddressError, from_headers, from_path
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.auth import KEY_PREFIX, Auth, AuthError
+from penstock.gateway.calls.fingerprints import EMPTY
 from penstock.gateway.calls.joining import Joining, unpacked
 from penstock.gateway.calls.targets import check_path, check_target
 from penstock.gateway.calls.tunnel import Tunnel
 from penstock.gateway.dialects import OPAQUE, find
 from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.loose_json import Peek, peek_apart
 from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.client_connection import Hints
 from penstock.gateway.http.errors import ClientFault
@@ -78,11 +80,17 @@ class Admission:
         admitted.address = address
         return admitted
 
-    def admit_message(self, opening: Admitted, dialect: Dialect, body: bytes, hints: Hints) -> Admitted:
-        """A request that came as a message on a WebSocket, whose opening was admitted."""
-        call = Admitted(opening.address, dialect, opening.path, body, opening.wanted, opening.token, opening.key)
+    def admit_message(
+        self, opening: Admitted, dialect: Dialect, body: bytes, hints: Hints, of: Admitted | None = None
+    ) -> Admitted:
+        """A request that came as a message on a WebSocket, whose opening was admitted. `of`: the call whose settings it
+        has, where it is more input for its response."""
+        address = opening.address if of is None else of.address
+        call = Admitted(address, dialect, opening.path, body, opening.wanted, opening.token, opening.key)
         call.baggage = opening.baggage
-        if opening.address.origin == "implicit":
+        if of is not None:
+            call.asked, call.story = peek_apart(Peek(of.model) if of.asked is None else of.asked), EMPTY
+        elif address.origin == "implicit":
             call.address = self.joining.join(call, hints)
         return call
 

@@ -15,7 +15,7 @@ from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.dialects.sampling import forced, skewed
 from penstock.gateway.dialects.token_ids import IDS, Tokens, length
 from penstock.gateway.model.answers import Finding
-from penstock.gateway.model.attributes import CAPTURED, PREWARM
+from penstock.gateway.model.attributes import CAPTURED, PREWARM, UNATTRIBUTED
 from penstock.gateway.model.lifecycle import LIVE, WAITING
 from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.release_calls import own
@@ -26,6 +26,8 @@ from penstock.gateway.model.trouble import Trouble
 
 CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})
 """Finish reasons of an answer that was not finished."""
+STEERED: Final = "steered"
+"""That of one that was ended for a successor, by `response.steer`."""
 GIVEN_UP: Final = "abort"
 """vLLM's finish reason when it was stopped in the middle of an answer, which otherwise looks like a good one."""
 HARMLESS: Final[frozenset[Trouble]] = frozenset(
@@ -61,6 +63,7 @@ FIXES: Final[dict[Trouble, str]] = {
     "cancelled": "{again}",
     "late": "finish the attempt after the agent's last call, then {again}",
     "other_model": "penstock doctor {rollout} --model {model}",
+    "unattributed": "penstock show {at}#{sequence} --raw response",
     "truncated": "raise limits.recorded_bytes in penstock.toml, then {again}",
     "unreadable": "penstock show {at}#{sequence} --raw response",
     "no_token_ids": "set train = true on the [[route]] of {model} in penstock.toml, then {again}",
@@ -149,12 +152,17 @@ def of_head(
         yield say("late", "it began after the attempt had ended")
     if span.model != model:
         yield say("other_model", f"it asked for {span.model}, not for {model}", model=quote(span.model or ""))
+    if (span.attributes or {}).get(UNATTRIBUTED):
+        yield say("unattributed", "what came on its WebSocket may be of another answer, or nobody has asked for it")
     if span.truncated:
         yield say("truncated", "it was too large to be recorded whole")
     if span.finish == GIVEN_UP:
         yield say("interrupted", f"the engine gave it up in the middle (finish reason {span.finish})")
     if span.finish in CUT:
         yield say("cut_off", f"the model was cut off (finish reason {span.finish})")
+    if span.finish == STEERED:
+        steered = say("cut_off", f"its client steered the model to another answer (finish reason {span.finish})")
+        yield steered.model_copy(update={"fix": ""})
 
 
 def of_tokens(rollout: RolloutSummary, span: Span, tokens: Tokens | None) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from penstock.gateway.dialects.items import Items
 from penstock.gateway.dialects.loose_json import Json, Peek, label, peek
 from penstock.gateway.dialects.passages import of_turn
 from penstock.gateway.dialects.text_spans import Place, Texts
+from penstock.gateway.dialects.websocket_messages import ClientMessage, Event, Received, Sent
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Part, Turn
@@ -98,8 +99,7 @@ class Dialect(ABC):
     last_mark: bytes | None = None
     """What stands in the last event of such a stream (`over`), and seldom in others."""
     websocket: bool = False
-    """Whether it is spoken on WebSockets too: there a message asks (`asks`), and those after it are events of the
-    answer, up to one that ends it (`ends`)."""
+    """Whether it is spoken on WebSockets too: there messages ask (`sent`), and events answer (`received`)."""
     otel: Otel | None = None
     """None where the conventions have no name for it: its calls are plain HTTP there."""
 
@@ -139,13 +139,15 @@ class Dialect(ABC):
         """The descriptions of the tools on offer. Their names and schemas are not texts."""
         return []
 
-    def asks(self, message: bytes) -> bool:
-        """Whether a client's message on a WebSocket is a request."""
-        return False
+    @staticmethod
+    def sent(message: bytes) -> Sent:
+        """A client's message on a WebSocket."""
+        return Sent(ClientMessage.OTHER)
 
-    def ends(self, message: bytes) -> int:
-        """The HTTP status of an answer that ends with this message on a WebSocket; 0 where it goes on."""
-        return 0
+    @staticmethod
+    def received(message: bytes) -> Received:
+        """A server's message on a WebSocket."""
+        return Received(Event.OTHER)
 
     def only_prepares(self, request: bytes) -> bool:
         """Whether a request wants no answer, only that its beginning is read already."""

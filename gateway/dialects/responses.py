@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -55,10 +55,10 @@ from penstock.gateway.dialects.text_spans import (
     quoted_items,
     quoted_tool,
 )
+from penstock.gateway.dialects.websocket_messages import ENDS, about_steering, as_one, received, sent
 from penstock.gateway.model.span import Usage
-from penstock.gateway.model.turn import Choice, Message, Part, Tool
+from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 
-ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 LOST = ("response.failed", "response.cancelled")
 """Ends without an answer."""
 TAIL = 3
@@ -87,8 +87,8 @@ class _Kind(msgspec.Struct):
 
     type: Any = None
     role: Any = None
-    status: Any = None
     generate: Any = None
+    prompt_cache_options: Any = None
 
 
 class _Item(msgspec.Struct):
@@ -161,6 +161,8 @@ class Responses(Post):
     conversation_field = "input"
     otel: Otel | None = Otel("chat", "openai", "responses")
     cut = staticmethod(cutter(_Told))
+    sent = staticmethod(sent)
+    received = staticmethod(received)
 
     def quoted_system(self, request: bytes) -> Pointed:
         """The instructions, then messages of the roles system and developer."""
@@ -177,20 +179,17 @@ class Responses(Post):
             if item.type == ADDED:
                 yield from _described(item.tools, ("input", at, "tools"))
 
-    def asks(self, message: bytes) -> bool:
-        """A request with a type of its own; what else clients say changes one that runs."""
-        return _kind(message).type == "response.create"
-
-    def ends(self, message: bytes) -> int:
-        """The event that holds the whole response, or an error, which brings the status along."""
-        told = _kind(message)
-        if told.type == "error":
-            return told.status if isinstance(told.status, int) and 400 <= told.status < 600 else 500
-        return 101 if told.type in ENDS else 0
-
     def only_prepares(self, request: bytes) -> bool:
         """Codex sends its first request twice: before there is anything to say, too."""
-        return _kind(request).generate is False
+        return (one := _kind(request)).generate is False or obj(one.prompt_cache_options).get("prewarm") is True
+
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """As of one message, where it came in several."""
+        return super().read(as_one(request), response, stream)
+
+    def added(self, request: bytes, whole: Callable[[], bool]) -> Json | None:
+        """As of one message, where it came in several."""
+        return super().added(as_one(request), whole)
 
     def over(self, response: bytes) -> bool:
         """True after the event that holds the whole response."""
@@ -214,7 +213,7 @@ class Responses(Post):
 
     def _failed(self, response: bytes) -> Failed | None:
         """Of a stream."""
-        tail = [_event(data) for data in last(response, TAIL)]
+        tail = [event for data in last(response, TAIL) if not about_steering((event := _event(data)).type)]
         if any(event.type in LOST for event in tail):
             return "stream_error"
         ended = any(event.type in ENDS for event in tail)
@@ -229,8 +228,9 @@ class Responses(Post):
         ended = False
         for event in chunks(body, problems):
             kind, index = text(event.get("type")), count(event.get("output_index")) or 0
-            ended = ended or kind in ENDS or "error" in event
-            if "error" in event:
+            failed = "error" in event and not about_steering(kind)
+            ended = ended or kind in ENDS or failed
+            if failed:
                 answer = answer | {"error": event["error"]}
             elif isinstance(event.get("response"), dict):
                 answer = obj(event["response"])
@@ -244,7 +244,7 @@ class Responses(Post):
 
     def items(self, request: bytes) -> Items:
         """The instructions, then one for one."""
-        asked, values = self.cut(request)
+        asked, values = self.cut(as_one(request))
         return Items(asked, self.listed(values), text(loads(whole(values.get("previous_response_id")))))
 
     def made(self, item: msgspec.Raw) -> bool:

@@ -1,6 +1,6 @@
 """What passes on a WebSocket, read beside the way (RFC 6455, RFC 7692). Sans-I/O: bytes in, messages out.
 
-Frames pass as they came, so nothing here writes any but `close_frame`. A `Reader` sees one direction. Of every message
+Frames pass as they came; `frame` makes the gateway's own. A `Reader` sees one direction. Of every message
 it tells where its last frame ends, so that a request can be held until it is whole. What it cannot read is its
 `problem`, and it reads no more.
 """
@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 TEXT: Final = 1
+BINARY: Final = 2
 CLOSE: Final = 8
-_CONTINUATION, _BINARY, _CONTROL = 0, 2, 8
+_CONTINUATION, _CONTROL = 0, 8
 _TAIL: Final = b"\x00\x00\xff\xff"
 """What a sender leaves out at the end of a compressed message (RFC 7692 §7.2.1)."""
 _EXTENSION: Final = re.compile(rb"\s*permessage-deflate\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
@@ -33,10 +34,11 @@ class Message(NamedTuple):
     """A whole message."""
 
     kind: int
-    """`TEXT`, `CLOSE`, or that of another one."""
+    """`TEXT`, `BINARY`, `CLOSE`, or that of another frame of control, which may come within a message."""
     body: bytes
     end: int
-    """How many bytes of the direction there are up to its end."""
+    """How many bytes of the direction there are up to its end. Of a frame of control within a message, up to where that
+    message begins."""
 
 
 class Packing(NamedTuple):
@@ -117,13 +119,13 @@ class Reader:
         self._frames = self._frames + 1 if self._begun else 0
         if self._frames > _FRAMES:
             self.problem = f"a message is larger than {_FRAMES} frames"
-        elif first & 48 or (compressed and (self._inflater is None or kind not in (TEXT, _BINARY))):
+        elif first & 48 or (compressed and (self._inflater is None or kind not in (TEXT, BINARY))):
             self.problem = "a frame has bits of an extension that was not agreed on"
         elif kind >= _CONTROL:
             if not self._begun:
                 self.whole = self._read
-            return Message(kind, payload, self._read) if kind == CLOSE else None
-        elif (kind == _CONTINUATION) != bool(self._begun) or kind > _BINARY:
+            return Message(kind, payload, self.whole if self._begun and kind != CLOSE else self._read)
+        elif (kind == _CONTINUATION) != bool(self._begun) or kind > BINARY:
             self.problem = "a frame does not continue what came before"
         else:
             return self._add(kind, payload, compressed, bool(first & 128))
@@ -179,15 +181,20 @@ def packings(agreed: bytes) -> tuple[Packing | None, Packing | None]:
     return Packing(b"client_no_context_takeover" in low), Packing(b"server_no_context_takeover" in low)
 
 
-def text_frame(text: bytes) -> bytes:
-    """A message of a server, of at most 65,535 bytes."""
-    size = len(text)
-    return b"\x81" + (bytes([size]) if size < 126 else b"\x7e" + size.to_bytes(2, "big")) + text
+def frame(kind: int, payload: bytes, masked: bool = False) -> bytes:
+    """A message, or a frame of control, that is not compressed; `masked` as clients must."""
+    size, mask = len(payload), 128 if masked else 0
+    if size < 126:
+        length = bytes([size | mask])
+    elif size < 1 << 16:
+        length = bytes([126 | mask]) + size.to_bytes(2, "big")
+    else:
+        length = bytes([127 | mask]) + size.to_bytes(8, "big")
+    # A mask of zeros hides nothing, and there is nothing to hide.
+    return bytes([0x80 | kind]) + length + (bytes(4) if masked else b"") + payload
 
 
 def close_frame(code: int, reason: str, masked: bool = False) -> bytes:
-    """Ends the connection; `masked` as clients must."""
+    """Ends the connection."""
     # Cut in the middle of a character it would be none.
-    payload = code.to_bytes(2, "big") + reason.encode("ascii", "replace")[:123]
-    # A mask of zeros hides nothing, and there is nothing to hide.
-    return bytes([0x80 | CLOSE, len(payload) | (128 if masked else 0)]) + (b"\0\0\0\0" if masked else b"") + payload
+    return frame(CLOSE, code.to_bytes(2, "big") + reason.encode("ascii", "replace")[:123], masked)

@@ -22,6 +22,7 @@ Trouble = Literal[
     "retry",
     "late",
     "other_model",
+    "unattributed",
     "truncated",
     "unreadable",
     "no_token_ids",

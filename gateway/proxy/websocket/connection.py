@@ -4,21 +4,26 @@
                           wait for its conversation or the tape
     upstream -> client    passed read by read, the end of an answer after the tape where that must come first
 
-Requests of one connection are answered in their order. A connection ends with either side. The gateway ends it, with a
-frame that says why, where a request may not pass, an upstream is silent, or the gateway stops.
+Whose an event is, `lanes` says. A connection ends with either side. A request that may not pass is refused in its lane,
+and the others go on. The gateway ends a connection, with a frame that says why, where no request may pass any more, an
+upstream is silent, or the gateway stops.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
+from functools import partial
 from time import monotonic
 from typing import Final
 
 import orjson
 
 from penstock.gateway.dialects import family
+from penstock.gateway.dialects.loose_json import label, loads, obj
+from penstock.gateway.dialects.websocket_messages import ClientMessage, Event, Sent
 from penstock.gateway.http.client_connection import ClientConnection
-from penstock.gateway.http.errors import Refusal
+from penstock.gateway.http.errors import ClientFault, Refusal
 from penstock.gateway.http.headers import refusal_body
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.http.websocket import (
@@ -26,21 +31,30 @@ from penstock.gateway.http.websocket import (
     FAILED,
     GOING_AWAY,
     RESTART,
-    TEXT,
     TOO_LARGE,
     UNREADABLE,
     Message,
-    Reader,
     close_frame,
     packings,
-    text_frame,
 )
+from penstock.gateway.model.attributes import STEER_FATE, STEER_TARGET, STEER_TEXT
+from penstock.gateway.model.known_secrets import About
 from penstock.gateway.proxy.shared import Shared
+from penstock.gateway.proxy.state import State
+from penstock.gateway.proxy.websocket.forwarding import DATA, ToClient, ToUpstream
+from penstock.gateway.proxy.websocket.lanes import Lanes, Step
 from penstock.gateway.proxy.websocket.response import Response
 from penstock.gateway.proxy.websocket.way import Carrier, Way
+from penstock.gateway.queue.span_operations import SpanOperations
+from penstock.gateway.store.records import Entry
+from penstock.gateway.store.transaction import Transaction
 
+_log = logging.getLogger("penstock.proxy")
 _BY_CLIENT: Final = ("cancelled", "client_gone")
 _BY_UPSTREAM: Final = ("error", "upstream_closed")
+_OF_A_RESPONSE: Final = (Event.BEGIN, Event.PART, Event.END, Event.ERROR)
+STEER: Final = "response.steer"
+"""Name of the event that tells of steering input."""
 
 
 class Connection(Carrier):
@@ -51,25 +65,23 @@ class Connection(Carrier):
         self._limit = shared.config.limits.request_bytes
         agreed = b",".join(value for name, value in way.headers if name.lower() == b"sec-websocket-extensions")
         asked, told = packings(agreed)
-        self._asked = Reader(self._limit, asked)
-        self._told = Reader(shared.config.limits.recorded_bytes, told)
+        self._out = ToUpstream(self._limit, asked, upstream.transport.write)
+        self._in = ToClient(shared.config.limits.recorded_bytes, told)
         self._messages: deque[Message] = deque()
         """Of the client, not looked at yet."""
-        self._out = bytearray()
-        """What the client has sent and was not passed on."""
-        self._passed = 0
-        """Bytes of the client that were passed on."""
-        self._waiting: Response | None = None
+        self._waiting: tuple[Response, Message, Sent] | None = None
         """A request that is not sent yet; what the client says after it waits, too."""
         self._asking = False
         """Whether that is being looked at right now."""
-        self._open: deque[Response] = deque()
-        """Requests that were sent and not answered to their end."""
+        self._lanes: Lanes[Response] = Lanes(self._adopt)
+        self.touched = monotonic()
         self._unkept = 0
         """Answers whose end waits for the tape."""
         self._behind = b""
         """What came from the upstream meanwhile."""
-        self._draining = self._over = self._full = False
+        self._over = self._full = self._lost = False
+        self._retires: tuple[int, str] | None = None
+        """How it ends as soon as nothing is under way."""
         self._leaves: tuple[str, str] | None = None
         """How calls end that are under way when the connection does: who has said first that it leaves."""
 
@@ -81,8 +93,7 @@ class Connection(Carrier):
 
     def on_client_data(self, data: bytes) -> None:
         """Passes on what is whole and may pass."""
-        self._out += data
-        self._messages += self._asked.feed(data)
+        self._messages += self._out.feed(data)
         self._go_on()
         self._listen()
 
@@ -90,63 +101,99 @@ class Connection(Carrier):
         """Reads from the client while what it says can be passed on."""
         if self.client.closing:
             return
-        if self._full or len(self._out) > 2 * self._limit:
+        if self._full or self._out.held > 2 * self._limit:
             self.client.transport.pause_reading()
         else:
             self.client.transport.resume_reading()
 
     def _go_on(self) -> None:
         while self._messages and self._waiting is None and not self._over:
-            message = self._messages.popleft()
-            if message.kind == TEXT and self.way.dialect.asks(message.body):
-                self._ask(message)
-            else:
-                if message.kind == CLOSE:
-                    self._leaves = self._leaves or _BY_CLIENT
-                self._pass_until(message.end)
+            self._look_at(self._messages.popleft())
         if self._waiting is not None or self._over:
             return
-        self._pass_until(self._asked.whole)
-        if (problem := self._asked.problem) is not None:
+        self._out.forward_rest()
+        if (problem := self._out.reader.problem) is not None:
             self.close(TOO_LARGE if "larger" in problem else UNREADABLE, problem)
 
-    def _pass_until(self, end: int) -> None:
-        count = end - self._passed
-        if count > 0:
-            self._upstream.transport.write(bytes(self._out[:count]))
-            del self._out[:count]
-            self._passed = end
+    def _look_at(self, message: Message) -> None:
+        said = self.way.dialect.sent(message.body) if message.kind in DATA else Sent(ClientMessage.OTHER)
+        if said.kind is ClientMessage.UNREADABLE:
+            self._out.drop(message)
+            why = (
+                "this message is not read: send a JSON object whose type, stream_id and previous_response_id are texts"
+            )
+            self._say(self.refusal(ClientFault(400, "unreadable", why, "type"), None))
+            return
+        if said.kind is not ClientMessage.OTHER:
+            self._ask(message, said)
+            return
+        if message.kind == CLOSE:
+            self._leaves = self._leaves or _BY_CLIENT
+        self._out.forward(message)
 
-    def _ask(self, message: Message) -> None:
-        admission = self._shared.admission
-        admitted = admission.admit_message(self.way.admitted, self.way.dialect, message.body, self.client.hints)
-        self._waiting = Response(self, self._shared, admitted, message.end)
+    def _ask(self, message: Message, said: Sent) -> None:
+        admission, way, lane, target, of = self._shared.admission, self.way, said.lane, None, None
+        if said.kind is ClientMessage.STEER:
+            target = said.previous or ""
+            lane, running = self._lanes.lane(target), self._lanes.running(target)
+            of = None if running is None else running.record.call
+        admitted = admission.admit_message(way.admitted, way.dialect, message.body, self.client.hints, of)
+        response = Response(self, self._shared, admitted, lane, target)
+        self._waiting = response, message, said
         self._asking = True
-        self._waiting.begin()
+        response.ask()
         self._asking = False
 
-    def send(self, end: int) -> None:
-        waiting, self._waiting = self._waiting, None
-        assert waiting is not None
-        self._open.append(waiting)
-        self._pass_until(end)
+    def send(self) -> None:
+        assert self._waiting is not None
+        (response, message, said), self._waiting = self._waiting, None
+        if response.target is None:
+            self._lanes.ask(response, said.lane, said.previous)
+        else:
+            self._lanes.steer(response, response.target)
+        self._out.forward(message)
+        self._look_further()
+
+    def _look_further(self) -> None:
         if not self._asking:
             self._go_on()
             self._listen()
 
-    def refusal(self, refusal: Refusal) -> bytes:
+    def refusal(self, refusal: Refusal, call: object) -> bytes:
         spoken = family(self.way.dialect, self.way.admitted.path, self.way.request.headers)
         said: dict[str, object] = orjson.loads(refusal_body(spoken, refusal))
-        return self._shared.redactor.own.hide(orjson.dumps({"type": "error", "status": refusal.status, **said}))
+        lane = call.lane if isinstance(call, Response) else None
+        head: dict[str, object] = {"type": "error", "status": refusal.status}
+        if isinstance(call, Response) and call.steering:
+            given = {"previous_response_id": call.target, "input": obj(loads(call.message)).get("input")}
+            head = {"type": "response.steer.failed", "sequence_number": 0, "steer": given}
+        named = {} if lane is None else {"stream_id": lane}
+        return self._shared.redactor.own.hide(orjson.dumps({**head, **said, **named}))
 
-    def refuse(self, refusal: Refusal, said: bytes) -> None:
-        if self._told.between_messages and not self._behind:
-            self.client.transport.write(text_frame(said))
+    def refuse(self, refusal: Refusal, said: bytes, sent: bool) -> None:
+        waiting, self._waiting = self._waiting, None if not sent else self._waiting
+        if self._over:
+            return
+        if waiting is not None and not sent:
+            response, message, _ = waiting
+            self._out.drop(message)
+            if response.target is not None:
+                self._tell_steer(response, "refused", said)
+        self._say(said)
         reason = self._shared.redactor.own.text(refusal.message)
-        self.close(RESTART if refusal.status == 426 else FAILED, reason)
+        if sent:
+            self.close(FAILED, reason)
+        elif refusal.status == 426:
+            self._retires = RESTART, reason
+        self._leave_if_done()
+        self._look_further()
 
-    def answers(self, call: object) -> bool:
-        return bool(self._open) and self._open[0] is call
+    def _say(self, text: bytes) -> None:
+        said = self._in.say(text)
+        if self._behind:
+            self._behind += said
+        elif said and not self.client.closing:
+            self.client.transport.write(said)
 
     def on_client_gone(self) -> None:
         """Whatever it has said has been passed on; nobody reads an answer any more."""
@@ -168,10 +215,9 @@ class Connection(Carrier):
         """Passes on a read."""
         if self._over or self.client.closing:
             return
-        now = monotonic()
-        ended = [response for one in self._told.feed(data) if (response := self._hear(one, now)) is not None]
-        if self._open:
-            self._open[0].touched = now
+        self.touched = now = monotonic()
+        messages, data = self._in.feed(data)
+        ended = [response for one in messages for response in self._hear(one, now)]
         if self._unkept or any(response.waits for response in ended):
             self._behind += data
         else:
@@ -181,23 +227,57 @@ class Connection(Carrier):
                 self._unkept += 1
                 self.hold()
             response.put()
-        if (problem := self._told.problem) is not None:
+        if (problem := self._in.reader.problem) is not None:
             self.close(UNREADABLE, f"the upstream's frames cannot be read: {problem}")
         self._leave_if_done()
 
-    def _hear(self, message: Message, now: float) -> Response | None:
-        """Notes a message of an answer; gives the answer where this is its end."""
+    def _hear(self, message: Message, now: float) -> list[Response]:
+        """Notes a message of an answer; gives those answers that have ended."""
         if message.kind == CLOSE:
             self._leaves = self._leaves or _BY_UPSTREAM
-        if message.kind != TEXT or not self._open:
-            return None
-        response = self._open[0]
-        response.hear(message.body, now)
-        status = self.way.dialect.ends(message.body)
-        if not status:
-            return None
-        response.complete(status)
-        return self._open.popleft()
+        if message.kind not in DATA:
+            return []
+        event = self.way.dialect.received(message.body)
+        steps = list(self._lanes.hear(event, (message.body, now)))
+        if not steps and event.kind in _OF_A_RESPONSE and not self._lost:
+            self._lost = True
+            _log.warning(
+                "upstream %r says more of a response that is over: this is recorded nowhere", self.way.pool.name
+            )
+        return [response for step in steps if (response := self._do(step)) is not None]
+
+    def _do(self, step: Step[Response]) -> Response | None:
+        call = step.call
+        if call.state >= State.ENDING:
+            return None  # The gateway stops and has given it up.
+        match step.verb:
+            case "begin":
+                call.begin()
+            case "note":
+                body, at = step.heard or (b"", self.touched)
+                call.hear(body, at)
+            case "doubt":
+                call.doubt()
+            case "used":
+                self._tell_steer(call, "used")
+                if step.by is not None and step.by is not call:
+                    step.by.take(call.message)
+                    call.discard()
+            case "failed":
+                self._tell_steer(call, "failed", b"" if step.heard is None else step.heard[0])
+                call.discard()
+            case "end":
+                call.complete(step.status)
+                return call
+        return None
+
+    def _adopt(self) -> Response:
+        """A call for a response that nobody has asked for."""
+        way = self.way
+        admitted = self._shared.admission.admit_message(way.admitted, way.dialect, b"", self.client.hints)
+        response = Response(self, self._shared, admitted)
+        response.adopt()
+        return response
 
     def kept(self, passes: bool) -> None:
         self._unkept -= 1
@@ -224,6 +304,23 @@ class Connection(Carrier):
         self._full = full
         self._listen()
 
+    # Steering -------------------------------------------------------------------------------------------------------
+
+    def _tell_steer(self, call: Response, fate: str, answer: bytes = b"") -> None:
+        """Steering input is an event of its rollout, without what must not be on the tape. `answer`: why it failed."""
+        request, address = call.request, call.record.call.address
+        secrets = self._shared.redactor.secrets(request.headers, request.target.decode("latin-1"))
+        turn = self.way.dialect.read(secrets.body(call.message, About()), b"", True)
+        said = [part.text for message in turn.messages for part in message.parts if part.text]
+        entry = Entry(address.rollout, address.attempt, address.origin, address.mode, kind="event", name=STEER)
+        entry.method, entry.status, entry.error = "", "ok", None
+        if fate != "used":
+            entry.status, entry.error = "error", label(obj(obj(loads(answer)).get("error")).get("code")) or fate
+        entry.start_ns, entry.end_ns = request.started_ns, self._shared.epoch_ns + int(monotonic() * 1e9)
+        entry.agent = address.agent
+        entry.attributes = {STEER_TEXT: "\n".join(said), STEER_TARGET: call.target, STEER_FATE: fate}
+        self._shared.recorder.submit(partial(_add, entry)).add_done_callback(lambda done: done.exception())
+
     # Ends -----------------------------------------------------------------------------------------------------------
 
     def _leave_if_done(self) -> None:
@@ -231,11 +328,11 @@ class Connection(Carrier):
             return
         if self._over:
             self.client.close()
-        elif self._draining and not self._open and self._waiting is None:
-            self.close(GOING_AWAY, "the gateway stops")
+        elif self._retires is not None and not self._lanes.busy and self._waiting is None:
+            self.close(*self._retires)
 
     def drain(self) -> None:
-        self._draining = True
+        self._retires = self._retires or (GOING_AWAY, "the gateway stops")
         self._leave_if_done()
 
     def close(self, code: int, reason: str) -> None:
@@ -249,7 +346,7 @@ class Connection(Carrier):
             self._upstream.transport.write(close_frame(code, "", masked=True))
             self._upstream.transport.close()
         if not self.client.closing:
-            if self._told.between_frames and not self._behind:
+            if self._in.reader.between_frames and not self._behind:
                 self.client.transport.write(close_frame(code, reason))
             self.client.linger()
 
@@ -263,7 +360,13 @@ class Connection(Carrier):
     def _end_all(self, status: str, error: str) -> None:
         """Ends what is under way."""
         waiting, self._waiting = self._waiting, None
-        under_way = [*self._open, *([] if waiting is None else [waiting])]
-        self._open.clear()
-        for response in under_way:
+        under_way, steers = self._lanes.close()
+        for response in [*under_way, *([] if waiting is None else [waiting[0]])]:
             response.cut_off(status, error)
+        for steer in steers:
+            self._tell_steer(steer, "unknown")
+            steer.discard()
+
+
+def _add(entry: Entry, tape: Transaction) -> None:
+    SpanOperations(tape).add([entry], entry.end_ns or 0)

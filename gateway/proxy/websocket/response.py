@@ -1,18 +1,24 @@
 """One request on a WebSocket and its answer, as a call. The messages of the answer are kept as the events of a stream,
 which they are in the same API over HTTP, so everybody reads them in the same way.
+
+Steering input is one, too: it asks for a successor of the response that it names, and what that may use is reserved
+before it is sent. Whether there will be one is known when that begins (`begin`); until then it is no call, and where
+another request takes it along, or nobody does, it is none (`discard`).
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Final
 
 from penstock.gateway.calls.admitted import Admitted
+from penstock.gateway.dialects.websocket_messages import joined
 from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
-from penstock.gateway.model.attributes import PREWARM, WEBSOCKET
+from penstock.gateway.model.attributes import PREWARM, UNATTRIBUTED, WEBSOCKET
 from penstock.gateway.model.wording import counted
 from penstock.gateway.proxy.recording import SLOTS, Recording
 from penstock.gateway.proxy.shared import Shared
@@ -26,14 +32,21 @@ _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 class Response(Recording):
     """One call. It is in `Shared.running` from `begin` to its end."""
 
-    __slots__ = (*SLOTS, "_ends_at", "_on", "_queued_at", "client", "request", "started", "touched")
+    __slots__ = (*SLOTS, "_on", "_queued_at", "_taken", "client", "lane", "request", "started", "steering",
+                 "target", "touched")  # fmt: skip
 
-    def __init__(self, on: Carrier, shared: Shared, admitted: Admitted, end: int) -> None:
-        """`end`: where its request ends in what the client has sent."""
+    def __init__(
+        self, on: Carrier, shared: Shared, admitted: Admitted, lane: str | None = None, target: str | None = None
+    ) -> None:
+        """`lane`: None for the default lane; `target`: the response that it is more input for."""
         way = on.way
         self.client, self.request = on.client, _request(way.request, admitted.body, shared.epoch_ns)
         self.started, self.touched = False, self.request.started
-        self._on, self._ends_at = on, end
+        self.lane, self.target, self._on = lane, target, on
+        self.steering = target is not None
+        """Whether nothing has begun yet that it is the request of."""
+        self._taken: list[bytes] = []
+        """Steering input that its request takes along."""
         self._queued_at: float | None = None
         """Since when it waits for a place; monotonic seconds."""
         self._prepare(shared, self.request, admitted)
@@ -49,7 +62,12 @@ class Response(Recording):
 
     # Its request ----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    @property
+    def message(self) -> bytes:
+        """What its client has said."""
+        return self._admitted.body
+
+    def ask(self) -> None:
         """Sends it, as soon as that may be."""
         self._shared.running[self] = None
         self._shared.metrics.inflight_calls += 1
@@ -76,7 +94,8 @@ class Response(Recording):
         check_passing(self._shared)
         if self._shared.recorder.failing is not None:
             self._shared.check_gap(self._admitted)
-        self._reserve_first(lambda: self._announce_first(self._go))
+        # Steering input needs no place, and may be no call: its successor has the place of the response before it.
+        self._reserve_first(self._send if self.steering else lambda: self._announce_first(self._go))
 
     def _go(self) -> None:
         places = self._on.way.pool.places
@@ -95,10 +114,60 @@ class Response(Recording):
 
     def _send(self) -> None:
         # An open connection takes no place, each answer on it does.
-        self._take_place(self._on.way.pool.places)
+        if not self.steering:
+            self._take_place(self._on.way.pool.places)
         self._move(State.SENT)
         self.touched = monotonic()
-        self._on.send(self._ends_at)
+        self._on.send()
+
+    def adopt(self) -> None:
+        """Nobody has asked for it, and it is there: counted, with nothing to be held back."""
+        self._shared.running[self] = None
+        self._shared.metrics.inflight_calls += 1
+        self._mark(UNATTRIBUTED)
+        if self._shared.budgets is not None:
+            with suppress(Refusal):
+                reserving = self._shared.budgets.reserve(self._admitted, self.record)
+                if reserving is not None:
+                    reserving.add_done_callback(lambda done: done.exception())
+        self._take_place(self._on.way.pool.places)
+        self._move(State.SENT)
+
+    def take(self, message: bytes) -> None:
+        """The server puts steering input before its own, or after it, where it is such input itself."""
+        self._taken.append(message)
+
+    def begin(self) -> None:
+        """The server has begun to answer it."""
+        steering, self.steering = self.steering, False
+        if self._taken:
+            own = self._admitted.body
+            said = [own, *self._taken] if steering else [*self._taken, own]
+            self._admitted.body = self.record.body = joined(said)
+        if steering:
+            self._take_place(self._on.way.pool.places)
+            if self.durable:
+                self._announced = True
+                self._shared.recorder.announce(self.record)
+
+    def discard(self) -> None:
+        """Steering input that has led to no answer of its own: what was reserved for it is free."""
+        if self.state >= State.ENDING:
+            return
+        self._move(State.ENDING)
+        del self._shared.running[self]
+        self._shared.metrics.inflight_calls -= 1
+        self.record.ended()
+        self._move(State.ENDED)
+        if self._shared.budgets is not None:
+            self._shared.budgets.recorded(self.record, False)
+
+    def doubt(self) -> None:
+        """Something came that may be of it, or not."""
+        self._mark(UNATTRIBUTED)
+
+    def _mark(self, attribute: str) -> None:
+        self.record.attributes = {**self.record.attributes, attribute: True}
 
     def _move(self, to: State) -> None:
         """However it ends, a place is not waited for any more."""
@@ -140,18 +209,24 @@ class Response(Recording):
 
     def cut_off(self, status: str, error: str) -> None:
         """The connection ends before its answer does."""
-        if self.state < State.ENDING:
+        if self.steering:
+            self.discard()
+        elif self.state < State.ENDING:
             self._end(status, error)
             self._shared.recorder.put(self.record, self._recorded)
 
     def check(self, now: float, announce: float) -> None:
         """Must it be announced, has the upstream been silent for too long?"""
+        if self.steering:
+            return
         self._announce_late(announce)
         pool = self.record.pool
         assert pool is not None
         self._check_queue(pool, now)
-        late = self.state in (State.SENT, State.STREAMING) and now - self.touched > pool.config.read_timeout
-        if late and not self._on.held and self._on.answers(self):
+        # While others are answered, the upstream has not come to it yet.
+        silent_s = now - max(self.touched, self._on.touched)
+        late = self.state in (State.SENT, State.STREAMING) and silent_s > pool.config.read_timeout
+        if late and not self._on.held:
             limit = f"sent nothing for {pool.config.read_timeout:g} s (upstream.read_timeout)"
             self._fail(UpstreamFault(504, "timeout", f"upstream {pool.name!r} ({pool.origin}) {limit}"))
 
@@ -173,15 +248,19 @@ class Response(Recording):
         self._on.drain()
 
     def _fail(self, refusal: Refusal) -> None:
-        """Ends it, and its connection, with a message of the gateway's own."""
-        said, record = self._on.refusal(refusal), self.record
-        if self.state in (State.SENT, State.STREAMING):
+        """Ends it with a message of the gateway's own; its connection too, where it was sent."""
+        said, record, sent = self._on.refusal(refusal, self), self.record, self.state in (State.SENT, State.STREAMING)
+        if self.steering:
+            self.discard()
+            self._on.refuse(refusal, said, sent)
+            return
+        if sent:
             record.arrived([as_event(said)], monotonic())
         else:
             record.pool = None
             record.answered(refusal.status, as_event(said))
         self._end("error", refusal.kind)
-        self._on.refuse(refusal, said)
+        self._on.refuse(refusal, said, sent)
         self._shared.recorder.put(record, self._recorded)
 
 

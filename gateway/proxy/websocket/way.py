@@ -37,29 +37,28 @@ class Carrier(Protocol):
     way: Way
     client: ClientConnection
 
+    touched: float
+    """When anything was last heard from the upstream; monotonic seconds."""
+
     @property
     def held(self) -> bool:
         """Whether nothing is read from the upstream for now."""
         ...
 
-    def answers(self, call: object) -> bool:
-        """Whether the upstream answers this call now, and none before it."""
-        ...
-
-    def send(self, end: int) -> None:
-        """The request that waits may pass; it ends there in what the client has sent."""
+    def send(self) -> None:
+        """The request that waits may pass."""
         ...
 
     def kept(self, passes: bool) -> None:
         """The tape has an answer that has waited for it. `passes`: whether its end may go to the client."""
         ...
 
-    def refusal(self, refusal: Refusal) -> bytes:
-        """What the client is told of a refusal."""
+    def refusal(self, refusal: Refusal, call: object) -> bytes:
+        """What the client is told of a refusal, in the lane of the call."""
         ...
 
-    def refuse(self, refusal: Refusal, said: bytes) -> None:
-        """Tells it, and ends the connection."""
+    def refuse(self, refusal: Refusal, said: bytes, sent: bool) -> None:
+        """Tells it. The connection goes on, but where the request was sent, or none may pass any more."""
         ...
 
     def drain(self) -> None:

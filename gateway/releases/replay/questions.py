@@ -14,6 +14,7 @@ from typing import Final
 from penstock.gateway.calls.address import ADDRESS_HEADERS
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.loose_json import loads, obj
+from penstock.gateway.dialects.websocket_messages import ClientMessage
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.release import Arm
 from penstock.gateway.prompts.rewrite import Findings
@@ -100,7 +101,7 @@ def unrepeatable(dialect: Dialect, body: bytes) -> str | None:
     asked = obj(loads(body))
     if not asked:
         return "its request is no JSON object"
-    if dialect.asks(body):
+    if dialect.sent(body).kind is not ClientMessage.OTHER:
         return "it was asked on a WebSocket, whose earlier answers it goes on from"
     for name in _SERVER_FIELDS:
         if asked.get(name):

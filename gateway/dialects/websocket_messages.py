@@ -1,0 +1,165 @@
+"""Messages of OpenAI's responses on a WebSocket: which response each is of. Pure.
+
+A request names its lane (`stream_id`; the default lane has none), and every event of its answer repeats that. Only
+events that hold a response say its id. `response.steer` names the response that it changes and no lane; the server then
+ends that one and begins a successor whose request is this message. Where several messages are one request on the tape,
+each is a line of it (`joined`, `as_one`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import orjson
+
+from penstock.gateway.dialects.loose_json import UNREADABLE, Json, arr, is_bulky, loads, obj
+
+ENDS: Final = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
+_PLAIN: Final = {"type": "message", "role": "user"}
+
+
+class ClientMessage(Enum):
+    """What a client's message is."""
+
+    CREATE = "a request"
+    STEER = "more input for a response that runs"
+    OTHER = "nothing that is answered by a model"
+    UNREADABLE = "no JSON object"
+
+
+class Event(Enum):
+    """What a server's message is."""
+
+    BEGIN = "a response as it begins, with its id"
+    PART = "of a response that has begun"
+    END = "a response as it ended"
+    ERROR = "an error in place of an answer"
+    ACCEPTED = "steering input will be used"
+    PENDING = "steering input waits for the results of tools"
+    FAILED = "steering input is not used"
+    OTHER = "of no response"
+    UNREADABLE = "nobody knows what of"
+
+
+STEERING: Final = (Event.ACCEPTED, Event.PENDING, Event.FAILED)
+
+
+class Sent(NamedTuple):
+    """A client's message."""
+
+    kind: ClientMessage
+    lane: str | None = None
+    previous: str | None = None
+    """The response that it goes on from, or steers."""
+
+
+class Received(NamedTuple):
+    """A server's message."""
+
+    kind: Event
+    lane: str | None = None
+    response: str | None = None
+    """The id of the response, or of the one that is steered."""
+    previous: str | None = None
+    """The response that this one goes on from."""
+    steer: str | None = None
+    """The id of steering input."""
+    status: int = 101
+    """The HTTP status of an answer that ends with it."""
+
+
+class _Response(msgspec.Struct):
+    id: str | None = None
+    previous_response_id: str | None = None
+
+
+class _Event(msgspec.Struct):
+    """A message of either side. Nothing large is made for what should be a string and is none."""
+
+    type: str | None = None
+    stream_id: str | None = None
+    previous_response_id: str | None = None
+    status: float | int | str | None = None
+    response: _Response | None = None
+    steer: _Response | None = None
+
+
+_event = msgspec.json.Decoder(_Event).decode
+_SENT: Final = {"response.create": ClientMessage.CREATE, "response.steer": ClientMessage.STEER}
+_RECEIVED: Final = {
+    "response.created": Event.BEGIN,
+    "response.queued": Event.BEGIN,
+    "response.in_progress": Event.BEGIN,
+    "response.steer.accepted": Event.ACCEPTED,
+    "response.steer.pending": Event.PENDING,
+    "response.steer.failed": Event.FAILED,
+    "error": Event.ERROR,
+    **dict.fromkeys(ENDS, Event.END),
+}
+
+
+def sent(message: bytes) -> Sent:
+    """What a client has said."""
+    said = _read(message)
+    if said is None:
+        return Sent(ClientMessage.UNREADABLE)
+    return Sent(_SENT.get(said.type or "", ClientMessage.OTHER), said.stream_id, said.previous_response_id)
+
+
+def received(message: bytes) -> Received:
+    """What a server has said."""
+    said = _read(message)
+    if said is None:
+        return Received(Event.UNREADABLE)
+    of = said.type or ""
+    kind = _RECEIVED.get(of) or (Event.PART if of.startswith("response.") else Event.OTHER)
+    about = (said.steer if kind in STEERING else said.response) or _Response()
+    if kind in STEERING:
+        target = about.previous_response_id or said.previous_response_id
+        return Received(kind, said.stream_id, target, steer=about.id)
+    status = said.status if isinstance(said.status, int) and 400 <= said.status < 600 else 500
+    status = status if kind is Event.ERROR else 101
+    return Received(kind, said.stream_id, about.id, about.previous_response_id, status=status)
+
+
+def _read(message: bytes) -> _Event | None:
+    """None where it is no JSON object, or its lane, its type or an id is no string."""
+    try:
+        return _event(message)
+    except UNREADABLE:
+        pass
+    try:
+        # Half a surrogate pair in a text is JSON as well, and models break them apart between two events.
+        said = None if is_bulky(message) else json.loads(message)
+        return msgspec.convert(said, _Event)
+    except UNREADABLE:
+        return None
+
+
+def about_steering(kind: Any) -> bool:
+    """Whether an event of this type tells of steering input. It may have an error, which is not the answer's."""
+    return isinstance(kind, str) and kind.startswith("response.steer.")
+
+
+def joined(messages: Iterable[bytes]) -> bytes:
+    """Several messages as one request: the steering input that a request takes along stands before it."""
+    return b"\n".join(messages)
+
+
+def as_one(request: bytes) -> bytes:
+    """A request in one message: the last one, with the input of those before it first. As it is where it is one."""
+    if b"\n" not in request:
+        return request
+    said = [loads(line) for line in request.split(b"\n")]
+    if not all(isinstance(one, dict) and "type" in one for one in said):
+        return request
+    return orjson.dumps(obj(said[-1]) | {"input": [item for one in said for item in _items(obj(one))]})
+
+
+def _items(message: Json) -> list[Any]:
+    given = message.get("input")
+    return [{**_PLAIN, "content": given}] if isinstance(given, str) else arr(given)

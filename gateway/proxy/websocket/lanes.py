@@ -1,0 +1,349 @@
+"""Which call is a server's event of? The responses under way on a WebSocket, lane by lane, as a table. Sans-I/O.
+
+Responses of one lane run one after the other, lanes run at once. An event says its lane, and its response only as that
+begins and ends; what comes between is of the first in its lane. A lane is
+
+    idle        nothing is under way
+    waiting     requests were sent, none has begun
+    running     the first has begun, nothing was sent after it
+    followed    the first has begun, requests or steering input were sent after it
+    doubtful    followed, and an error has come: of the first, or of what was sent after it. What comes next tells
+
+and `TABLE` says what an event does there. Steering input (`response.steer`) has no lane; it waits until the response
+that it names has ended and a successor begins, which is a call of its own; or until a request that goes on from that
+response takes it along. No event is ever given to a response that it may not be of: one that nobody has asked for is a
+call of its own (`ADOPT`), and what contradicts the order makes those that it may concern doubtful (`doubt`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
+
+from penstock.gateway.dialects.websocket_messages import STEERING, Event, Received
+
+R = TypeVar("R")
+"""A call, as whoever carries it knows it."""
+Heard = tuple[bytes, float]
+"""A message, and when it came."""
+_REMEMBERED: Final = 256
+"""Responses of a connection that steering input may name: the newest ones."""
+
+
+class Lane(Enum):
+    """Where a lane stands."""
+
+    IDLE = auto()
+    WAITING = auto()
+    RUNNING = auto()
+    FOLLOWED = auto()
+    DOUBTFUL = auto()
+
+
+class Action(Enum):
+    """What an event does."""
+
+    ADOPT = "it begins a response that nobody has asked for"
+    BIND = "the next request that waits begins"
+    NOTE = "it is of the first"
+    FINISH = "the first, or the one that it names, has ended"
+    FAIL = "the first has ended with an error"
+    DOUBT = "somebody has ended with an error, and the next event tells who"
+    CLEAR = "the first goes on, so what was sent after it has failed; then as where it is followed"
+    BLAME = "the first has ended, with the error; then as where that is so"
+    PASS = "it is of no call"
+
+
+_B, _P, _E, _X, _O = Event.BEGIN, Event.PART, Event.END, Event.ERROR, Event.OTHER
+TABLE: Final[dict[tuple[Event, Lane], Action]] = {
+    (_B, Lane.IDLE): Action.ADOPT, (_B, Lane.WAITING): Action.BIND, (_B, Lane.RUNNING): Action.ADOPT,
+    (_B, Lane.FOLLOWED): Action.BIND, (_B, Lane.DOUBTFUL): Action.BLAME,
+    (_P, Lane.IDLE): Action.ADOPT, (_P, Lane.WAITING): Action.NOTE, (_P, Lane.RUNNING): Action.NOTE,
+    (_P, Lane.FOLLOWED): Action.NOTE, (_P, Lane.DOUBTFUL): Action.CLEAR,
+    (_E, Lane.IDLE): Action.ADOPT, (_E, Lane.WAITING): Action.FINISH, (_E, Lane.RUNNING): Action.FINISH,
+    (_E, Lane.FOLLOWED): Action.FINISH, (_E, Lane.DOUBTFUL): Action.CLEAR,
+    (_X, Lane.IDLE): Action.ADOPT, (_X, Lane.WAITING): Action.FAIL, (_X, Lane.RUNNING): Action.FAIL,
+    (_X, Lane.FOLLOWED): Action.DOUBT, (_X, Lane.DOUBTFUL): Action.DOUBT,
+    (_O, Lane.IDLE): Action.PASS, (_O, Lane.WAITING): Action.NOTE, (_O, Lane.RUNNING): Action.NOTE,
+    (_O, Lane.FOLLOWED): Action.NOTE, (_O, Lane.DOUBTFUL): Action.NOTE,
+}  # fmt: skip
+"""What each event does in each state of its lane. `BEGIN` is of a response that is not under way yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Steer(Generic[R]):
+    """Steering input that was sent."""
+
+    call: R
+    target: str
+    fate: Literal["sent", "accepted", "pending"] = "sent"
+    id: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Place(Generic[R]):
+    """A response under way."""
+
+    call: R
+    lane: str | None
+    previous: str | None = None
+    """What its request goes on from."""
+    id: str | None = None
+    begun: bool = False
+
+
+class Step(NamedTuple, Generic[R]):
+    """What is to be done with a call."""
+
+    verb: Literal["begin", "note", "end", "doubt", "used", "failed"]
+    """`begin`: it is a response's now; `note`: the event is of it; `end`: that was its last one; `doubt`: an event may
+    be of it or not. Of steering input, `used`: by another call, `by`; `failed`: by nobody, as the event says."""
+    call: R
+    heard: Heard | None = None
+    status: int = 101
+    by: R | None = None
+
+
+@dataclass(slots=True)
+class _Line(Generic[R]):
+    places: list[Place[R]] = field(default_factory=list[Place[R]])
+    errors: list[tuple[Heard, int]] = field(default_factory=list[tuple[Heard, int]])
+    """That are the first's, or of what was sent after it."""
+
+    def named(self, event: Received) -> Place[R] | None:
+        """The place of the response that an event names. A response that has said no id yet may say it late."""
+        if event.kind not in (Event.BEGIN, Event.END):
+            return None
+        found = next((it for it in self.places if it.id is not None and it.id == event.response), None)
+        first = self.places[0] if self.places else None
+        return found or (first if first is not None and first.begun and first.id is None else None)
+
+
+class Lanes(Generic[R]):
+    """The responses of one connection."""
+
+    def __init__(self, adopt: Callable[[], R]) -> None:
+        """`adopt`: makes a call for a response that nobody has asked for."""
+        self._make = adopt
+        self._adopted: R | None = None
+        """The newest of those."""
+        self._lines: dict[str | None, _Line[R]] = {}
+        self._steers: list[Steer[R]] = []
+        self._lane_of: OrderedDict[str, str | None] = OrderedDict()
+        """Of the newest responses."""
+        self._named = set[str | None]()
+        """Lanes that the server has named: it knows of lanes."""
+
+    # What the client says -------------------------------------------------------------------------------------------
+
+    def ask(self, call: R, lane: str | None, previous: str | None) -> None:
+        """A request was sent."""
+        self._line(lane).places.append(Place(call, lane, previous))
+
+    def steer(self, call: R, target: str) -> None:
+        """Steering input was sent."""
+        self._steers.append(Steer(call, target))
+
+    def lane(self, response: str) -> str | None:
+        """The lane of a response; the default lane's name is None, and so is that of one that is not known."""
+        return self._lane_of.get(response)
+
+    def running(self, response: str) -> R | None:
+        """The call of a response that has not ended."""
+        return next((it.call for it in self.under_way if it.id == response), None)
+
+    # What the server says -------------------------------------------------------------------------------------------
+
+    def hear(self, event: Received, heard: Heard) -> Iterator[Step[R]]:
+        """What an event means, in order."""
+        if event.kind is Event.UNREADABLE:
+            yield from (Step("doubt", place.call) for place in self.under_way)
+        elif event.kind in STEERING:
+            yield from self._steered(event, heard)
+        else:
+            lane = self._lane(event)
+            line = self._line(lane)
+            yield from self._act(event, lane, line, heard)
+            if not line.places and not line.errors:
+                del self._lines[lane]
+
+    def _act(self, event: Received, lane: str | None, line: _Line[R], heard: Heard) -> Iterator[Step[R]]:
+        named = line.named(event)
+        kind = Event.PART if event.kind is Event.BEGIN and named is not None else event.kind
+        action = TABLE[kind, self._state(lane, line)]
+        if action in (Action.BLAME, Action.CLEAR):
+            yield from self._settle(lane, line, first=action is Action.BLAME)
+            action = TABLE[kind, self._state(lane, line)]
+        if kind is Event.BEGIN and (steers := self._succeeding(event, lane, line)):
+            yield from self._succeed(event, lane, line, steers)
+            yield Step("note", steers[0].call, heard)
+        elif action is Action.DOUBT:
+            line.errors.append((heard, event.status))
+        elif action is Action.ADOPT and kind is Event.ERROR and (steer := self._unanswered(lane)) is not None:
+            yield self._drop(steer, heard)
+        elif action is not Action.PASS and not (action is Action.ADOPT and self._is_over(event, lane)):
+            yield from self._give(event, line, self._place(action, event, lane, line, named), heard)
+
+    def _place(
+        self, action: Action, event: Received, lane: str | None, line: _Line[R], named: Place[R] | None
+    ) -> Place[R]:
+        """Whose event it is."""
+        waiting = next((it for it in line.places if not it.begun), None)
+        place = waiting if action is Action.BIND else line.places[0] if line.places else None
+        if action is Action.FINISH and event.response is not None:
+            place = waiting
+        place = named or place
+        if action is Action.ADOPT or place is None:
+            self._adopted = self._make()
+            place = Place(self._adopted, lane)
+            line.places.append(place)
+        return place
+
+    def _give(self, event: Received, line: _Line[R], place: Place[R], heard: Heard) -> Iterator[Step[R]]:
+        first, ends = line.places[0], event.kind in (Event.END, Event.ERROR)
+        if place is not first and first.begun and (ends or place.call is self._adopted):
+            # It breaks the order, so what came for the first may have been of this one.
+            yield from (Step("doubt", it.call) for it in (first, place))
+        if not place.begun and event.kind in (Event.BEGIN, Event.PART, Event.END):
+            yield from self._begin(place, event)
+        elif event.kind is Event.BEGIN and place.id is None:
+            self._name(place, event.response)
+        yield Step("note", place.call, heard)
+        if ends:
+            line.places.remove(place)
+            yield Step("end", place.call, status=event.status)
+
+    def _is_over(self, event: Received, lane: str | None) -> bool:
+        """Whether it is of a response that has ended: some servers say more after that."""
+        if event.kind is Event.PART:
+            return lane in self._lane_of.values()
+        return event.response is not None and event.response in self._lane_of
+
+    def _state(self, lane: str | None, line: _Line[R]) -> Lane:
+        if line.errors:
+            return Lane.DOUBTFUL
+        if not line.places:
+            return Lane.IDLE
+        if not line.places[0].begun:
+            return Lane.WAITING
+        follows = self._unanswered(lane) is not None or any(not it.begun for it in line.places)
+        return Lane.FOLLOWED if follows else Lane.RUNNING
+
+    def _begin(self, place: Place[R], event: Received) -> Iterator[Step[R]]:
+        place.begun = True
+        self._name(place, event.response)
+        taken = [it for it in self._steers if it.target == place.previous and it.fate != "sent"]
+        for steer in taken:
+            self._steers.remove(steer)
+            yield Step("used", steer.call, by=place.call)
+        yield Step("begin", place.call)
+
+    def _name(self, place: Place[R], response: str | None) -> None:
+        if response is None:
+            return
+        place.id = response
+        self._lane_of.pop(response, None)
+        self._lane_of[response] = place.lane
+        if len(self._lane_of) > _REMEMBERED:
+            self._lane_of.popitem(last=False)
+
+    def _settle(self, lane: str | None, line: _Line[R], first: bool) -> Iterator[Step[R]]:
+        """Errors find those that they are of: what was sent after the first, in order. `first`: the first of them is
+        the first's."""
+        errors, line.errors = line.errors, []
+        for at, (heard, status) in enumerate(errors):
+            steer = None if first and at == 0 else self._unanswered(lane)
+            waiting = next((it for it in line.places if not it.begun), None)
+            place = line.places[0] if first and at == 0 and line.places else waiting
+            if steer is not None:
+                yield self._drop(steer, heard)
+            elif place is not None:
+                line.places.remove(place)
+                yield Step("note", place.call, heard)
+                yield Step("end", place.call, status=status)
+
+    # Steering -------------------------------------------------------------------------------------------------------
+
+    def _steered(self, event: Received, heard: Heard) -> Iterator[Step[R]]:
+        """What becomes of steering input; who is told of it is the response that it names, as long as that runs."""
+        line = self._lines.get(self._lane_of.get(event.response or ""))
+        for place in line.places if line is not None else ():
+            if place.id is not None and place.id == event.response and event.lane in (None, place.lane):
+                yield Step("note", place.call, heard)
+        steers = [it for it in self._steers if event.response in (None, it.target)]
+        known = [it for it in steers if it.id is not None and it.id == event.steer]
+        steer = next(iter(known or [it for it in steers if it.fate == "sent"] or steers), None)
+        if steer is None:
+            return
+        if event.kind is Event.FAILED:
+            yield self._drop(steer, heard)
+        else:
+            steer.fate, steer.id = "accepted" if event.kind is Event.ACCEPTED else "pending", event.steer or steer.id
+
+    def _drop(self, steer: Steer[R], heard: Heard) -> Step[R]:
+        self._steers.remove(steer)
+        return Step("failed", steer.call, heard)
+
+    def _unanswered(self, lane: str | None) -> Steer[R] | None:
+        """Of a response of this lane."""
+        known = self._lane_of
+        return next((it for it in self._steers if it.fate == "sent" and known.get(it.target, lane) == lane), None)
+
+    def _succeeding(self, event: Received, lane: str | None, line: _Line[R]) -> list[Steer[R]]:
+        """The input with which a response begins that no request has asked for."""
+        waits = any(not it.begun for it in line.places)
+        fates = ("accepted",) if waits else ("accepted", "sent")
+        running = {it.id for it in line.places}
+        return [
+            it
+            for it in self._steers
+            if it.fate in fates
+            and (it.target == event.previous if event.previous else it.target not in running)
+            and self._lane_of.get(it.target, lane) == lane
+        ]
+
+    def _succeed(self, event: Received, lane: str | None, line: _Line[R], steers: list[Steer[R]]) -> Iterator[Step[R]]:
+        begun = [it for it in line.places if it.begun]
+        place = Place(steers[0].call, lane)
+        line.places.insert(len(begun), place)
+        for steer in steers:
+            self._steers.remove(steer)
+        yield from (Step("used", it.call, by=place.call) for it in steers)
+        yield from self._begin(place, event)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _lane(self, event: Received) -> str | None:
+        """The lane of an event. Where the server names none, and nobody has asked for anything in the default lane, it
+        is that of the only request whose lane it may not know of: not every server has lanes."""
+        if event.lane is not None:
+            self._named.add(event.lane)
+            return event.lane
+        if event.kind is Event.OTHER or (None in self._lines and self._lines[None].places):
+            return None
+        named = {it.lane for it in self.under_way if it.id is not None and it.id == event.response}
+        found = named or {it.lane for it in self.under_way if it.lane not in self._named}
+        return next(iter(found)) if len(found) == 1 else None
+
+    def _line(self, lane: str | None) -> _Line[R]:
+        return self._lines.setdefault(lane, _Line())
+
+    @property
+    def under_way(self) -> list[Place[R]]:
+        """Responses that have not ended."""
+        return [place for line in self._lines.values() for place in line.places]
+
+    @property
+    def busy(self) -> bool:
+        """Whether something may still come."""
+        return any(line.places for line in self._lines.values()) or any(it.fate != "pending" for it in self._steers)
+
+    def close(self) -> tuple[list[R], list[R]]:
+        """The connection ends: the calls that are under way, and the steering input that nobody has used."""
+        ended = [place.call for place in self.under_way], [steer.call for steer in self._steers]
+        self._lines.clear()
+        self._steers.clear()
+        return ended

@@ -1,0 +1,382 @@
+"""Lanes and steering on one WebSocket, by the official SDK: each response is a span with what is its own. The upstream
+says what each test wants, in its order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fakes.budgets import budget, uses
+from fakes.rig import Base, based, inside
+from fakes.tape import Tape
+from fakes.waiting import until
+from openai import AsyncOpenAI
+from openai.lib.responses_websocket import (
+    AsyncResponsesWebSocketLane,
+    AsyncResponsesWebSocketSession,
+    ResponsesWebSocketError,
+    ResponsesWebSocketLimits,
+)
+from websockets.asyncio.server import ServerConnection, serve
+
+from penstock.gateway.model.attributes import STEER_FATE, STEER_TARGET, STEER_TEXT, UNATTRIBUTED, WEBSOCKET
+from penstock.gateway.model.span import Span
+
+Json = dict[str, Any]
+LIMITS = ResponsesWebSocketLimits(
+    max_lanes=8, max_events_per_lane=128, max_events=512, max_bytes_per_lane=1 << 20, max_bytes=1 << 22
+)
+CREATE: Json = {"type": "response.create", "model": "gpt-x"}
+
+
+def response(id: str, status: str, text: str = "", tokens: int = 7, **more: Any) -> Json:
+    usage = {"input_tokens": 5, "output_tokens": tokens, "total_tokens": 5 + tokens}
+    details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    item = {"type": "message", "id": f"m_{id}", "role": "assistant", "status": "completed", "content": content}
+    head = {"id": id, "object": "response", "created_at": 1, "model": "gpt-x-1", "status": status, "tools": []}
+    return head | {"output": [item] if text else [], "usage": usage | details if text else None} | more
+
+
+@dataclass
+class Talk:
+    """One connection at the upstream."""
+
+    connection: ServerConnection
+    said: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """By response."""
+
+    async def hear(self) -> Json:
+        return json.loads(await self.connection.recv())
+
+    async def say(self, of: str, type: str, lane: str | None = None, **fields: Any) -> None:
+        event: Json = {"type": type, "sequence_number": 1, **fields} | ({} if lane is None else {"stream_id": lane})
+        self.said.setdefault(of, []).append(json.dumps(event))
+        await self.connection.send(self.said[of][-1])
+
+    async def begin(self, id: str, lane: str | None = None, **more: Any) -> None:
+        await self.say(id, "response.created", lane, response=response(id, "in_progress", **more))
+
+    async def delta(self, id: str, text: str, lane: str | None = None) -> None:
+        about = {"item_id": f"m_{id}", "output_index": 0, "content_index": 0, "logprobs": []}
+        await self.say(id, "response.output_text.delta", lane, delta=text, **about)
+
+    async def end(self, id: str, text: str, lane: str | None = None, tokens: int = 7, **more: Any) -> None:
+        status = more.pop("status", "completed")
+        await self.say(id, f"response.{status}", lane, response=response(id, status, text, tokens, **more))
+
+
+@dataclass
+class Rig:
+    url: str
+    tape: Tape
+    accepted: asyncio.Queue[ServerConnection] = field(default_factory=asyncio.Queue[ServerConnection])
+
+    @asynccontextmanager
+    async def session(self, rollout: str | None) -> AsyncGenerator[tuple[dict[str, AsyncResponsesWebSocketLane], Talk]]:
+        below = "/v1" if rollout is None else f"/rollout/{rollout}/attempt/a1/v1"
+        client = AsyncOpenAI(base_url=self.url + below, api_key="sk-not-real")
+        async with (
+            client,
+            client.responses.connect() as connection,
+            AsyncResponsesWebSocketSession(connection, limits=LIMITS) as session,
+        ):
+            lanes = {"": session.default, "a": session.lane("a"), "b": session.lane("b")}
+            yield lanes, Talk(await self.accepted.get())
+
+    async def spans(self, rollout: str, count: int) -> list[Span]:
+        """Calls, by their response ids, as soon as there are so many."""
+        found = [span for span in await self.tape.spans(rollout, count) if span.kind == "llm"]
+        return sorted(found, key=lambda span: span.response_id or "")
+
+    async def check(self, span: Span, said: list[str]) -> None:
+        """It has exactly these events."""
+        events = b"".join(b"data: %b\n\n" % one.encode() for one in said)
+        assert await self.tape.raw(span, "response") == events
+
+    async def said(self, span: Span) -> tuple[list[str], str]:
+        """What was asked, and answered."""
+        turn = (await self.tape.detail(span)).turn
+        assert turn is not None
+        asked = [part.text or part.type for message in turn.messages for part in message.parts]
+        return asked, "".join(part.text or "" for one in turn.choices for part in one.message.parts)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Generator[Base]:
+    with based(tmp_path_factory.mktemp("lanes")) as made:
+        yield made
+
+
+@asynccontextmanager
+async def served(base: Base, http: aiohttp.ClientSession) -> AsyncGenerator[Rig]:
+    rig = Rig(base.url, Tape(base.url, http))
+
+    async def talk(connection: ServerConnection) -> None:
+        rig.accepted.put_nowait(connection)
+        await connection.wait_closed()
+
+    async with serve(talk, sock=base.listener.dup()):
+        yield rig
+
+
+@pytest.fixture
+async def rig(base: Base, http: aiohttp.ClientSession) -> AsyncGenerator[Rig]:
+    async with served(base, http) as made:
+        yield made
+
+
+async def test_lanes_that_end_in_another_order(rig: Rig) -> None:
+    async with rig.session("order") as (lanes, talk):
+        for lane in lanes:
+            await lanes[lane].send(CREATE | {"input": f"question {lane}"})
+            assert (await talk.hear()).get("stream_id", "") == lane
+        for id, lane in (("r1", "a"), ("r2", "b"), ("r3", None)):
+            await talk.begin(id, lane)
+        for text in ("x", "y"):
+            for id, lane in (("r3", None), ("r1", "a"), ("r2", "b")):
+                await talk.delta(id, f"{text} {id}", lane)
+        for id, lane, tokens in (("r3", None, 30), ("r2", "b", 20), ("r1", "a", 10)):
+            await talk.end(id, f"answer {id}", lane, tokens)
+        answers = [await lanes[lane].get_final_response() for lane in ("a", "b", "")]
+        assert [one.output_text for one in answers] == ["answer r1", "answer r2", "answer r3"]
+    spans = await rig.spans("order", 3)
+    for span, id, question, tokens in zip(spans, ("r1", "r2", "r3"), ("a", "b", ""), (10, 20, 30), strict=True):
+        assert (span.response_id, span.status, span.attributes) == (id, "ok", {WEBSOCKET: True})
+        assert span.usage is not None
+        assert span.usage.output_tokens == tokens
+        assert await rig.said(span) == ([f"question {question}"], f"answer {id}")
+        await rig.check(span, talk.said[id])
+    ends = [span.end_ns or 0 for span in spans]
+    assert ends[2] < ends[1] < ends[0]
+    assert all((span.first_byte_ns or 0) < (span.end_ns or 0) - span.start_ns for span in spans)
+
+
+async def test_steering_makes_a_successor(rig: Rig) -> None:
+    async with rig.session("steer") as (lanes, talk):
+        await lanes["a"].send(CREATE | {"input": "question", "max_output_tokens": 9})
+        _ = await talk.hear()
+        await talk.begin("r1", "a")
+        await talk.delta("r1", "first pl", "a")
+        for said in ("do it otherwise", "and be quick"):
+            await lanes["a"].send({"type": "response.steer", "previous_response_id": "r1", "input": said})
+            _ = await talk.hear()
+            steer = {"id": said, "previous_response_id": "r1"}
+            await talk.say("r1", "response.steer.accepted", "a", steer=steer)
+        await talk.end("r1", "first pl", "a", status="incomplete", incomplete_details={"reason": "steered"})
+        await talk.begin("r2", "a", previous_response_id="r1")
+        await talk.delta("r2", "second", "a")
+        await talk.end("r2", "second plan", "a", previous_response_id="r1")
+        assert (await lanes["a"].get_final_response()).id == "r1"
+        assert (await lanes["a"].get_final_response()).output_text == "second plan"
+        await lanes["a"].send(CREATE | {"input": "thanks", "previous_response_id": "r2"})
+        _ = await talk.hear()
+        await talk.begin("r3", "a")
+        await talk.end("r3", "welcome", "a")
+        _ = await lanes["a"].get_final_response()
+    one, two, three = await rig.spans("steer", 5)
+    assert [(span.finish, span.model, span.status) for span in (one, two, three)] == [
+        ("steered", "gpt-x", "ok"), ("completed", "gpt-x", "ok"), ("completed", "gpt-x", "ok"),
+    ]  # fmt: skip
+    assert await rig.said(one) == (["question"], "first pl")
+    assert await rig.said(two) == (["do it otherwise", "and be quick"], "second plan")
+    assert await rig.said(three) == (["thanks"], "welcome")
+    for span in (one, two, three):
+        await rig.check(span, talk.said[str(span.response_id)])
+    steers = [span for span in await rig.tape.spans("steer", 5) if span.kind == "event"]
+    assert [span.attributes for span in steers] == [
+        {STEER_TEXT: text, STEER_TARGET: "r1", STEER_FATE: "used"} for text in ("do it otherwise", "and be quick")
+    ]
+
+
+async def test_steering_input_that_waits_for_tools_and_such_that_is_not_taken(rig: Rig) -> None:
+    async with rig.session("tools") as (lanes, talk):
+        lane = lanes[""]
+        await lane.send(CREATE | {"input": "question"})
+        _ = await talk.hear()
+        await talk.begin("r1")
+        await lane.send({"type": "response.steer", "previous_response_id": "r1", "input": "be quick"})
+        _ = await talk.hear()
+        steer = {"id": "s1", "previous_response_id": "r1"}
+        await talk.say("r1", "response.steer.accepted", steer=steer)
+        await talk.end("r1", "a tool, please")
+        await talk.say("none", "response.steer.pending", steer=steer, reason="waiting_for_required_input")
+        await lane.send({"type": "response.steer", "previous_response_id": "r1", "input": "too late"})
+        _ = await talk.hear()
+        failed = {"type": "invalid_request_error", "code": "response_already_completed", "message": "m"}
+        late = {"previous_response_id": "r1", "input": "too late"}
+        await talk.say("none", "response.steer.failed", steer=late, error=failed)
+        _ = await lane.get_final_response()
+        result = {"type": "function_call_output", "call_id": "c", "output": "42"}
+        await lane.send(CREATE | {"input": [result], "previous_response_id": "r1"})
+        _ = await talk.hear()
+        await talk.begin("r2", previous_response_id="r1")
+        await talk.end("r2", "quick")
+        while (await lane.recv()).type != "response.completed":
+            pass
+    one, two = await rig.spans("tools", 4)
+    assert await rig.said(two) == (["be quick", "42"], "quick")
+    assert two.model == "gpt-x"
+    for span in (one, two):
+        await rig.check(span, talk.said[str(span.response_id)])
+    steers = [span.attributes or {} for span in await rig.tape.spans("tools", 4) if span.kind == "event"]
+    assert sorted((it[STEER_TEXT], it[STEER_FATE]) for it in steers) == [("be quick", "used"), ("too late", "failed")]
+
+
+async def test_an_error_is_of_its_lane(rig: Rig) -> None:
+    async with rig.session("error") as (lanes, talk):
+        for lane in ("a", "b"):
+            await lanes[lane].send(CREATE | {"input": lane})
+            _ = await talk.hear()
+        await talk.begin("r2", "b")
+        error = {"type": "invalid_request_error", "code": "bad", "message": "no"}
+        await talk.say("r0", "error", "a", status=400, error=error)
+        with pytest.raises(ResponsesWebSocketError):
+            _ = await lanes["a"].get_final_response()
+        await lanes["a"].send(CREATE | {"input": "again"})
+        _ = await talk.hear()
+        await talk.begin("r1", "a")
+        await talk.end("r1", "well", "a")
+        await talk.end("r2", "good", "b")
+        assert (await lanes["b"].get_final_response()).output_text == "good"
+    failed, one, two = await rig.spans("error", 3)
+    assert (failed.status, failed.error, failed.http_status) == ("error", "http_400", 400)
+    for span, id in ((failed, "r0"), (one, "r1"), (two, "r2")):
+        await rig.check(span, talk.said[id])
+    assert (await rig.said(failed))[0] == ["a"]
+
+
+@pytest.mark.parametrize("who", ["client", "upstream"])
+async def test_the_end_of_the_connection_ends_all(rig: Rig, who: str) -> None:
+    async with rig.session(f"{who}-leaves") as (lanes, talk):
+        for lane in ("a", "b"):
+            await lanes[lane].send(CREATE | {"input": lane})
+            _ = await talk.hear()
+        await talk.begin("r1", "a")
+        await lanes["a"].send({"type": "response.steer", "previous_response_id": "r1", "input": "stop"})
+        _ = await talk.hear()
+        if who == "upstream":
+            await talk.connection.close()
+        else:
+            assert (await lanes["a"].recv()).type == "response.created"
+    spans = await rig.spans(f"{who}-leaves", 3)
+    ends = ("error", "upstream_closed") if who == "upstream" else ("cancelled", "client_gone")
+    assert [(span.status, span.error) for span in spans] == [ends] * 2
+    (steer,) = [span for span in await rig.tape.spans(f"{who}-leaves", 3) if span.kind == "event"]
+    assert (steer.attributes or {})[STEER_FATE] == "unknown"
+
+
+async def test_what_nobody_has_asked_for_is_no_other_answer(rig: Rig) -> None:
+    async with rig.session("strays") as (lanes, talk):
+        await lanes["a"].send(CREATE | {"input": "question"})
+        _ = await talk.hear()
+        await talk.begin("r1", "a")
+        await talk.begin("r9", "nobody")
+        await talk.delta("r9", "x", "nobody")
+        await talk.delta("r1", "y", "a")
+        await talk.end("r9", "stray", "nobody")
+        await talk.say("r9", "response.some.afterthought", "nobody")
+        await talk.end("r1", "answer", "a")
+        assert (await lanes["a"].get_final_response()).output_text == "answer"
+    one, stray = await rig.spans("strays", 2)
+    assert one.attributes == {WEBSOCKET: True}
+    assert stray.attributes == {WEBSOCKET: True, UNATTRIBUTED: True}
+    await rig.check(one, talk.said["r1"])
+    await rig.check(stray, talk.said["r9"][:-1])
+    doctor = await rig.tape.get("/api/rollouts/strays/diagnosis")
+    codes = {call["sequence"]: [one["code"] for one in call["findings"]] for call in doctor["attempts"][0]["calls"]}
+    assert "unattributed" in codes[stray.sequence]
+    assert "unattributed" not in codes[one.sequence]
+
+
+async def test_a_successor_is_of_the_same_rollout_where_none_is_named(rig: Rig) -> None:
+    async with rig.session(None) as (lanes, talk):
+        await lanes[""].send(CREATE | {"input": "a question without an address"})
+        _ = await talk.hear()
+        await talk.begin("implicit-1")
+        await lanes[""].send({"type": "response.steer", "previous_response_id": "implicit-1", "input": "no"})
+        _ = await talk.hear()
+        steer = {"id": "s", "previous_response_id": "implicit-1"}
+        await talk.say("implicit-1", "response.steer.accepted", steer=steer)
+        await talk.end("implicit-1", "x", status="incomplete", incomplete_details={"reason": "steered"})
+        await talk.begin("implicit-2", previous_response_id="implicit-1")
+        await talk.end("implicit-2", "y")
+        while (await lanes[""].recv()).type != "response.completed":
+            pass
+        await lanes["b"].send(CREATE | {"input": "on", "previous_response_id": "implicit-2"})
+        _ = await talk.hear()
+        await talk.begin("implicit-3", "b")
+        await talk.end("implicit-3", "z", "b")
+        _ = await lanes["b"].get_final_response()
+    found: list[Json] = []
+
+    async def there() -> bool:
+        nonlocal found
+        page = (await rig.tape.get("/api/spans?limit=1000"))["spans"]
+        found = [one for one in page if str(one.get("response_id")).startswith("implicit-") and one["end_ns"]]
+        return len(found) == 3
+
+    await until(there)
+    assert len({one["rollout"] for one in found}) == 1
+
+
+async def test_each_lane_has_its_budget(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """The SDK compresses its messages, each with those before it: what is refused has never been at the upstream."""
+    async with inside(tmp_path, http, budget=[budget(limit=2)]) as made, served(made.base, http) as rig:
+        async with rig.session("r") as (lanes, talk):
+            a, b = lanes["a"], lanes["b"]
+            await a.send(CREATE | {"input": "question question question"})
+            _ = await talk.hear()
+            await talk.begin("r1", "a")
+            await a.send({"type": "response.steer", "previous_response_id": "r1", "input": "this is question two"})
+            assert (await talk.hear())["type"] == "response.steer"
+            await b.send(CREATE | {"input": "question question question"})
+            with pytest.raises(ResponsesWebSocketError) as caught:
+                _ = await b.get_final_response()
+            assert caught.value.event.stream_id == "b"  # type: ignore[union-attr]
+            await a.send({"type": "response.steer", "previous_response_id": "r1", "input": "once more"})
+            while (event := await a.recv()).type != "response.steer.failed":
+                pass
+            assert (event.error.code, event.steer.input) == ("budget", "once more")
+            failed = {"type": "invalid_request_error", "code": "steering_not_supported", "message": "m"}
+            about = {"previous_response_id": "r1", "input": "this is question two"}
+            await talk.say("r1", "response.steer.failed", "a", steer=about, error=failed)
+            while (await a.recv()).type != "response.steer.failed":
+                pass
+            # What it has reserved is free.
+            await b.send(CREATE | {"input": "question question question"})
+            assert (await talk.hear())["stream_id"] == "b"
+            await talk.begin("r2", "b")
+            await talk.end("r2", "two", "b")
+            await talk.end("r1", "one", "a")
+            assert (await b.get_final_response()).output_text == "two"
+            assert (await a.get_final_response()).output_text == "one"
+        refused, one, two = await rig.spans("r", 5)
+        assert (refused.status, refused.error, refused.http_status) == ("error", "budget", 429)
+        assert (one.status, two.status) == ("ok", "ok")
+        assert await uses(http, made.base.url) == [("b", "", 2, 0)]
+
+
+async def test_a_successor_counts_as_a_call(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with inside(tmp_path, http, budget=[budget(unit="tokens", limit=500_000)]) as made:
+        async with served(made.base, http) as rig, rig.session("r") as (lanes, talk):
+            await lanes[""].send(CREATE | {"input": "question", "max_output_tokens": 50})
+            _ = await talk.hear()
+            await talk.begin("r1")
+            await lanes[""].send({"type": "response.steer", "previous_response_id": "r1", "input": "no"})
+            _ = await talk.hear()
+            await talk.end("r1", "x", tokens=10)
+            await talk.begin("r2", previous_response_id="r1")
+            await talk.end("r2", "y", tokens=20)
+            # Nobody has asked for it, and it has a price all the same.
+            await talk.begin("r3", "nobody")
+            await talk.end("r3", "z", "nobody", tokens=40)
+            _ = await lanes[""].get_final_response()
+        assert await uses(http, made.base.url) == [("b", "", 3 * 5 + 10 + 20 + 40, 0)]
