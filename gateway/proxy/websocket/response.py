@@ -141,6 +141,7 @@ class Response(Recording):
         """The server has begun to answer it."""
         steering, self.steering = self.steering, False
         if self._taken:
+            _ = self._admitted.model  # That is read of one message.
             own = self._admitted.body
             said = [own, *self._taken] if steering else [*self._taken, own]
             self._admitted.body = self.record.body = joined(said)
