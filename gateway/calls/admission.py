@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from penstock.gateway.calls.address import SESSION_HEADERS, Address, AddressError, from_headers, from_path
@@ -19,7 +20,7 @@ from penstock.gateway.calls.targets import check_path, check_target
 from penstock.gateway.calls.tunnel import Tunnel
 from penstock.gateway.dialects import OPAQUE, find
 from penstock.gateway.dialects.base import Dialect
-from penstock.gateway.dialects.loose_json import Peek, peek_apart
+from penstock.gateway.dialects.loose_json import Peek, loads, obj, peek_apart
 from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.client_connection import Hints
 from penstock.gateway.http.errors import ClientFault
@@ -81,17 +82,28 @@ class Admission:
         return admitted
 
     def admit_message(
-        self, opening: Admitted, dialect: Dialect, body: bytes, hints: Hints, of: Admitted | None = None
+        self,
+        opening: Admitted,
+        dialect: Dialect,
+        body: bytes,
+        hints: Hints,
+        metadata: bytes = b"",
+        of: Admitted | None = None,
     ) -> Admitted:
-        """A request that came as a message on a WebSocket, whose opening was admitted. `of`: the call whose settings it
-        has, where it is more input for its response."""
+        """A request that came as a message on a WebSocket, whose opening was admitted. `metadata`: what its body says
+        in place of headers, as JSON; `of`: the call whose settings it has, where it is more input for its response."""
         address = opening.address if of is None else of.address
         call = Admitted(address, dialect, opening.path, body, opening.wanted, opening.token, opening.key)
         call.baggage = opening.baggage
         if of is not None:
             call.asked, call.story = peek_apart(Peek(of.model) if of.asked is None else of.asked), EMPTY
         elif address.origin == "implicit":
-            call.address = self.joining.join(call, hints)
+            named = from_headers(_session(metadata)) if metadata else None
+            if named is not None:
+                call.address = replace(named, agent=address.agent)
+                hints.last = named.rollout
+            elif not address.session:
+                call.address = self.joining.join(call, hints)
         return call
 
     def admit(self, request: Request, hints: Hints) -> Admitted:
@@ -168,6 +180,8 @@ class Shown(NamedTuple):
 _NOTHING: Final = Shown(None, None)
 _NOWHERE = Address("nowhere")
 _HOSTS: Final = 64
+_TURN: Final = "x-codex-turn-metadata"
+"""JSON within what Codex says of a request."""
 
 
 def _foreign(field: str, value: bytes) -> ClientFault:
@@ -217,6 +231,19 @@ def _agent_token(headers: Mapping[bytes, bytes]) -> str | None:
         if value is not None and b"pst_" in value:
             return value[value.index(b"pst_") :].decode("latin-1").strip()
     return None
+
+
+def _session(metadata: bytes) -> dict[bytes, bytes]:
+    """What Codex says of a request on a WebSocket, as the headers that name its session over HTTP."""
+    said = obj(loads(metadata))
+    turn = said.get(_TURN)
+    said = obj(loads(turn)) | said if isinstance(turn, str) else said
+    named = {name.replace("_", "-"): value for name, value in said.items() if isinstance(value, str) and value}
+    return {
+        header: value.encode("latin-1", "replace")
+        for header in SESSION_HEADERS
+        if (value := named.get(header.decode())) is not None
+    }
 
 
 def _text(headers: Mapping[bytes, bytes]) -> dict[str, str]:

@@ -55,6 +55,8 @@ class Sent(NamedTuple):
     lane: str | None = None
     previous: str | None = None
     """The response that it goes on from, or steers."""
+    metadata: bytes = b""
+    """What its client says of it in the body, since a WebSocket has one set of headers; JSON."""
 
 
 class Received(NamedTuple):
@@ -86,6 +88,7 @@ class _Event(msgspec.Struct):
     status: float | int | str | None = None
     response: _Response | None = None
     steer: _Response | None = None
+    client_metadata: msgspec.Raw = msgspec.Raw()
 
 
 _event = msgspec.json.Decoder(_Event).decode
@@ -107,7 +110,8 @@ def sent(message: bytes) -> Sent:
     said = _read(message)
     if said is None:
         return Sent(ClientMessage.UNREADABLE)
-    return Sent(_SENT.get(said.type or "", ClientMessage.OTHER), said.stream_id, said.previous_response_id)
+    kind = _SENT.get(said.type or "", ClientMessage.OTHER)
+    return Sent(kind, said.stream_id, said.previous_response_id, bytes(said.client_metadata))
 
 
 def received(message: bytes) -> Received:
@@ -135,7 +139,11 @@ def _read(message: bytes) -> _Event | None:
     try:
         # Half a surrogate pair in a text is JSON as well, and models break them apart between two events.
         said = None if is_bulky(message) else json.loads(message)
-        return msgspec.convert(said, _Event)
+        if not isinstance(said, dict):
+            return None
+        given = obj(said)
+        metadata = json.dumps(given.pop("client_metadata", {})).encode()
+        return msgspec.structs.replace(msgspec.convert(given, _Event), client_metadata=msgspec.Raw(metadata))
     except UNREADABLE:
         return None
 

@@ -137,7 +137,9 @@ class Connection(Carrier):
             target = said.previous or ""
             lane, running = self._lanes.lane(target), self._lanes.running(target)
             of = None if running is None else running.record.call
-        admitted = admission.admit_message(way.admitted, way.dialect, message.body, self.client.hints, of)
+        admitted = admission.admit_message(
+            way.admitted, way.dialect, message.body, self.client.hints, said.metadata, of
+        )
         response = Response(self, self._shared, admitted, lane, target)
         self._waiting = response, message, said
         self._asking = True

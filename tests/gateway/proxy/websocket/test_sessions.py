@@ -38,9 +38,9 @@ CREATE: Json = {"type": "response.create", "model": "gpt-x"}
 def response(id: str, status: str, text: str = "", tokens: int = 7, **more: Any) -> Json:
     usage = {"input_tokens": 5, "output_tokens": tokens, "total_tokens": 5 + tokens}
     details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
-    content = [{"type": "output_text", "text": text, "annotations": []}]
-    item = {"type": "message", "id": f"m_{id}", "role": "assistant", "status": "completed", "content": content}
-    head = {"id": id, "object": "response", "created_at": 1, "model": "gpt-x-1", "status": status, "tools": []}
+    content: list[Json] = [{"type": "output_text", "text": text, "annotations": []}]
+    item: Json = {"type": "message", "id": f"m_{id}", "role": "assistant", "status": "completed", "content": content}
+    head: Json = {"id": id, "object": "response", "created_at": 1, "model": "gpt-x-1", "status": status, "tools": []}
     return head | {"output": [item] if text else [], "usage": usage | details if text else None} | more
 
 
@@ -64,7 +64,7 @@ class Talk:
         await self.say(id, "response.created", lane, response=response(id, "in_progress", **more))
 
     async def delta(self, id: str, text: str, lane: str | None = None) -> None:
-        about = {"item_id": f"m_{id}", "output_index": 0, "content_index": 0, "logprobs": []}
+        about: Json = {"item_id": f"m_{id}", "output_index": 0, "content_index": 0, "logprobs": []}
         await self.say(id, "response.output_text.delta", lane, delta=text, **about)
 
     async def end(self, id: str, text: str, lane: str | None = None, tokens: int = 7, **more: Any) -> None:
@@ -324,6 +324,21 @@ async def test_a_successor_is_of_the_same_rollout_where_none_is_named(rig: Rig) 
 
     await until(there)
     assert len({one["rollout"] for one in found}) == 1
+
+
+async def test_a_request_names_its_session_in_its_body(rig: Rig) -> None:
+    async with rig.session(None) as (lanes, talk):
+        for number, said in enumerate(({"session_id": "one"}, {"x-codex-turn-metadata": '{"thread_id": "two"}'})):
+            metadata: Json = {"client_metadata": {"x-other": "x", **said}}
+            await lanes[""].send(CREATE | {"input": [{"role": "user", "content": "\ud83d"}]} | metadata)
+            _ = await talk.hear()
+            await talk.begin(f"s{number}")
+            await talk.end(f"s{number}", "y")
+            while (await lanes[""].recv()).type != "response.completed":
+                pass
+    for rollout in ("session-one", "thread-two"):
+        (span,) = await rig.tape.spans(rollout, 1)
+        assert span.status == "ok"
 
 
 async def test_each_lane_has_its_budget(tmp_path: Path, http: aiohttp.ClientSession) -> None:

@@ -311,6 +311,16 @@ async def test_requests_of_one_connection_are_answered_in_their_order(rig: Rig) 
         assert f"said {number + 1}".encode() in await rig.tape.raw(span, "response")
 
 
+@pytest.mark.parametrize("message", ["{", "[]", '{"type": "response.create", "stream_id": 5}', b'\xff{"type": 1'])
+async def test_what_cannot_be_read_is_refused_and_passes_no_budget(rig: Rig, message: str | bytes) -> None:
+    async with rig.open() as connection:
+        await connection.send(message)
+        told = json.loads(await connection.recv())
+        assert (told["type"], told["status"], told["error"]["code"]) == ("error", 400, "unreadable")
+        assert json.loads((await ask(connection, "Hello"))[-1])["type"] == "response.completed"
+    assert len(rig.host.asked) == 1
+
+
 async def test_what_is_no_request_passes_and_is_no_call(rig: Rig) -> None:
     async with rig.open() as connection:
         pong = await connection.ping()
