@@ -60,3 +60,8 @@ def test_several_messages_are_one_request() -> None:
     assert said["input"] == [{"type": "message", "role": "user", "content": "one"}, {"role": "user"}, {"call_id": "c"}]
     pretty = json.dumps({"model": "m", "input": []}, indent=1).encode()
     assert as_one(pretty) is pretty
+
+
+@pytest.mark.parametrize("more", [{"generate": False}, {"prompt_cache_options": {"prewarm": True}}, {}])
+def test_what_only_prepares(more: dict[str, object]) -> None:
+    assert RESPONSES.only_prepares(json.dumps({"type": "response.create", **more}).encode()) is bool(more)

@@ -240,6 +240,24 @@ async def test_after_a_release_begins_clients_are_sent_to_plain_http(rig: Rig) -
     assert "released here" in await refused(rig)
 
 
+async def test_what_is_under_way_is_answered_before_clients_are_sent_to_plain_http(rig: Rig) -> None:
+    prompt = {"kind": "prompt", "content": {"text": "You are a helpful assistant."}}
+    async with rig.open() as connection:
+        await connection.send(request("hang"))
+        await rig.host.hangs.wait()
+        async with rig.tape.http.post(rig.gateway.url + "/api/resources/greeting", json=prompt) as made:
+            assert made.status in (200, 201), await made.text()
+        *_, refused = await ask(connection, "Hello")
+        assert json.loads(refused)["status"] == 426
+        rig.host.let_go.set()
+        assert json.loads((await answer(connection))[-1])["type"] == "response.completed"
+        with pytest.raises(ConnectionClosed) as caught:
+            _ = await connection.recv()
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1012
+    assert {span.status for span in await rig.tape.spans("r1", 2)} == {"ok", "error"}
+
+
 async def test_in_a_strict_gateway_the_tape_comes_first(
     start_gateway: StartGateway, host: Host, http: aiohttp.ClientSession
 ) -> None:
