@@ -48,6 +48,9 @@ METRICS: dict[str, Figure] = {
     "penstock_response_bytes_total": Figure("counter", "Response bodies passed on, in bytes."),
     "penstock_inflight_calls": Figure("gauge", "Calls being served."),
     "penstock_recorder_held_bytes": Figure("gauge", "Bytes of answers that running calls hold for the tape."),
+    "penstock_recorder_oldest_seconds": Figure(
+        "gauge", "How long the oldest call that is not on the tape yet has waited for it."
+    ),
     "penstock_recorder_queue_bytes": Figure("gauge", "Bytes that wait to be written to the tape."),
     "penstock_recorder_queue_calls": Figure("gauge", "Calls that wait to be written to the tape."),
     "penstock_recorder_wait_seconds_total": Figure("counter", "Time that calls waited for a full recorder queue."),
@@ -202,6 +205,7 @@ class Metrics:
         "queue_oldest_seconds",
         "queue_rollouts",
         "recorder_held_bytes",
+        "recorder_oldest_seconds",
         "recorder_queue_bytes",
         "recorder_queue_calls",
         "recorder_wait_seconds",
@@ -242,7 +246,7 @@ class Metrics:
         self.recorder_held_bytes = 0
         self.recorder_queue_bytes = self.recorder_queue_calls = self.recording_gaps = self.forgotten_rollouts = 0
         self.commits = self.commit_spans = self.tape_bytes = 0
-        self.recorder_wait_seconds = self.certificate_expires_timestamp_seconds = 0.0
+        self.recorder_oldest_seconds = self.recorder_wait_seconds = self.certificate_expires_timestamp_seconds = 0.0
         self.queue_rollouts: dict[tuple[str, ...], int] = {}
         self.queue_oldest_seconds = 0.0
         self.queue_claimed = self.workers = 0

@@ -20,6 +20,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from penstock.gateway.model.log_settings import Log
 from penstock.gateway.server import hangup, parent
 from penstock.gateway.server.ending import first
 from penstock.gateway.server.handover import Taken, received, take
-from penstock.gateway.server.workers import Leaving, Workers
+from penstock.gateway.server.workers import Leaving, Workers, end_with_parent
 from penstock.gateway.store.directory import TapeError
 
 _LOOK_SECONDS: Final = 0.2
@@ -190,6 +191,7 @@ def main(asked: str, channel: int) -> None:
     # What it starts itself hashes as it likes.
     del os.environ["PYTHONHASHSEED"]
     os.set_inheritable(channel, False)
+    threading.Thread(target=end_with_parent, args=(os.dup(channel),), daemon=True).start()
     taken = received(socket.socket(fileno=channel))
     _ = _run(msgspec.json.decode(asked, type=Asked), lambda config: _worker(config, taken))
 

@@ -153,6 +153,7 @@ class Shared:
             except Exception:
                 _log.exception("a running call could not be checked")
         self.metrics.recorder_held_bytes = self.held.bytes
+        self.metrics.recorder_oldest_seconds = self.recorder.behind
         for pool in self.pools.values():
             pool.expire(now)
             self.metrics.upstream_health[(pool.name,)] = STATES.index(pool.health.state(now))

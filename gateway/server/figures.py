@@ -10,8 +10,11 @@ from penstock.gateway.metrics import METRICS, Histogram, Metrics
 Dump: TypeAlias = "dict[str, Any]"
 """Figures as they go to another process: a number, (counts, total) of a histogram, or pairs of labels and those."""
 _NOT_ADDED: Final = frozenset(
-    {"tape_bytes", "certificate_expires_timestamp_seconds", "upstream_health", "resource_coverage_fell"}
-)
+    {
+        "tape_bytes", "certificate_expires_timestamp_seconds", "upstream_health", "resource_coverage_fell",
+        "recorder_oldest_seconds",
+    }
+)  # fmt: skip
 """Gauges of what all workers have in common, or find out each by itself: the largest is shown."""
 _GAUGES: Final = frozenset(name.removeprefix("penstock_") for name, one in METRICS.items() if one.kind == "gauge")
 

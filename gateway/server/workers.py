@@ -14,7 +14,7 @@ A parent and a worker have a channel between them, on which both say what two pr
     says `leave`: others take over      accepts no more, lets go of what only one may do; then says `left`, serves the
                                         calls that it has to their end, and ends
     says `stop`                         stops as at SIGTERM; the second time it ends every wait
-    dies                                stops: nobody could tell it to
+    dies                                ends within a second: nobody could tell it to, and the next gateway waits
 
 Signals are for the parent. Whoever stops a service may send them to all of its processes at once.
 """
@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import time
 from asyncio.subprocess import Process
@@ -56,6 +57,8 @@ _LONGEST: Final = 16
 """Bytes of what a worker says; it does not say two things without an answer between."""
 _AGAIN_S: Final = 1.0
 """After which one is started anew that has died before it served."""
+_ORPHAN_S: Final = 0.8
+"""How long a worker may take to end after its parent has died."""
 _log = logging.getLogger("penstock.workers")
 
 
@@ -344,6 +347,18 @@ class Leaving:
                     await loop.sock_sendall(self._channel, _LEFT)
         _log.error("the parent of this worker has died: it stops")
         self.stop()
+        # Once more: no call may keep the tape from the gateway that is started next.
+        self.stop()
+
+
+def end_with_parent(channel: int) -> None:
+    """Ends this worker soon after its parent has died, whatever it is doing. Runs on a thread of its own. `channel`: a
+    descriptor of it that nobody else closes."""
+    hung_up = select.poll()
+    hung_up.register(channel, 0)
+    hung_up.poll()
+    time.sleep(_ORPHAN_S)
+    os._exit(1)
 
 
 def _own(name: str) -> str:

@@ -12,6 +12,7 @@ import fcntl
 import os
 import pwd
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,9 @@ from typing import Final, NamedTuple
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ, _WRITE = os.R_OK, os.W_OK
+_ORPHANS_S: Final = 3.0
+"""How long workers may take that are left of a gateway which was killed; they end within a second."""
+_LOOK_S: Final = 0.05
 
 
 class TapeError(Exception):
@@ -48,12 +52,31 @@ def hold(path: Path, words: Words = OPENING) -> int:
         handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         raise TapeError(refusal(path, error, words=words)) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        raise TapeError(f"another gateway writes the tape in {path}; stop it or {words.way_out}") from None
-    return handle
+    until = time.monotonic() + _ORPHANS_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holders = _holders(handle)
+            # Workers whose parent has died, and nobody else: they are about to end.
+            if holders and time.monotonic() < until and all(b"\0worker " in command for command in holders.values()):
+                time.sleep(_LOOK_S)
+                continue
+            os.close(handle)
+            who = f" (process {', '.join(map(str, holders))})" if holders else ""
+            raise TapeError(f"another gateway{who} writes the tape in {path}; stop it or {words.way_out}") from None
+        return handle
+
+
+def _holders(lock: int) -> dict[int, bytes]:
+    """The processes that have a file open, with their commands, as far as the system tells."""
+    found, own = dict[int, bytes](), os.fstat(lock)
+    for process in map(int, filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ())):
+        with suppress(OSError):  # it has ended, or is another user's
+            handles = (f"/proc/{process}/fd/{one}" for one in os.listdir(f"/proc/{process}/fd"))
+            if process != os.getpid() and any(os.path.samestat(os.stat(one), own) for one in handles):
+                found[process] = Path(f"/proc/{process}/cmdline").read_bytes()
+    return found
 
 
 def allocate(path: Path, size: int, mode: int) -> None:

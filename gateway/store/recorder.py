@@ -5,10 +5,12 @@ commits. A call that has run for a quarter of a second is put on the tape as ope
 crash leaves an `interrupted` span and not a hole. With `record = "strict"` every call is put on the tape before it is
 sent upstream.
 
-The queue is bounded in bytes: when it is full, the end of the *call* waits (`full`), because training data is never
-dropped to save latency. When the tape itself fails, the mode's `on_record_failure` decides; the summaries of unrecorded
-calls are kept, without bodies, until the tape takes them, and count as gaps. What cannot be written because of a bug,
-or because something on the tape is damaged, is lost alone: it is logged, a call counts as a gap, and others go on.
+The queue is bounded in bytes and in time: when it is full, or when an answer that is put there would come to the tape
+late, the end of the *call* waits (`full`). So training data is never dropped to save latency, and a kill takes away no
+answer that is older than a second, however little of the machine this process is given. When the tape itself fails, the
+mode's `on_record_failure` decides; the summaries of unrecorded calls are kept, without bodies, until the tape takes
+them, and count as gaps. What cannot be written because of a bug, or because something on the tape is damaged, is lost
+alone: it is logged, a call counts as a gap, and others go on.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from penstock.gateway.config import Tape
@@ -39,6 +42,11 @@ _KEPT_GAPS = 10_000
 _RETRY_SECONDS = 0.5
 _SWITCH_SECONDS = 0.0002
 _BUG = "it could not be written; the gateway's log says why"
+_LATE_SECONDS = 0.4
+"""Answers that would be without their span for longer wait for it. The rest of a second is for a batch that takes
+longer than those before it."""
+_BATCH_SECONDS = 0.2
+"""How long the calls of a batch may be read before it is committed."""
 _GATHER_SECONDS = 0.005
 """How long calls are gathered for one commit: about what an fsync takes, so that the disk is never idle for long."""
 
@@ -67,6 +75,8 @@ class _Queued(NamedTuple):
     final: bool
     weight: int
     done: Done | None
+    since: float
+    """When it was queued; s of the monotonic clock."""
 
 
 class Recorder:
@@ -95,6 +105,10 @@ class Recorder:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Queued] = deque()
         self._taken: list[_Queued] = []
+        self._oldest: float | None = None
+        """When the first of those that are being written was queued."""
+        self._pace = self._commit_seconds = 0.0
+        """How long a call of the last batch took to be read, and the batch to be committed; s."""
         self._held: list[Entry] = []
         self._records: list[bytes] = []
         """What the log has got and the loop was not told of yet."""
@@ -130,7 +144,20 @@ class Recorder:
     @property
     def full(self) -> bool:
         """True when the end of the next call has to wait for the writer."""
-        return self._metrics.recorder_queue_bytes > self._config.queue_bytes
+        metrics = self._metrics
+        if metrics.recorder_queue_bytes > self._config.queue_bytes:
+            return True
+        waiting = metrics.recorder_queue_calls
+        return waiting > 0 and self.behind + self._commit_seconds + waiting * self._pace > _LATE_SECONDS
+
+    @property
+    def behind(self) -> float:
+        """How long the oldest call that is not durable has been queued; s."""
+        oldest = self._oldest
+        if oldest is None:
+            with suppress(IndexError):  # the thread has just taken it
+                oldest = self._queue[0].since
+        return 0.0 if oldest is None else time.monotonic() - oldest
 
     def submit(self, do: Callable[[Transaction], T]) -> asyncio.Future[T]:
         """Does something in the next transaction, after all that was queued before; done when it is durable.
@@ -162,7 +189,7 @@ class Recorder:
         weight = 0 if call is None or isinstance(call, Task) else call.weight
         self._metrics.recorder_queue_bytes += weight
         self._metrics.recorder_queue_calls += 1
-        self._queue.append(_Queued(call, final, weight, done))
+        self._queue.append(_Queued(call, final, weight, done, time.monotonic()))
         if self._sleeping:
             self._sleeping = False
             self._wake.set()
@@ -208,7 +235,7 @@ class Recorder:
                 self._taken = self._take()
                 if self._taken:
                     self._write(self._taken)
-                    self._taken = []
+                    self._taken, self._oldest = [], None
                 elif self.failing is not None:
                     self._write_held()
             self._write_held()
@@ -240,7 +267,9 @@ class Recorder:
     def _take(self) -> list[_Queued]:
         batch: list[_Queued] = []
         weight = 0
-        while self._queue and len(batch) < _BATCH and weight < _BATCH_BYTES:
+        self._oldest = self._queue[0].since if self._queue else None
+        most = min(_BATCH, 1 + int(_BATCH_SECONDS / self._pace)) if self._pace else _BATCH
+        while self._queue and len(batch) < most and weight < _BATCH_BYTES:
             item = self._queue.popleft()
             weight += item.weight
             batch.append(item)
@@ -251,6 +280,8 @@ class Recorder:
         self._way.begin()
         entries = self._entries(batch)
         written = [entry for entry in entries if entry is not None]
+        read = time.perf_counter()
+        self._pace = (read - began) / len(batch)
         try:
             cursor, lost = self._commit(written)
         except TapeError as error:
@@ -258,6 +289,7 @@ class Recorder:
             self._loop.call_soon_threadsafe(self._after, batch, None, 0, 0.0)
             self._tell_of(written, set(map(id, written)))
             return
+        self._commit_seconds = time.perf_counter() - read
         seconds, spans = time.perf_counter() - began, sum(isinstance(item, Entry) for item in written)
         gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost] if lost else []
         batch = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost] if lost else batch
@@ -318,6 +350,8 @@ class Recorder:
         return cursor
 
     def _give_way(self) -> None:
+        if self._oldest is not None and time.monotonic() - self._oldest > _LATE_SECONDS / 2:
+            return
         self._way(len(self._queue), self._strict or self._hurried or self._hurry.is_set())
 
     def _new_records(self) -> list[bytes]:

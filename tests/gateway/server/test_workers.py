@@ -530,17 +530,31 @@ async def test_no_client_can_speak_as_a_worker_does(tmp_path: Path) -> None:
             assert stat.S_IMODE(os.stat(gateway.data / "writers" / name).st_mode) == 0o600
 
 
-async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    async with running(tmp_path, "", *TWO) as gateway:
-        pids = workers(gateway.pid)
-        alive = set(map(str, pids.values()))
-        await gateway.kill()
-
-        async def have_ended() -> bool:
-            return not alive & set(os.listdir("/proc"))
-
-        await until(have_ended)
+async def test_workers_end_with_their_parent_and_the_next_gateway_starts_at_once(tmp_path: Path) -> None:
+    """Though a stream runs in one of them, which a stop would wait for."""
+    async with streaming() as (odd, config), running(tmp_path, config, *TWO) as gateway:
+        left = set(map(str, workers(gateway.pid).values()))
+        async with connect(gateway.url) as wire:
+            wire.send(call("r1"))
+            await wire.until(EVENT)
+            await gateway.kill()
+            await gateway.start()
+            assert not left & set(os.listdir("/proc"))
+            odd.go("go")
         assert "the parent of this worker has died" in gateway.log
+
+
+async def test_a_worker_that_stands_still_is_named_by_the_gateway_that_cannot_start(tmp_path: Path) -> None:
+    async with running(tmp_path, "", *TWO) as gateway:
+        pid = workers(gateway.pid)[1]
+        os.kill(pid, signal.SIGSTOP)
+        os.kill(gateway.pid, signal.SIGKILL)
+        try:
+            done = await Shell(gateway.url, tmp_path).run("serve", "--data", str(gateway.data), "--port", "0")
+            assert f"another gateway (process {pid}) writes the tape" in done.err
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        await gateway.kill()
         await gateway.start()
 
 

@@ -7,10 +7,13 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from penstock.gateway.config import Tape
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.rollout import Totals
 from penstock.gateway.store import giving_way
+from penstock.gateway.store import recorder as recorder_module
 from penstock.gateway.store.directory import Damaged, TapeError
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.recorder import Recorder
@@ -277,6 +281,29 @@ async def test_it_is_full_at_its_limit() -> None:
     assert rack.recorder.full
     await rack.recorder.flush()
     assert not rack.recorder.full
+    await rack.recorder.close()
+
+
+async def test_it_is_full_when_an_answer_would_come_to_the_tape_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    rack, writes, go_on = Rack(), threading.Event(), threading.Event()
+
+    def slow(_: Sequence[Entry]) -> None:
+        writes.set()
+        go_on.wait(PATIENCE)
+
+    rack.store.error = slow
+    monkeypatch.setattr(recorder_module, "_LATE_SECONDS", PATIENCE)
+    assert (rack.recorder.full, rack.recorder.behind) == (False, 0.0)
+    rack.put("a")
+    await asyncio.to_thread(writes.wait)
+    rack.put("b")
+    assert not rack.recorder.full
+    assert rack.recorder.behind > 0
+    monkeypatch.setattr(recorder_module, "_LATE_SECONDS", 0.0)
+    assert rack.recorder.full
+    go_on.set()
+    await rack.recorder.flush()
+    assert (rack.recorder.full, rack.recorder.behind) == (False, 0.0)
     await rack.recorder.close()
 
 
@@ -578,3 +605,68 @@ async def kill_at(rig: Rig, calls: int) -> None:
     """Kills the gateway once that many calls are on the tape."""
     await totals(rig, lambda found: found.calls >= calls)
     os.kill(rig.base.pid, signal.SIGKILL)
+
+
+BUSY = "import time; end = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+LATE = """
+import sys, time
+before = time.monotonic()
+while True:
+    time.sleep(0.01)
+    before, late = time.monotonic(), time.monotonic() - before
+    print(late, flush=True)
+"""
+"""How long its core is another's, all the time."""
+
+
+async def test_kill_9_on_a_busy_core_takes_no_answer_that_is_a_second_old(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """Nor where the gateway was stopped for a moment before. What others had of its core at a time comes on top."""
+    answered: dict[str, float] = {}
+    with based(tmp_path) as base, ExitStack() as processes:
+        late = crowd(base.pid, processes)
+        rig = Rig(base, TapeView(base.url, http), "r")
+        async with rig.upstream(answering(10_000)):
+            hammers = [asyncio.ensure_future(note_answers(rig, number, answered)) for number in range(8)]
+            for signals in ((signal.SIGSTOP, signal.SIGCONT), (signal.SIGKILL,)):
+                enough = len(answered) + 100
+                await until(lambda enough=enough: is_so(len(answered) >= enough))
+                for one in signals:
+                    os.kill(base.pid, one)
+            killed = time.monotonic()
+            await asyncio.gather(*hammers)
+        late.kill()
+        others = max(map(float, late.communicate()[0].splitlines()))
+    with open_store(base.data) as store:
+        lost = [killed - at for name, at in answered.items() if store.rollout(name) is None]
+    assert max(lost, default=0) <= 1 + others
+
+
+def crowd(pid: int, processes: ExitStack) -> subprocess.Popen[str]:
+    """Gives a process one core, which others keep busy; the last of these says how long it did not get it."""
+    core = {min(os.sched_getaffinity(0))}
+    for task in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(task), core)
+    started: list[subprocess.Popen[str]] = []
+    for program in [BUSY] * 6 + [LATE]:
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        started.append(processes.enter_context(process))
+        processes.callback(process.kill)
+        os.sched_setaffinity(process.pid, core)
+    return started[-1]
+
+
+async def note_answers(rig: Rig, number: int, answered: dict[str, float]) -> None:
+    """Calls until the gateway is gone, each of a rollout of its own."""
+    with suppress(AssertionError, OSError):
+        async with rig.client() as client:
+            for call in count():
+                name = f"b{number}-{call}"
+                client.send(post(f"/rollout/{name}/attempt/a1{CHAT}", b'{"model":"m"}'))
+                await client.message()
+                answered[name] = time.monotonic()
+
+
+async def is_so(value: bool) -> bool:
+    return value
