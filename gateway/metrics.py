@@ -66,11 +66,8 @@ METRICS: dict[str, Figure] = {
     "penstock_commit_spans_total": Figure("counter", "Spans written by commits."),
     "penstock_tape_bytes": Figure("gauge", "Bytes of the tape in use."),
     "penstock_upstream_connections": Figure("gauge", "Connections to upstreams.", ("upstream", "state")),
-    "penstock_upstream_retries_total": Figure(
-        "counter",
-        "Calls that an upstream did not answer and that were sent again, to another or to it, by why.",
-        ("upstream", "why"),
-    ),
+    "penstock_upstream_retries_total": Figure("counter", "Calls not answered, and sent again.", ("upstream", "why")),
+    "penstock_credentials_left_out_total": Figure("counter", "Calls sent without a foreign key.", ("upstream",)),
     "penstock_clients": Figure("gauge", "Connected clients."),
     "penstock_certificate_expires_timestamp_seconds": Figure(
         "gauge", "Unix time at which the certificate of [tls] ends; 0 without TLS."
@@ -188,7 +185,7 @@ class Metrics:
         "clients",
         "commit_seconds",
         "commit_spans",
-        "commits",
+        "commits", "credentials_left_out",
         "exact_calls",
         "first_byte_seconds",
         "forgotten_rollouts",
@@ -262,6 +259,7 @@ class Metrics:
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()
         self.otlp_logs: Counter[tuple[str, ...]] = Counter()
         self.upstream_retries: Counter[tuple[str, ...]] = Counter()
+        self.credentials_left_out: Counter[tuple[str, ...]] = Counter()
         self.upstream_checks: Counter[tuple[str, ...]] = Counter()
         self.upstream_health: dict[tuple[str, ...], int] = {}
         self.upstream_waiting: dict[tuple[str, ...], int] = {}

@@ -9,6 +9,7 @@ from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.conversations import Found
 from penstock.gateway.calls.fingerprints import Read, Story
 from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.loose_json import Peek
 from penstock.gateway.upstreams.pool import Pool
 
@@ -36,6 +37,10 @@ class Admitted:
     """Its `baggage` header."""
     packed: bytes | None = None
     """The request's as it came, where that had a content encoding."""
+    families: tuple[Family, ...] = ()
+    """Those that it may be of, once it is known where it goes."""
+    routed: bool = False
+    """Whether the settings send it along a route of its model, or a release does."""
     waits: bool = field(default=False, init=False)
     """Whether it must be followed (`Joining.follow`) before its rollout, or what it asks for, is known."""
     encodings: str | None = field(default=None, init=False)

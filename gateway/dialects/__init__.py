@@ -8,16 +8,18 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from penstock.gateway.dialects.base import Dialect
-from penstock.gateway.dialects.bedrock import Converse
+from penstock.gateway.dialects.bedrock import BEDROCK, Converse
 from penstock.gateway.dialects.chat import Chat
 from penstock.gateway.dialects.completions import Completions
+from penstock.gateway.dialects.credentials import FAMILIES_OF, PARAMETERS, kind
 from penstock.gateway.dialects.embeddings import Embeddings
-from penstock.gateway.dialects.family import Family
+from penstock.gateway.dialects.family import ANTHROPIC, CHATGPT, GEMINI, OPENAI, Family
 from penstock.gateway.dialects.gemini import Gemini, GeminiCount, GeminiEmbeddings
 from penstock.gateway.dialects.mcp_dialect import Mcp
 from penstock.gateway.dialects.messages import CountTokens, Messages
 from penstock.gateway.dialects.models import Models
 from penstock.gateway.dialects.opaque import Opaque
+from penstock.gateway.dialects.owners import OWNERS, owners
 from penstock.gateway.dialects.responses import Responses
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes, bytes]]
@@ -38,7 +40,9 @@ DIALECTS: tuple[Dialect, ...] = (
     OPAQUE,
 )
 FAMILIES: Final[dict[str, Family]] = {
-    family.name: family for dialect in DIALECTS for family in (dialect.family, *dialect.families)
+    family.name: family
+    for families in (*((it.family, *it.families) for it in DIALECTS), *(row.families for row in OWNERS))
+    for family in families
 }
 """By name."""
 _NAMED: Final = {dialect.name: dialect for dialect in DIALECTS}
@@ -57,13 +61,33 @@ def by_name(name: str) -> Dialect:
 
 def family(dialect: Dialect, path: str, headers: Headers) -> Family:
     """Whose API a call speaks; that of OpenAI, which most servers speak, where nothing tells."""
-    return told(dialect, path, headers) or dialect.family
+    return next(iter(whose(dialect, path, headers)), dialect.family)
 
 
-def told(dialect: Dialect, path: str, headers: Headers) -> Family | None:
-    """Whose API a call speaks, if its format tells, its headers (name in lower case, name, value), or its path."""
+def whose(dialect: Dialect, path: str, headers: Headers) -> tuple[Family, ...]:
+    """The families that a call may be of, the likeliest first; none where nothing tells. Its format tells or its path,
+    of several that have it the call's key, or its headers (name in lower case, name, value)."""
     if not dialect.unknown and not dialect.families:
-        return dialect.family
-    asked = FAMILIES.values() if dialect.unknown else dialect.families
-    sent = (one for low, _, value in headers for one in asked if one.sends(low, value))
-    return next(sent, None) or next((one for one in asked if path.startswith(one.paths)), None)
+        return (dialect.family,)
+    path, _, query = path.partition("?")
+    found = owners(path) or (() if dialect.unknown else (dialect.family,))
+    return found if len(found) == 1 else _told(found or tuple(FAMILIES.values()), headers, query) or found
+
+
+_NAMES: Final = {b"anthropic-": ANTHROPIC, b"openai-": OPENAI, b"x-goog-": GEMINI, b"amz-sdk-": BEDROCK}
+"""Beginnings of headers that only one family's clients send."""
+
+
+def _told(families: tuple[Family, ...], headers: Headers, query: str) -> tuple[Family, ...]:
+    """Those that the keys of a call are of; else those that its headers name. A login says it of itself."""
+    keys, names = set[str](), set[str]()
+    for low, _, value in headers:
+        found = kind(low, value)
+        keys.update(FAMILIES_OF.get(found, ()) if found else ())
+        names.update(one.name for start, one in _NAMES.items() if low.startswith(start))
+    for name, value in PARAMETERS.findall(b"?" + query.encode("latin-1")):
+        keys.update(FAMILIES_OF.get(kind(name, value) or "", ()))
+    for told in (keys & {CHATGPT.name}, keys, names):
+        if some := tuple(one for one in families if one.name in told):
+            return some
+    return ()

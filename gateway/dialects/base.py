@@ -77,7 +77,7 @@ class Dialect(ABC):
     family: Family
     """Whose API it is."""
     families: tuple[Family, ...] = ()
-    """Others that have the same route: the headers or the path of a call then tell whose it is."""
+    """Others that have the same route: the path or the headers of a call then tell whose it is (`owners`)."""
     unknown: bool = False
     """Whether any family may have the route, and nothing is known of what it means."""
     answers: bool = False

@@ -65,9 +65,6 @@ class _Bedrock(Family):
         504: "ModelTimeoutException",
     }
 
-    def sends(self, header: bytes, value: bytes) -> bool:
-        return header.startswith(b"amz-sdk-") or (header == b"authorization" and value.startswith(b"AWS4-"))
-
     def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
         of = self.types.get(status, "ValidationException" if status < 500 else "ServiceUnavailableException")
         return orjson.dumps({"__type": of, "message": named(field, message)})

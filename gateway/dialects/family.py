@@ -1,8 +1,8 @@
 """Whose API it is: what the formats of one provider share, and what the gateway says itself to a client of it.
 
 A family is what an upstream speaks (`dialect` in penstock.toml). It has an error shape, so that the official SDKs raise
-what they should, a header for keys, and where there is one for everybody, a public endpoint. Those three that most
-servers speak are here; a format of another provider brings its family in its own file.
+what they should, a header for keys, and where there is one for everybody, a public endpoint. Whose a path is stands in
+`owners`, whose a key is in `credentials`. A format of another provider may bring its family in its own file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Family(ABC):
     """Whether base URLs hold the `/v1` that paths begin with."""
     root: ClassVar[str] = ""
     """What its own paths begin with; such a path is below the host, and not below the base URL once more."""
-    paths: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of paths that no other API has: they tell whose a call is that nothing else is known of."""
     models: ClassVar[bool] = True
     """Whether models are served: what an `[[upstream]]` of penstock.toml may speak."""
     engines: ClassVar[bool] = False
     """Whether inference engines speak it: they take chat completions, and give token ids when asked for them."""
+    also: ClassVar[frozenset[str]] = frozenset()
+    """Families whose formats its servers may take besides, if a route leads them there."""
     credential_header: ClassVar[bytes]
     """Where its clients put their key."""
     credential_scheme: ClassVar[bytes] = b""
@@ -38,11 +38,6 @@ class Family(ABC):
     def credential(self, key: str) -> tuple[bytes, bytes]:
         """The header that presents a key."""
         return self.credential_header, self.credential_scheme + key.encode()
-
-    def sends(self, header: bytes, value: bytes) -> bool:
-        """Whether this header, its name in lower case, is one that only its clients send. That tells whose a call is
-        where its path does not."""
-        return False
 
     @abstractmethod
     def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
@@ -60,6 +55,7 @@ class _OpenAI(Family):
     base_url = "https://api.openai.com/v1"
     versioned = True
     engines = True
+    also = frozenset({"anthropic", "chatgpt"})
     credential_header = b"Authorization"
     credential_scheme = b"Bearer "
     types: ClassVar = {
@@ -68,11 +64,6 @@ class _OpenAI(Family):
         404: "not_found_error",
         429: "rate_limit_error",
     }
-
-    def sends(self, header: bytes, value: bytes) -> bool:
-        if header == b"authorization":
-            return value.startswith(b"Bearer sk-") and not value.startswith((b"Bearer sk-ant-", b"Bearer sk-or-"))
-        return header.startswith(b"openai-") or (header == b"user-agent" and b"OpenAI/" in value)
 
     def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
         of = self.types.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -85,17 +76,13 @@ class _ChatGpt(_OpenAI):
     name = "chatgpt"
     base_url = "https://chatgpt.com/backend-api/codex"
     root = "/backend-api/"
-    paths = (root,)
     engines = False
-
-    def sends(self, header: bytes, value: bytes) -> bool:
-        return header == b"chatgpt-account-id"
+    also = frozenset[str]()
 
 
 class _Anthropic(Family):
     name = "anthropic"
     base_url = "https://api.anthropic.com"
-    paths = ("/api/hello", "/api/claude_", "/api/oauth/", "/api/event_logging/")
     credential_header = b"x-api-key"
     types: ClassVar = {
         401: "authentication_error",
@@ -107,12 +94,6 @@ class _Anthropic(Family):
         529: "overloaded_error",
     }
 
-    def sends(self, header: bytes, value: bytes) -> bool:
-        # They name their version, or at least themselves.
-        own = header.startswith(b"anthropic-") or header == b"x-api-key"
-        named = header == b"user-agent" and b"claude" in value.lower()
-        return own or named or (header == b"authorization" and b"sk-ant-" in value)
-
     def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
         of = self.types.get(status, "invalid_request_error" if status < 500 else "api_error")
         return orjson.dumps({"type": "error", "error": {"type": of, "message": named(field, message)}})
@@ -121,7 +102,6 @@ class _Anthropic(Family):
 class _Gemini(Family):
     name = "gemini"
     base_url = "https://generativelanguage.googleapis.com"
-    paths = ("/v1beta/", "/upload/v1beta/")
     credential_header = b"x-goog-api-key"
     statuses: ClassVar = {
         401: "UNAUTHENTICATED",
@@ -132,15 +112,51 @@ class _Gemini(Family):
         504: "DEADLINE_EXCEEDED",
     }
 
-    def sends(self, header: bytes, value: bytes) -> bool:
-        return header.startswith(b"x-goog-api-")
-
     def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
         name = self.statuses.get(status, "INVALID_ARGUMENT" if status < 500 else "UNAVAILABLE")
         return orjson.dumps({"error": {"code": status, "message": named(field, message), "status": name}})
+
+
+class _Vertex(_Gemini):
+    """Google's Vertex AI: its own models, those of others in their own formats, and chat completions. It has a host for
+    each region."""
+
+    name = "vertex"
+    base_url = None
+    credential_header = b"Authorization"
+    credential_scheme = b"Bearer "
+
+
+class _CodeAssist(_Vertex):
+    """What Gemini CLI speaks with a Google login."""
+
+    name = "codeassist"
+
+
+class _Azure(_OpenAI):
+    """Azure OpenAI and Foundry: OpenAI's formats below paths of its own. Each resource has a host."""
+
+    name = "azure"
+    base_url = None
+    versioned = engines = False
+    also = frozenset[str]()
+    credential_header = b"api-key"
+    credential_scheme = b""
+
+
+class _Gateway(_OpenAI):
+    """What is the gateway's own, and never sent to a provider."""
+
+    name = "gateway"
+    base_url = None
+    models = False
 
 
 OPENAI: Final[Family] = _OpenAI()
 CHATGPT: Final[Family] = _ChatGpt()
 ANTHROPIC: Final[Family] = _Anthropic()
 GEMINI: Final[Family] = _Gemini()
+VERTEX: Final[Family] = _Vertex()
+CODEASSIST: Final[Family] = _CodeAssist()
+AZURE: Final[Family] = _Azure()
+GATEWAY: Final[Family] = _Gateway()

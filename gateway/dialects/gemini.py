@@ -17,7 +17,7 @@ import orjson
 
 from penstock.gateway.dialects.base import Facts, Otel
 from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_error, stream_failed
-from penstock.gateway.dialects.family import GEMINI
+from penstock.gateway.dialects.family import GEMINI, VERTEX, Family
 from penstock.gateway.dialects.gemini_wire import field, folded, items, message_of, tools_of, usage_of
 from penstock.gateway.dialects.items import Items, cutter
 from penstock.gateway.dialects.json_post import Post, choices_of
@@ -110,6 +110,7 @@ class Gemini(Post):
 
     name = "gemini"
     family = GEMINI
+    families: tuple[Family, ...] = (VERTEX,)
     routes: ClassVar[frozenset[str]] = frozenset({"generateContent", "streamGenerateContent"})
     """The methods that a model in the path is asked for."""
     apart: ClassVar[frozenset[str]] = frozenset(

@@ -1,20 +1,23 @@
 """HTTP heads, composed: a request's on its way upstream, an answer's on its way back, and the gateway's own refusals.
 
 Every header passes in its order, spelling and number, except those that concern one connection only (hop-by-hop
-headers, RFC 9110 §7.6.1), the client's `Host`, and the gateway's own keys, which no upstream may see. What to do with a
-header is decided once per name and upstream. Only the optional whitespace around a request's header value is
+headers, RFC 9110 §7.6.1), the client's `Host`, the gateway's own keys, which no upstream may see, and keys of other
+families than the upstream's (`dialects.credentials`). What to do with a header is decided once per name and upstream,
+with a key once per value. Only the optional whitespace around a request's header value is
 normalised; an answer's lines pass byte for byte. Pure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
+from penstock.gateway.dialects.credentials import HEADERS, PARAMETERS, Keys, kind
 from penstock.gateway.dialects.family import Family
 from penstock.gateway.http.errors import Refusal
-from penstock.gateway.http.redact import MASK
+from penstock.gateway.http.redact import MASK, is_secret
 from penstock.gateway.http.request import Headers, Request
 
 HOP: Final = frozenset(
@@ -42,8 +45,11 @@ _NOT_THEIRS: Final = frozenset({b"expect", b"proxy-authorization", b"proxy-conne
 """Headers that concern the gateway also where the agent does not know of it."""
 _NO_TRAILERS: Final = _OWN | {b"content-length", b"transfer-encoding", b"trailer", *CREDENTIALS}
 _TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9_-]{40,}")
-_KNOWN_NAMES: Final = 4096
-_PASS, _DROP, _KEY, _LENGTH = range(4)
+_REPLACED: Final = {*CREDENTIALS, b"x-amz-security-token"}
+"""What the upstream's own key replaces."""
+_CARRIES_KEYS: Final = {*CREDENTIALS, *HEADERS, b"sec-websocket-protocol"}
+_KNOWN: Final = 4096
+_PASS, _DROP, _KEY, _LENGTH, _FOREIGN = range(5)
 
 _REASONS: Final = {
     200: b"OK",  # JSON-RPC refuses within an answer
@@ -72,30 +78,45 @@ class RequestHeads:
         credential: tuple[bytes, bytes] | None,
         own_keys: Sequence[str] = (),
         session: str | None = None,
+        keys: Keys | None = None,
+        serves: frozenset[Family] = frozenset(),
     ) -> None:
         """`credential`: header that replaces the agent's keys; `own_keys`: the gateway's own, never passed on.
-        `session`: name of the header that says the rollout."""
+        `session`: name of the header that says the rollout. `keys`: those of agents that it is sent; None for all.
+        `serves`: the families whose calls it is for."""
         self._session = None if session is None else session.encode("ascii")
         self._start = [b"Host", b": ", host, b"\r\n"]
         self._credential = credential
         self._own_keys = tuple(key.encode() for key in own_keys)
+        self._takes, self._serves = keys, serves
         self._actions: dict[bytes, int] = {}
+        self._keys: dict[tuple[bytes, bytes, bool], int] = {}
+        """What to do with a header of this name and value, by whether the call is of a family of the upstream's."""
         self.verbatim = False
         """Whether the agent has named the host itself: its headers go on as they came, those of the connection too."""
 
     def compose(
-        self, request: Request, target: bytes, length: int | None, rollout: str | None = None
-    ) -> tuple[bytes, list[bytes]]:
-        """(head to send, its header lines in pieces: of each its name, a colon, its value and the end of the line).
+        self,
+        request: Request,
+        target: bytes,
+        length: int | None,
+        rollout: str | None = None,
+        families: Collection[Family] = (),
+    ) -> tuple[bytes, list[bytes], list[bytes]]:
+        """(head to send, its header lines in pieces: of each its name, a colon, its value and the end of the line, the
+        names of headers and parameters that are left out since another family's key is in them).
 
         `length` is that of the body when it is no longer the client's. `rollout`: what the upstream is told, where it
-        wants to be.
+        wants to be. `families`: those that the call may be of; none where nothing tells that.
         """
-        parts = self._parts(request.headers, request.hops, length)
+        left: list[bytes] = []
+        own = not families or not self._serves.isdisjoint(families)
+        parts = self._parts(request.headers, request.hops, length, own, left)
         sent = b"".join(parts)
         if b"pst_" in sent:
             clean = [header for header in request.headers if not _has_token(header)]
-            parts = self._parts(clean, request.hops, length)
+            left.clear()
+            parts = self._parts(clean, request.hops, length, own, left)
             sent = b"".join(parts)
         if self._session is not None and rollout is not None and not self.verbatim:
             low = self._session.lower()
@@ -108,16 +129,24 @@ class RequestHeads:
             sent = b"".join(parts)
         if b"pst_" in target:
             target = _TOKEN.sub(MASK, target)
-        return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), parts
+        if b"=" in target and not self.verbatim and PARAMETERS.search(target) is not None:
+            target = self._without_keys(target, own, left)
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), parts, left
 
-    def _parts(self, headers: Headers, hops: frozenset[bytes], length: int | None) -> list[bytes]:
-        parts, actions = [] if self.verbatim else self._start.copy(), self._actions
+    def _parts(
+        self, headers: Headers, hops: frozenset[bytes], length: int | None, own: bool, left: list[bytes]
+    ) -> list[bytes]:
+        parts, actions, keys = [] if self.verbatim else self._start.copy(), self._actions, self._keys
         for low, name, value in headers:
             action = actions.get(low)
             if action is None:
                 action = self._decide(low)
             if action or hops:
-                if action == _DROP or (low in hops and not self.verbatim) or (action == _KEY and self._is_ours(value)):
+                if action == _DROP or (low in hops and not self.verbatim):
+                    continue
+                if action == _KEY and (found := keys.get((low, value, own)) or self._judge(low, value, own)) != _KEY:
+                    if found == _FOREIGN:
+                        left.append(low)
                     continue
                 if action == _LENGTH and length is not None:
                     value = b"%d" % length
@@ -128,18 +157,48 @@ class RequestHeads:
 
     def _decide(self, low: bytes) -> int:
         own = _NOT_THEIRS if self.verbatim else _OWN
-        if low in own or (self._credential is not None and low in CREDENTIALS):
+        if low in own or (self._credential is not None and low in _REPLACED):
             action = _DROP
-        elif low in CREDENTIALS:
+        elif low in _CARRIES_KEYS or is_secret(low):
             action = _KEY
         else:
             action = _LENGTH if low == b"content-length" else _PASS
-        if len(self._actions) < _KNOWN_NAMES:
+        if len(self._actions) < _KNOWN:
             self._actions[low] = action
         return action
 
+    def _judge(self, low: bytes, value: bytes, own: bool) -> int:
+        """_KEY for a key that passes, _DROP for one of the gateway's, _FOREIGN for one of another family."""
+        if low in CREDENTIALS and self._is_ours(value):
+            found = _DROP
+        else:
+            found = _KEY if self._is_sent(low, value, own) else _FOREIGN
+        if len(self._keys) >= _KNOWN:
+            self._keys.clear()
+        self._keys[low, value, own] = found
+        return found
+
+    def _is_sent(self, name: bytes, value: bytes, own: bool) -> bool:
+        """Whether a key in a header or a parameter passes."""
+        return self.verbatim or self._takes is None or self._takes.take(kind(name, value), own)
+
     def _is_ours(self, value: bytes) -> bool:
         return b"pst_" in value or any(key in value for key in self._own_keys)
+
+    def _without_keys(self, target: bytes, own: bool, left: list[bytes]) -> bytes:
+        """A path and query without keys that the upstream's own replaces, and without those of other families."""
+        path, _, query = target.partition(b"?")
+        kept: list[bytes] = []
+        for one in query.split(b"&"):
+            found = PARAMETERS.fullmatch(b"?" + one, 1)
+            if found is None or found[2].startswith(MASK):
+                kept.append(one)
+            elif self._credential is None:
+                if self._is_sent(found[1], unquote_to_bytes(found[2]), own):
+                    kept.append(one)
+                else:
+                    left.append(found[1])
+        return path + (b"?" + b"&".join(kept) if kept else b"")
 
 
 def framed(request: Request, body: bytes) -> bytes:

@@ -41,6 +41,8 @@ WHOLE: Final = "penstock.whole"
 TRIES: Final = "penstock.tries"
 """The upstreams that were asked before the one that served it: for each its name, when it was given up (milliseconds
 after the call began) and why."""
+LEFT_OUT: Final = "penstock.credentials.left_out"
+"""The headers and parameters that did not go upstream, because another provider's key was in them."""
 FOLDED: Final = "penstock.system.folded"
 """How many system messages of the call became a part of another message."""
 CAPTURED: Final = "penstock.captured"

@@ -124,7 +124,9 @@ class Call(Choosing):
             self._pack(self._admitted.packed)
         length = len(record.body) if record.changed else None
         target, rollout = pool.target(record.call.path).encode("latin-1"), record.call.address.rollout
-        head, record.sent = pool.heads.compose(self.request, target, length, rollout)
+        head, record.sent, left = pool.heads.compose(self.request, target, length, rollout, self._admitted.families)
+        if left:
+            self._leave_out(pool, left)
         self._sent = head, framed(self.request, record.body)
         self._announce_first(lambda: self._reach(pool))
 

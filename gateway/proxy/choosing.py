@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import whole
 from penstock.gateway.http.client_connection import ClientConnection
-from penstock.gateway.http.errors import Refusal, UpstreamFault
+from penstock.gateway.http.errors import ClientFault, Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import UpstreamConnection
-from penstock.gateway.model.attributes import TRIES
+from penstock.gateway.model.attributes import LEFT_OUT, TRIES
 from penstock.gateway.model.wording import counted
 from penstock.gateway.proxy.failover import Beginning, Said, again_after, is_down, is_too_long, may_repeat
 from penstock.gateway.proxy.recorded_call import RecordedCall
@@ -107,6 +107,22 @@ class Choosing(RecordedCall):
     def _where(self) -> str:
         pool = self.record.pool
         return "the upstream" if pool is None else f"upstream {pool.name!r} ({pool.origin})"
+
+    def _leave_out(self, pool: Pool, names: list[bytes]) -> None:
+        """Keys that are of another provider than an upstream do not go there. Where the settings send the call, it goes
+        without them; raises `ClientFault` where nothing does."""
+        name = names[0].decode("latin-1")
+        if not self._admitted.routed:
+            message = (
+                f"upstream {pool.name!r} ({pool.origin}, {pool.config.dialect}) is not sent the key in {name!r}: it is "
+                "another provider's. Use a key of this one, give the upstream a key_env, or add the [[upstream]] that "
+                "the key is for"
+            )
+            raise ClientFault(403, "credential", message, name)
+        record = self.record
+        known = (record.attributes or {}).get(LEFT_OUT, ())
+        record.attributes = {**record.attributes, LEFT_OUT: sorted({*known, *(one.decode("latin-1") for one in names)})}
+        self._shared.metrics.credentials_left_out[pool.name,] += 1
 
     def _has_spare(self) -> bool:
         return bool(self._pools) and may_repeat(self.request.method, self.record.call.dialect)

@@ -74,7 +74,7 @@ def _switched(shared: Shared, call: Admitted, request: Request, found: Uses, pin
         pools, alias, route = shared.route(call, request)
         body = made.body if alias is None else replace_model(made.body, alias)
     else:
-        pools, route = shared.serving(made.upstreams, found.model, call.address.rollout)
+        pools, route = shared.serving(made.upstreams, found.model, call, request)
         body = made.body
     send = Send(pools, call, body, request.headers, made.versions, made.arm, made.texts, (found, pins))
     return _with_features(shared, send, route)

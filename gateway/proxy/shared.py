@@ -13,7 +13,7 @@ from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Held
 from penstock.gateway.config import Config
-from penstock.gateway.dialects import told
+from penstock.gateway.dialects import whose
 from penstock.gateway.http.errors import GatewayFault
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.request import Request
@@ -28,7 +28,7 @@ from penstock.gateway.upstreams.affinity import ordered
 from penstock.gateway.upstreams.health import STATES
 from penstock.gateway.upstreams.patience import Patience
 from penstock.gateway.upstreams.pool import Pool
-from penstock.gateway.upstreams.routes import Routes
+from penstock.gateway.upstreams.routes import Routes, alias_at, may_serve
 
 _log = logging.getLogger("penstock.proxy")
 _ANNOUNCE_SECONDS = 0.25
@@ -116,13 +116,15 @@ class Shared:
         # A body that names no model, or cannot be read, is still a call of a route that takes all of them.
         model = "" if call.model is None and call.dialect.generates else call.model
         route = self.routes.find(model) if self.routes else None
-        if route is None and call.wanted is not None:
-            return [call.wanted], None, None
-        of = told(call.dialect, call.path, request.headers)
-        if route is None and of is None and call.dialect.unknown:
-            return [self.routes.unknown(call.dialect.family, call.path, request.headers)], None, None
-        pools, alias = self.routes.along(route, of or call.dialect.family)
-        if route is not None and route.weights:
+        call.families = of = whose(call.dialect, call.path, request.headers)
+        pools = [] if route is None else self.routes.along(route, of, call.dialect)
+        if route is None or (not pools and call.wanted is not None):
+            pool = call.wanted or self.routes.owner(of, call.dialect, call.path, request.headers)
+            return [pool], None, None
+        if not pools:
+            self.routes.refuse(of, call.path, route)
+        call.routed, alias = True, alias_at(route, pools[0].name)
+        if route.weights:
             pools = ordered(pools, route.weights, call.address.rollout)
         return pools, alias, route
 
@@ -132,9 +134,11 @@ class Shared:
         for call in self.running:
             call.durable = True
 
-    def serving(self, names: Sequence[str], model: str | None, rollout: str) -> tuple[list[Pool], Route | None]:
-        """(upstreams that serve a version of weights, to try in turn; the model's route); raises `GatewayFault` when
-        none is configured any more."""
+    def serving(
+        self, names: Sequence[str], model: str | None, call: Admitted, request: Request
+    ) -> tuple[list[Pool], Route | None]:
+        """(upstreams that serve a version of weights, to try in turn; the model's route); raises `Refusal` when none is
+        configured any more, or none speaks what the call does."""
         found, route = [self.pools[name] for name in names if name in self.pools], self.routes.find(model)
         if not found:
             message = (
@@ -142,6 +146,11 @@ class Shared:
                 f"{names[0]!r}"
             )
             raise GatewayFault(503, "upstream", message)
+        call.families, call.routed = whose(call.dialect, call.path, request.headers), True
+        found = [pool for pool in found if may_serve(pool, call.families, call.dialect, route)]
+        if not found:
+            self.routes.refuse(call.families, call.path, route)
+        rollout = call.address.rollout
         return ordered(found, route.weights, rollout) if route is not None and route.weights else found, route
 
     def sweep(self, now: float) -> None:

@@ -16,6 +16,8 @@ from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
 
+from penstock.gateway.dialects import FAMILIES
+from penstock.gateway.dialects.credentials import Keys, host_of
 from penstock.gateway.http.headers import RequestHeads
 from penstock.gateway.http.upstream_connection import Caller, UpstreamConnection
 from penstock.gateway.upstream_settings import Upstream
@@ -103,7 +105,18 @@ class Pool(Connector):
         self.origin = f"{parts.scheme}://{parts.netloc}"
         self.credential = _credential(config)
         """The header with its key."""
-        self.heads = RequestHeads(parts.netloc.encode("ascii"), self.credential, own_keys, config.session_header)
+        known = host_of(self.address[0])
+        self.serves = frozenset({config.family, *(FAMILIES[it] for it in (known.serves if known else ()))})
+        """The families whose calls it gets."""
+        self.keys = Keys.of(config.family, self.address[0])
+        self.heads = RequestHeads(
+            parts.netloc.encode("ascii"),
+            self.credential,
+            own_keys,
+            config.session_header,
+            self.keys,
+            self.serves,
+        )
         self.gate = Gate(config.name)
         self.health = Health()
         most = None if config.max_concurrent is None else share(config.max_concurrent)

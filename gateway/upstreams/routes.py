@@ -1,13 +1,16 @@
-"""Which upstream serves a model, and under which name? The first matching route says; without one, the API's own
-upstream.
+"""Which upstream serves a call, and under which name of its model? The first matching route says; without one, the
+upstream of the API that the call is of. Nobody gets a call of an API that it does not serve.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from typing import NoReturn
 
-from penstock.gateway.dialects.family import Family
-from penstock.gateway.http.errors import ClientFault, GatewayFault
+from penstock.gateway.dialects import whose
+from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.family import GATEWAY, OPENAI, Family
+from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.headers import CREDENTIALS
 from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Headers
@@ -20,6 +23,15 @@ def alias_at(route: Route, upstream: str) -> str | None:
     return route.alias.get(upstream) if isinstance(route.alias, dict) else route.alias
 
 
+def may_serve(pool: Pool, families: tuple[Family, ...], dialect: Dialect, route: Route | None) -> bool:
+    """Whether an upstream that a route, or a release, names may be given a call: one of a family that it serves, or one
+    whose format is read here and taken by engines and proxies of one's own, or translated."""
+    if not families or not pool.serves.isdisjoint(families):
+        return True
+    own = (pool.keys is not None and pool.keys.shared) or (route is not None and route.translates)
+    return own and not dialect.unknown and any(family.name in pool.config.family.also for family in families)
+
+
 class Routes:
     """The configured routes."""
 
@@ -28,17 +40,18 @@ class Routes:
         endpoint which is there by itself."""
         self._routes = tuple(routes)
         self._pools = pools
-        self._first: dict[str, Pool] = {}
-        """By family."""
+        own = [pool for pool in pools.values() if pool.name in configured]
+        self._shown = ", ".join(f"{pool.name} ({pool.config.dialect})" for pool in own) or "none"
+        self._first, self._own = _firsts(pools.values()), _firsts(own)
+        """By family, of all and of those that are configured."""
+        self._only = own[0] if len({pool.config.dialect for pool in own}) == 1 else None
+        """The first upstream, where only one API's are configured."""
         self._hosts: dict[bytes, Pool] = {}
         """By what a Host header says of them."""
-        self._own: dict[str, Pool] = {}
-        """The first of each family that is configured."""
         for pool in pools.values():
-            self._first.setdefault(pool.config.dialect, pool)
             self._hosts.setdefault(pool.origin.partition("://")[2].lower().encode(), pool)
-            if pool.name in configured:
-                self._own.setdefault(pool.config.dialect, pool)
+        self._along: dict[tuple[str, str, tuple[Family, ...]], list[Pool]] = {}
+        """Upstreams of a route that may be given calls of a dialect and of families."""
 
     def __bool__(self) -> bool:
         """False when the model makes no difference."""
@@ -51,37 +64,79 @@ class Routes:
                 return route
         return None
 
-    def of(self, model: str | None, family: Family) -> tuple[list[Pool], str | None]:
-        """(upstreams to try in turn, model name to send to the first instead). `family`: the API that is spoken. Raises
-        `GatewayFault` where nobody speaks it."""
-        return self.along(self.find(model), family)
+    def along(self, route: Route, families: tuple[Family, ...], dialect: Dialect) -> list[Pool]:
+        """The upstreams of a route that may serve a call, to try in turn; none where they all speak something else."""
+        found = self._along.get((route.model, dialect.name, families))
+        if found is None:
+            named = [self._pools[name] for name in route.upstream]
+            found = [pool for pool in named if may_serve(pool, families, dialect, route)]
+            self._along[route.model, dialect.name, families] = found
+        return found.copy()
 
-    def along(self, route: Route | None, family: Family) -> tuple[list[Pool], str | None]:
-        """The same, of a route that was found."""
-        if route is not None:
-            return [self._pools[name] for name in route.upstream], alias_at(route, route.upstream[0])
-        pool = self._first.get(family.name)
-        if pool is None:
-            message = f'no upstream speaks {family.name}: add an [[upstream]] with dialect = "{family.name}"'
-            raise GatewayFault(503, "upstream", message)
-        return [pool], None
+    def first(self, model: str | None, dialect: Dialect, path: str, headers: Headers) -> tuple[Pool, str | None]:
+        """(the upstream of a request of the gateway's own, model name to send to it instead); raises `ClientFault`."""
+        route, families = self.find(model), whose(dialect, path, headers)
+        if route is None:
+            return self.owner(families, dialect, path, headers), None
+        pools = self.along(route, families, dialect) or self.refuse(families, path, route)
+        return pools[0], alias_at(route, pools[0].name)
 
-    def unknown(self, usual: Family, path: str, headers: Headers) -> Pool:
-        """Who gets a call whose path and headers do not tell whose API it is: the host that it names, else an upstream
-        that was configured, if only one API's are or one of the `usual` API is. Else the public endpoint of that, but
-        never with a key, which may be another provider's. Raises `ClientFault`."""
-        sent = {low: value for low, _, value in headers}
-        pool = self._hosts.get(sent.get(b"host", b"").lower())
-        if pool is None:
-            only = next(iter(self._own.values())) if len(self._own) == 1 else None
-            pool = only or self._own.get(usual.name)
-        if pool is None:
-            keys = [value for name in CREDENTIALS if (value := sent.get(name)) and b"pst_" not in value]
-            pool = None if keys else self._first.get(usual.name)
-        if pool is None:
+    def owner(self, families: tuple[Family, ...], dialect: Dialect, path: str, headers: Headers) -> Pool:
+        """Who gets a call that no route is about: an upstream of its family. Where it may be of several, or of any, the
+        host that it names, else one that was configured, of the first of them or if only one API's are; else the public
+        endpoint of the first, but never with a key that may be another's. Raises `ClientFault`."""
+        if len(families) == 1:
+            pool = self._first.get(families[0])
+        else:
+            sent = {low: value for low, _, value in headers}
+            pool = self._hosts.get(sent.get(b"host", b"").lower())
+            if pool is None or (families and pool.serves.isdisjoint(families)):
+                pool = next((self._own[it] for it in families if it in self._own), None if families else self._only)
+            if pool is None and (families or not self._own):
+                keys = [value for name in CREDENTIALS if (value := sent.get(name)) and b"pst_" not in value]
+                usual = next((it for it in families or (OPENAI,) if it in self._first), OPENAI)
+                pool = None if keys and dialect.unknown else self._first.get(usual)
+        return pool or self.refuse(families, path)
+
+    def refuse(self, families: tuple[Family, ...], path: str, route: Route | None = None) -> NoReturn:
+        """Raises `ClientFault` for a call that nobody serves. `route`: the one that leads elsewhere."""
+        shown, names = redact_url(path[:80]), " or ".join(family.name for family in families)
+        if GATEWAY in families:
+            message = f"the path {shown!r} is the gateway's own and is sent to no provider; {_own_path(path)}"
+        elif not families:
             message = (
-                f"nothing tells whose API the path {redact_url(path[:80])!r} belongs to, and a key is sent to nobody "
-                "but its own provider: add the [[upstream]] that this call is for"
+                f"nothing tells whose API the path {shown!r} belongs to, and a call is sent to nobody but its own "
+                f"provider: ask with a key or a header of that API, or name its host (upstreams: {self._shown})"
             )
-            raise ClientFault(404, "path", message, "path")
-        return pool
+        elif route is not None:
+            message = (
+                f"the path {shown!r} is of {names}, which no upstream of route {route.model!r} speaks "
+                f"({', '.join(route.upstream)}): name one in it that does, or call the model by a path of theirs"
+            )
+        else:
+            message = (
+                f"no upstream speaks {names}, whose path {shown!r} is: add an [[upstream]] with dialect = "
+                f'"{families[0].name}" (there are: {self._shown})'
+            )
+        raise ClientFault(404, "path" if not families or GATEWAY in families else "upstream", message, "path")
+
+
+def _firsts(pools: Iterable[Pool]) -> dict[Family, Pool]:
+    """The first upstream of each family: one that speaks it, before one that serves it besides."""
+    found: dict[Family, Pool] = {}
+    for pool in pools:
+        found.setdefault(pool.config.family, pool)
+    for pool in pools:
+        for family in pool.serves:
+            found.setdefault(family, pool)
+    return found
+
+
+def _own_path(path: str) -> str:
+    """What to do instead."""
+    if "/agl" in path:
+        return (
+            "Agent Lightning's store API is not served here: give out work by /api/queue (penstock enqueue, penstock "
+            "run), and send calls of models to /proxy/rollout/ID/attempt/ID/mode/MODE/openai/v1"
+        )
+    return "POST it there below a rollout's address: /rollout/ID/attempt/ID/v1/traces"

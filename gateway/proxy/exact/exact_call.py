@@ -80,7 +80,7 @@ class ExactCall(Part):
 
     async def _connect(self, call: Connecting, pool: Pool, fresh: bool) -> None:
         try:
-            made = await self._way(Engine(self._exact.session, pool, self._request))
+            made = await self._way(Engine(self._exact.session, pool, self._request, self._record.call.families))
         except Refusal as refusal:
             call.on_refused(refusal)
         except TimeoutError as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +22,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.loose_json import Json, loads, obj
 from penstock.gateway.http.errors import UpstreamFault
 from penstock.gateway.http.request import Request
@@ -62,10 +63,13 @@ class Rendered:
 class Engine:
     """One upstream, for one call."""
 
-    def __init__(self, session: Callable[[], aiohttp.ClientSession], pool: Pool, request: Request) -> None:
+    def __init__(
+        self, session: Callable[[], aiohttp.ClientSession], pool: Pool, request: Request, families: Sequence[Family]
+    ) -> None:
+        """`request`, `families`: of the call."""
         self.pool = pool
         self._session = session
-        self._headers = _headers(pool, request)
+        self._headers = _headers(pool, request, families)
 
     @property
     def generates_at(self) -> str:
@@ -132,9 +136,9 @@ class Engine:
         )
 
 
-def _headers(pool: Pool, request: Request) -> list[tuple[str, str]]:
+def _headers(pool: Pool, request: Request, families: Sequence[Family]) -> list[tuple[str, str]]:
     """As the call itself would send them, less what is about its own body."""
-    head, _ = pool.heads.compose(request, b"/", None)
+    head, _, _ = pool.heads.compose(request, b"/", None, None, families)
     lines = [line.partition(b": ")[::2] for line in head.split(b"\r\n")[1:] if line]
     kept = [(name, value) for name, value in lines if name.lower() not in _OURS]
     return [*_HEADERS, *((name.decode("latin-1"), value.decode("latin-1")) for name, value in kept)]

@@ -229,7 +229,7 @@ class Play:
             if isinstance(made, str):
                 self._end(UNFIT, f"this rehearsal cannot go on: {made}")
             body, upstream = made[0], None if made[1] is None else made[1].upstream
-        pool, alias = self._pool(call, model, upstream)
+        pool, alias = self._pool(call, request, upstream)
         body = body if alias is None else replace_model(body, alias)
         said, agent = self._role.attributes, call.address.agent
         return Question(pool, call.dialect, request, call.path, body, said, model, agent, versions)
@@ -250,11 +250,10 @@ class Play:
             return role.versions[resource]
         return stable_version(self._context.pins.catalog.stable[resource], asker)
 
-    def _pool(self, call: Admitted, model: str | None, upstream: str | None) -> tuple[Pool, str | None]:
+    def _pool(self, call: Admitted, request: Request, upstream: str | None) -> tuple[Pool, str | None]:
         """(where it goes, model name to send instead)."""
         if upstream is None:
-            pools, alias = self._context.routes.of(model, call.dialect.family)
-            return pools[0], alias
+            return self._context.routes.first(call.model, call.dialect, call.path, request.headers)
         pool = self._context.pools.get(upstream)
         if pool is None:
             raise GatewayFault(503, "upstream", f"upstream {upstream!r} is not configured any more")

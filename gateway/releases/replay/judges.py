@@ -26,7 +26,7 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.releases.replay.agreement import exact, judge_prompts, judged
 from penstock.gateway.releases.replay.questions import JUDGE, Question
 from penstock.gateway.releases.replay.sender import Sender
-from penstock.gateway.upstreams.routes import Routes
+from penstock.gateway.upstreams.routes import Routes, alias_at
 
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _TOKENS = 1024
@@ -127,9 +127,15 @@ class Model:
 
     def __init__(self, name: str, sender: Sender, routes: Routes) -> None:
         # An Anthropic API is spoken where a route leads to one, or the name says so.
-        family = ANTHROPIC if name.startswith("claude") else OPENAI
-        pools, alias = routes.of(name, family)
-        self._name, self._pool = alias or name, pools[0]
+        route, chat, path = routes.find(name), by_name("chat"), "/v1/chat/completions"
+        if route is None:
+            spoken, alias = ANTHROPIC if name.startswith("claude") else OPENAI, None
+            self._pool = routes.owner((spoken,), chat, path, [])
+        else:
+            either = (OPENAI, ANTHROPIC)
+            self._pool = (routes.along(route, either, chat) or routes.refuse(either, path, route))[0]
+            alias = alias_at(route, self._pool.name)
+        self._name = alias or name
         self._anthropic = self._pool.config.family is ANTHROPIC
         self._asking = sender
 

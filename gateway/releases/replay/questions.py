@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.gateway.calls.address import ADDRESS_HEADERS
+from penstock.gateway.dialects import whose
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.dialects.websocket_messages import ClientMessage
@@ -62,12 +63,15 @@ class Question:
     """Versions that stand in it, by resource."""
 
 
-def headers(question: Question) -> list[tuple[bytes, bytes]]:
-    """The headers as a call would send them, without those that hold for one request only."""
-    head, _ = question.pool.heads.compose(question.request, b"/", None)
-    lines = [line.partition(b": ")[::2] for line in head.split(b"\r\n")[1:] if line]
+def composed(question: Question) -> tuple[str, list[tuple[bytes, bytes]]]:
+    """(path and query, headers) as a call would send them, without headers that hold for one request only."""
+    pool, request = question.pool, question.request
+    families = whose(question.dialect, question.path, request.headers)
+    head, _, _ = pool.heads.compose(request, pool.target(question.path).encode("latin-1"), None, None, families)
+    first, *rest = head.split(b"\r\n")
+    lines = [line.partition(b": ")[::2] for line in rest if line]
     kept = [(name, value) for name, value in lines if name.lower() not in DROPPED]
-    return [*kept, (b"Accept-Encoding", b"identity")]
+    return first.split(b" ")[1].decode("latin-1"), [*kept, (b"Accept-Encoding", b"identity")]
 
 
 def place(rollout: str, attempt: str, sequence: int) -> str:

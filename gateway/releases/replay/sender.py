@@ -26,7 +26,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.catalog import Pins
-from penstock.gateway.releases.replay.questions import Question, headers
+from penstock.gateway.releases.replay.questions import Question, composed
 from penstock.gateway.releases.replay.replies import LARGEST, Reply, TooLarge, complete
 from penstock.gateway.store import Store
 from penstock.gateway.store.codec import Body
@@ -138,7 +138,8 @@ class Sender:
 
     async def _send(self, question: Question, began: float) -> Reply:
         pool, dialect = question.pool, question.dialect
-        reply = Reply(headers(question), streaming_content_type=dialect.streaming_content_type)
+        target, headers = composed(question)
+        reply = Reply(headers, streaming_content_type=dialect.streaming_content_type)
         longest_s = max(LONGEST_S, pool.config.read_timeout)
         bounds = aiohttp.ClientTimeout(
             total=longest_s, sock_connect=pool.config.connect_timeout, sock_read=pool.config.read_timeout
@@ -148,7 +149,7 @@ class Sender:
                 await _open(pool.gate)
             async with self._context.session().request(
                 question.request.method,
-                URL(pool.url(question.path), encoded=True),
+                URL(pool.origin + target, encoded=True),
                 data=question.body,
                 headers=[(name.decode("latin-1"), _as_sent(value)) for name, value in reply.sent],
                 skip_auto_headers=_UNTOUCHED,

@@ -170,12 +170,12 @@ def test_whose_a_call_to_another_path_is() -> None:
     signed = (b"authorization", b"Authorization", b"AWS4-HMAC-SHA256 Credential=AKIA/20261122/us-east-1/bedrock")
     sdk = (b"amz-sdk-invocation-id", b"amz-sdk-invocation-id", b"1")
     proxy = (b"x-amz-cf-id", b"X-Amz-Cf-Id", b"1")
-    invoke = find("POST", "/model/m/invoke")
-    assert [family(invoke, "/model/m/invoke", [one]).name for one in (signed, sdk, proxy)] == [
-        "bedrock",
-        "bedrock",
-        "openai",
+    found = [
+        family(find("POST", path), path, [one]).name
+        for path in ("/any", "/model/m/invoke")
+        for one in (signed, sdk, proxy)
     ]
+    assert found == ["bedrock", "bedrock", "openai", "bedrock", "bedrock", "bedrock"]
 
 
 def test_a_request() -> None:

@@ -156,10 +156,10 @@ async def test_nobody_is_asked_by_default_and_a_key_of_the_gateway_takes_the_pla
     async with running(tmp_path / "none", "") as gateway, connect(gateway.url) as client:
         client.send(post(f"/rollout/r1{PATH}/converse", ASKED, SIGNED))
         refused = await client.message()
-        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert refused.startswith(b"HTTP/1.1 404 ")
         said = json.loads(body_of(refused))
-        assert said["__type"] == "ServiceUnavailableException"
-        assert said["message"].startswith("no upstream speaks bedrock: add an [[upstream]]")
+        assert said["__type"] == "ResourceNotFoundException"
+        assert 'add an [[upstream]] with dialect = "bedrock"' in said["message"]
     answer = reply(200, ANSWER)
     async with odd([request(), send(answer)]) as bedrock:
         config = upstream("bedrock", bedrock.url, "bedrock", key_env="BEDROCK_KEY")

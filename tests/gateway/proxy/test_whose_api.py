@@ -59,7 +59,9 @@ async def rig(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Async
         ("GET", "/v1beta/cachedContents", {}, "gemini"),
         ("GET", "/backend-api/wham/accounts/check", {"Authorization": "Bearer eyJ"}, "chatgpt"),
         ("GET", "/v1/files", {"Authorization": "Bearer sk-proj-x"}, "openai"),
-        ("GET", "/any", {"Authorization": "Bearer of-whom"}, "openai"),
+        ("POST", "/tokenize", {"Authorization": "Bearer of-whom"}, "openai"),
+        ("GET", "/v1/skills", {"Authorization": "Bearer of-whom"}, "openai"),
+        ("GET", "/v1/skills", {"Authorization": "Bearer of-whom", "anthropic-version": "2026-10-21"}, "anthropic"),
     ],
 )
 async def test_an_unknown_path_goes_to_whom_it_belongs(

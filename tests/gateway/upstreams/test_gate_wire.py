@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes.odd import Step, abort, close, gone, request, send, wait
+from fakes.odd import Step, abort, close, gone, odd, request, send, wait
 from fakes.raw import body_of, chunk, events_head, reply
 from fakes.rig import Inside, inside
 
@@ -81,12 +81,14 @@ async def test_what_waits_for_too_long_gets_a_clear_answer(rig: Inside) -> None:
 
 
 async def test_then_the_next_upstream_is_asked(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    route = [{"model": "*", "upstream": ["up", "anthropic-up"]}]
-    async with inside(tmp_path, http, route=route) as rig, rig.upstream([request(), send(OK)]), rig.client() as client:
-        gate(rig).pause(0.05)
-        client.send(rig.call())
-        assert await client.message() == OK
-        assert (await rig.span()).upstream == "anthropic-up"
+    route = [{"model": "*", "upstream": ["up", "spare"]}]
+    async with odd([request(), send(OK)]) as spare:
+        spares = [{"name": "spare", "base_url": spare.url}]
+        async with inside(tmp_path, http, spares, route=route) as rig, rig.client() as client:
+            gate(rig).pause(0.05)
+            client.send(rig.call())
+            assert await client.message() == OK
+            assert (await rig.span()).upstream == "spare"
 
 
 async def test_a_client_that_leaves_while_it_waits(rig: Inside) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.dialects.family import ANTHROPIC, GEMINI, OPENAI
-from penstock.gateway.http.errors import ClientFault, GatewayFault
+from penstock.gateway.dialects import OPAQUE, find
+from penstock.gateway.dialects.family import ANTHROPIC, CHATGPT, GATEWAY, GEMINI, OPENAI, VERTEX, Family
+from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.upstream_settings import Route, Upstream
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
@@ -16,13 +17,20 @@ def pool(name: str, dialect: str) -> Pool:
 
 
 POOLS = {it.name: it for it in (pool("a", "openai"), pool("b", "anthropic"), pool("c", "openai"))}
+CHAT, MESSAGES = find("POST", "/v1/chat/completions"), find("POST", "/v1/messages")
 ROUTES = Routes([Route(model="qwen*", upstream=["c", "b"], alias="x")], POOLS, {"a", "b"})
 
 
-def test_a_route_comes_before_the_first_upstream_of_the_family() -> None:
-    assert ROUTES.of("qwen3", ANTHROPIC) == ([POOLS["c"], POOLS["b"]], "x")
-    assert ROUTES.of("gpt", OPENAI) == ([POOLS["a"]], None)
-    assert ROUTES.of(None, ANTHROPIC) == ([POOLS["b"]], None)
+def test_a_route_leads_to_those_of_its_upstreams_that_speak_what_a_call_does() -> None:
+    route = ROUTES.find("qwen3")
+    assert route is not None
+    assert ROUTES.along(route, (OPENAI,), CHAT) == [POOLS["c"]]
+    assert ROUTES.along(route, (ANTHROPIC,), MESSAGES) == [POOLS["c"], POOLS["b"]]
+    assert ROUTES.along(route, (ANTHROPIC,), OPAQUE) == [POOLS["b"]], "what is not read is not an engine's"
+    assert ROUTES.along(route, (), OPAQUE) == [POOLS["c"], POOLS["b"]]
+    assert ROUTES.along(route, (GEMINI,), OPAQUE) == []
+    assert ROUTES.owner((OPENAI,), CHAT, "/x", []) is POOLS["a"]
+    assert ROUTES.owner((ANTHROPIC,), MESSAGES, "/x", []) is POOLS["b"]
 
 
 def test_only_a_route_for_everything_takes_what_names_no_model() -> None:
@@ -33,11 +41,20 @@ def test_only_a_route_for_everything_takes_what_names_no_model() -> None:
     assert found.upstream == ["c"]
 
 
-def test_a_family_that_nobody_speaks_is_named() -> None:
-    with pytest.raises(GatewayFault, match=r"no upstream speaks gemini: add an .*dialect = .gemini.") as caught:
-        ROUTES.of(None, GEMINI)
-    assert caught.value.status == 503
-    assert ROUTES.of("qwen3", GEMINI)[0][0].name == "c"
+@pytest.mark.parametrize(
+    ("families", "said"),
+    [
+        ((GEMINI,), ["gemini", 'dialect = "gemini"', "a (openai), b (anthropic)", "'/x?key=***'"]),
+        ((VERTEX, GEMINI), ["vertex or gemini", 'dialect = "vertex"']),
+        ((GATEWAY,), ["gateway's own"]),
+        ((), ["nothing tells"]),
+    ],
+)
+def test_what_nobody_serves_is_refused(families: tuple[Family, ...], said: list[str]) -> None:
+    with pytest.raises(ClientFault) as caught:
+        ROUTES.owner(families, OPAQUE, "/x?key=AIzaSyA1234567890123456789", [KEY])
+    assert (caught.value.status, caught.value.field) == (404, "path")
+    assert [one for one in said if one not in caught.value.message] == []
 
 
 KEY = (b"authorization", b"Authorization", b"Bearer of-whom")
@@ -48,22 +65,41 @@ PUBLIC = {it.name: it for it in (pool("openai", "openai"), pool("anthropic", "an
 def test_an_unknown_call_goes_to_the_host_that_it_names() -> None:
     other = Pool(Upstream(name="d", base_url="https://d.example/v1"))
     routes = Routes([], POOLS | {"d": other}, {"a", "b", "d"})
-    assert routes.unknown(OPENAI, "/x", [KEY, (b"host", b"Host", b"D.example")]) is other
-    assert routes.unknown(OPENAI, "/x", [KEY, (b"host", b"Host", b"d.example:1")]) is POOLS["a"]
+    assert routes.owner((), OPAQUE, "/x", [KEY, (b"host", b"Host", b"D.example")]) is other
+    assert routes.owner((ANTHROPIC, OPENAI), OPAQUE, "/x", [KEY, (b"host", b"Host", b"D.example")]) is other
+    assert routes.owner((ANTHROPIC, GEMINI), OPAQUE, "/x", [KEY, (b"host", b"Host", b"d.example")]) is POOLS["b"]
+    with pytest.raises(ClientFault):
+        routes.owner((), OPAQUE, "/x", [KEY, (b"host", b"Host", b"d.example:1")])
 
 
 @pytest.mark.parametrize(
-    ("configured", "name"), [(("b",), "b"), (("c",), "c"), (("b", "c"), "c"), (("b", "a", "c"), "a")]
+    ("families", "configured", "name"),
+    [
+        ((), ("b",), "b"),
+        ((), ("a", "c"), "a"),
+        ((), ("b", "c"), None),
+        ((OPENAI, ANTHROPIC), ("b",), "b"),
+        ((OPENAI, ANTHROPIC), ("b", "c"), "c"),
+        ((GEMINI, VERTEX), ("b", "c"), None),
+    ],
 )
-def test_an_unknown_call_goes_to_what_was_configured(configured: tuple[str, ...], name: str) -> None:
-    pools = {it: POOLS[it] for it in configured} | PUBLIC
-    assert Routes([], pools, set(configured)).unknown(OPENAI, "/x", [KEY]).name == name
+def test_a_call_that_may_be_of_several_goes_to_what_was_configured(
+    families: tuple[Family, ...], configured: tuple[str, ...], name: str | None
+) -> None:
+    routes = Routes([], {it: POOLS[it] for it in configured} | PUBLIC, set(configured))
+    if name is None:
+        with pytest.raises(ClientFault):
+            routes.owner(families, OPAQUE, "/x", [KEY])
+    else:
+        assert routes.owner(families, OPAQUE, "/x", [KEY]).name == name
 
 
 def test_a_public_endpoint_gets_no_unknown_call_with_a_key() -> None:
     routes = Routes([], PUBLIC, set())
-    assert routes.unknown(OPENAI, "/x", []).name == "openai"
-    assert routes.unknown(OPENAI, "/x", [TOKEN]).name == "openai"
-    with pytest.raises(ClientFault, match="nothing tells whose API the path '/x' belongs to") as caught:
-        routes.unknown(OPENAI, "/x", [KEY])
-    assert caught.value.status == 404
+    for families in ((), (OPENAI, ANTHROPIC)):
+        assert routes.owner(families, OPAQUE, "/x", []).name == "openai"
+        assert routes.owner(families, OPAQUE, "/x", [TOKEN]).name == "openai"
+        with pytest.raises(ClientFault) as caught:
+            routes.owner(families, OPAQUE, "/x", [KEY])
+        assert caught.value.status == 404
+    assert routes.owner((OPENAI, CHATGPT), find("POST", "/v1/responses"), "/v1/responses", [KEY]).name == "openai"

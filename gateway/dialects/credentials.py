@@ -1,0 +1,166 @@
+"""Whose key is this? A key is known by its form (`sk-ant-…`), else by the header that it stands in. Pure.
+
+`Keys` says which kinds of keys an upstream is sent: those of the API that it speaks, on a known host its owner's.
+A bearer without a known form tells nothing: the path of the call then says whose it is. A `jwt` is a login, and a login
+of one API goes to no other; any other bearer may be one that an engine or a proxy of one's own has given out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from penstock.gateway.dialects.family import OPENAI, Family
+
+BEARER, JWT = "bearer", "jwt"
+_FORM: Final = re.compile(
+    rb"(?:(?<![A-Za-z0-9_.-])|(?<=insecure-api-key\.))(?:"
+    rb"(?P<anthropic>sk-ant-)|(?P<openrouter>sk-or-)|(?P<openai>sk-)"
+    rb"|(?P<gemini>AIza|auth_tokens/)|(?P<google>ya29\.)"
+    rb"|(?P<bedrock>ABSK|bedrock-api-key-)|(?P<aws>AWS4-|AKIA[A-Z0-9]{12}|ASIA[A-Z0-9]{12})"
+    rb"|(?P<other>gsk_|csk-|xai-|pplx-|nvapi-|hf_|r8_|fw_|tgp_v1_)|(?P<jwt>eyJ[A-Za-z0-9_-]+\.)"
+    rb")"
+)
+"""By the kind of key. It may follow a scheme (`Bearer`, `Token`) or stand among others."""
+_SERVICE: Final = re.compile(rb"/([a-z0-9-]+)/aws4_request")
+"""The API that a signature of AWS is for."""
+_SIGNED_FOR: Final[Mapping[bytes, str]] = {
+    b"bedrock": "aws", b"bedrock-mantle": "aws", b"aws-external-anthropic": "aws-anthropic",
+}  # fmt: skip
+
+HEADERS: Final[Mapping[bytes, str]] = {
+    b"authorization": BEARER,
+    b"x-api-key": "x-api-key",
+    b"api-key": "api-key",
+    b"x-goog-api-key": "gemini",
+    b"chatgpt-account-id": "chatgpt",
+    b"x-amz-security-token": "aws",
+}
+"""What a header is that holds a key of no known form."""
+PARAMETERS: Final = re.compile(
+    rb"(?<=[?&])(key|access_token|api[_-]?key|[Xx]-[Aa]mz-(?:[Cc]redential|[Ss]ignature|[Ss]ecurity-[Tt]oken))=([^&#]*)"
+)
+"""Keys in a query, as names and values."""
+
+
+def kind(name: bytes, value: bytes) -> str | None:
+    """The kind of key in a header, its name in lower case, or in a parameter of a query. None where there is none: a
+    header of any other name holds a key if that has a known form."""
+    found = _FORM.search(value)
+    if found is None or name == b"chatgpt-account-id":
+        return HEADERS.get(name) or _PARAMETER.get(name.lower())
+    if found.lastgroup != "aws":
+        return found.lastgroup
+    service = _SERVICE.search(value.replace(b"%2F", b"/").replace(b"%2f", b"/"))
+    return "aws" if service is None else _SIGNED_FOR.get(service[1], "aws-other")
+
+
+_PARAMETER: Final[Mapping[bytes, str]] = {
+    b"key": "gemini",
+    b"access_token": BEARER,
+    b"x-amz-credential": "aws",
+    b"x-amz-signature": "aws",
+    b"x-amz-security-token": "aws",
+}
+
+FAMILIES_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "openai": ("openai",),
+    "openrouter": ("openai",),
+    "other": ("openai",),
+    "chatgpt": ("chatgpt",),
+    "anthropic": ("anthropic",),
+    "x-api-key": ("anthropic",),
+    "aws-anthropic": ("anthropic",),
+    "gemini": ("gemini", "vertex"),
+    "google": ("gemini", "vertex", "codeassist"),
+    "aws": ("bedrock",),
+    "bedrock": ("bedrock",),
+    "api-key": ("azure",),
+}
+"""The families that a kind of key tells, where a path does not."""
+
+_GOOGLE: Final = {BEARER, JWT, "gemini", "google"}
+_TAKEN: Final[Mapping[str, frozenset[str]]] = {
+    family: frozenset(kinds)
+    for family, kinds in {
+        "openai": {BEARER, JWT, "openai", "openrouter", "other", "x-api-key"},
+        "chatgpt": {BEARER, JWT, "chatgpt"},
+        "anthropic": {BEARER, JWT, "anthropic", "x-api-key", "api-key", "aws-anthropic"},
+        "gemini": _GOOGLE,
+        "vertex": _GOOGLE,
+        "codeassist": _GOOGLE - {"gemini"},
+        "bedrock": {BEARER, JWT, "aws", "bedrock"},
+        "azure": {BEARER, JWT, "api-key", "x-api-key"},
+    }.items()
+}
+"""The kinds that servers of a family take, on a host that is not known."""
+
+
+class Host(NamedTuple):
+    """A public host, known by the end of its name."""
+
+    end: str
+    kinds: frozenset[str]
+    serves: tuple[str, ...] = ()
+    """Families that it serves whatever is configured of it."""
+
+
+_AZURE, _AMAZON = _TAKEN["azure"], frozenset({BEARER, JWT, "aws", "aws-anthropic", "aws-other", "bedrock", "x-api-key"})
+_SEVERAL: Final = frozenset({BEARER, JWT, "openai", "x-api-key"})
+HOSTS: Final = (
+    Host("api.openai.com", frozenset({BEARER, JWT, "openai"})),
+    Host("chatgpt.com", _TAKEN["chatgpt"]),
+    Host("anthropic.com", frozenset({BEARER, JWT, "anthropic", "x-api-key"})),
+    Host("openrouter.ai", frozenset({BEARER, JWT, "openrouter", "x-api-key"})),
+    Host("cloudcode-pa.googleapis.com", _TAKEN["codeassist"], ("codeassist",)),
+    Host("aiplatform.googleapis.com", frozenset(_GOOGLE), ("vertex",)),
+    Host("rep.googleapis.com", frozenset(_GOOGLE), ("vertex",)),
+    Host("googleapis.com", frozenset(_GOOGLE)),
+    Host("amazonaws.com", _AMAZON),
+    Host("amazonaws.com.cn", _AMAZON),
+    Host("api.aws", _AMAZON),
+    Host("azure.com", _AZURE),
+    Host("azure.us", _AZURE),
+    Host("azure.cn", _AZURE),
+    Host("azure-api.net", _AZURE),
+    Host("api.deepseek.com", _SEVERAL),
+    Host("moonshot.ai", _SEVERAL),
+    Host("moonshot.cn", _SEVERAL),
+    Host("aliyuncs.com", _SEVERAL),
+)
+"""The first whose end fits counts. The last four speak other families' formats, with keys that begin as OpenAI's do."""
+
+
+def host_of(name: str) -> Host | None:
+    """The public host of this name."""
+    name = name.lower().rstrip(".")
+    for host in HOSTS:
+        # `us-east5-aiplatform.googleapis.com` is one of them as well.
+        if name == host.end or name.endswith(("." + host.end, "-" + host.end)):
+            return host
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys that an upstream is sent."""
+
+    kinds: frozenset[str]
+    shared: bool
+    """Whether it is sent bearers of other families' calls, as an engine or a proxy of one's own is by a route."""
+
+    @classmethod
+    def of(cls, family: Family, host: str) -> Keys | None:
+        """Those of an upstream that speaks a family on a host; None, which is all of them, for servers of tools."""
+        known = host_of(host)
+        if not family.models:
+            return None
+        return cls(_TAKEN[family.name] if known is None else known.kinds, known is None and family is OPENAI)
+
+    def take(self, kind: str | None, own: bool) -> bool:
+        """Whether a key of this kind is one of them. `own`: whether the call is of a family that it serves."""
+        if kind is None:
+            return True
+        return kind in self.kinds and (own or (kind != JWT and self.shared) or kind not in (BEARER, JWT, "x-api-key"))
