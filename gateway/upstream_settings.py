@@ -23,7 +23,7 @@ class Upstream(Section):
     dialect: str = OPENAI.name
     """Whose API it speaks."""
     key_env: str | None = None
-    """Environment variable with its API key; it replaces the agent's. Without it the agent's own key passes through."""
+    """Environment variable with its API key; it replaces the agent's. Without it an agent's own of this API passes."""
     connect_timeout: float = Field(default=10.0, gt=0)
     """Seconds until a connection (with TLS) must stand."""
     first_byte_timeout: float | None = Field(default=None, gt=0)

@@ -48,16 +48,16 @@ PARAMETERS: Final = re.compile(
 def kind(name: bytes, value: bytes) -> str | None:
     """The kind of key in a header, its name in lower case, or in a parameter of a query. None where there is none: a
     header of any other name holds a key if that has a known form."""
-    found = _FORM.search(value)
-    if found is None or name == b"chatgpt-account-id":
-        return HEADERS.get(name) or _PARAMETER.get(name.lower())
+    found, place = _FORM.search(value), HEADERS.get(name) or _PARAMETERS.get(name.lower())
+    if found is None or name == b"chatgpt-account-id" or (found.lastgroup == JWT and place not in (None, BEARER)):
+        return place
     if found.lastgroup != "aws":
         return found.lastgroup
     service = _SERVICE.search(value.replace(b"%2F", b"/").replace(b"%2f", b"/"))
     return "aws" if service is None else _SIGNED_FOR.get(service[1], "aws-other")
 
 
-_PARAMETER: Final[Mapping[bytes, str]] = {
+_PARAMETERS: Final[Mapping[bytes, str]] = {
     b"key": "gemini",
     b"access_token": BEARER,
     b"x-amz-credential": "aws",
@@ -99,9 +99,10 @@ _TAKEN: Final[Mapping[str, frozenset[str]]] = {
 
 
 class Host(NamedTuple):
-    """A public host, known by the end of its name."""
+    """A public host."""
 
     end: str
+    """Its name, or what stands after a dot in it; with a hyphen, what it ends in."""
     kinds: frozenset[str]
     serves: tuple[str, ...] = ()
     """Families that it serves whatever is configured of it."""
@@ -116,6 +117,7 @@ HOSTS: Final = (
     Host("openrouter.ai", frozenset({BEARER, JWT, "openrouter", "x-api-key"})),
     Host("cloudcode-pa.googleapis.com", _TAKEN["codeassist"], ("codeassist",)),
     Host("aiplatform.googleapis.com", frozenset(_GOOGLE), ("vertex",)),
+    Host("-aiplatform.googleapis.com", frozenset(_GOOGLE), ("vertex",)),
     Host("rep.googleapis.com", frozenset(_GOOGLE), ("vertex",)),
     Host("googleapis.com", frozenset(_GOOGLE)),
     Host("amazonaws.com", _AMAZON),
@@ -136,11 +138,8 @@ HOSTS: Final = (
 def host_of(name: str) -> Host | None:
     """The public host of this name."""
     name = name.lower().rstrip(".")
-    for host in HOSTS:
-        # `us-east5-aiplatform.googleapis.com` is one of them as well.
-        if name == host.end or name.endswith(("." + host.end, "-" + host.end)):
-            return host
-    return None
+    ends = ((host, host.end if host.end.startswith("-") else f".{host.end}") for host in HOSTS)
+    return next((host for host, end in ends if f".{name}".endswith(end)), None)
 
 
 @dataclass(frozen=True, slots=True)

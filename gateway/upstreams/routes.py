@@ -94,8 +94,8 @@ class Routes:
                 pool = next((self._own[it] for it in families if it in self._own), None if families else self._only)
             if pool is None and (families or not self._own):
                 keys = [value for name in CREDENTIALS if (value := sent.get(name)) and b"pst_" not in value]
-                usual = next((it for it in families or (OPENAI,) if it in self._first), OPENAI)
-                pool = None if keys and dialect.unknown else self._first.get(usual)
+                usual = next((self._first[it] for it in families or (OPENAI,) if it in self._first), None)
+                pool = None if keys and dialect.unknown else usual
         return pool or self.refuse(families, path)
 
     def refuse(self, families: tuple[Family, ...], path: str, route: Route | None = None) -> NoReturn:

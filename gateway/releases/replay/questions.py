@@ -14,6 +14,7 @@ from typing import Final
 from penstock.gateway.calls.address import ADDRESS_HEADERS
 from penstock.gateway.dialects import whose
 from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.dialects.websocket_messages import ClientMessage
 from penstock.gateway.http.request import Request
@@ -61,12 +62,14 @@ class Question:
     agent: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     """Versions that stand in it, by resource."""
+    families: tuple[Family, ...] = ()
+    """Those that the agent's call may be of, where it is not of its dialect's."""
 
 
 def composed(question: Question) -> tuple[str, list[tuple[bytes, bytes]]]:
     """(path and query, headers) as a call would send them, without headers that hold for one request only."""
     pool, request = question.pool, question.request
-    families = whose(question.dialect, question.path, request.headers)
+    families = question.families or whose(question.dialect, question.path, request.headers)
     head, _, _ = pool.heads.compose(request, pool.target(question.path).encode("latin-1"), None, None, families)
     first, *rest = head.split(b"\r\n")
     lines = [line.partition(b": ")[::2] for line in rest if line]

@@ -197,7 +197,8 @@ class Mirror:
             body = record.convert(body)
         of = place(address.rollout, address.attempt, record.sequence)
         said = {SHADOW_OF: of, LEG: CANDIDATE}
-        return Question(pool, call.dialect, record.request, call.path, body, said, model, call.address.agent, versions)
+        agent, families = call.address.agent, call.families
+        return Question(pool, call.dialect, record.request, call.path, body, said, model, agent, versions, families)
 
     async def _compared(self, record: Record, answer: Answer, asked: Question) -> tuple[Mirrored, int]:
         """(what is known of both, requests that it took)."""

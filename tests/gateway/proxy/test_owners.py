@@ -1,0 +1,376 @@
+"""No call goes to a provider that it is not of, and no key. Drawn in the pure part, then asked of a gateway that has an
+upstream of every family on a host of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote, urlsplit
+
+import anthropic
+import openai
+import pytest
+from fakes.process import PATIENCE, ROOT, upstream
+from fakes.rig import based
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.gateway.calls.address import Address
+from penstock.gateway.calls.admitted import Admitted
+from penstock.gateway.config import Config
+from penstock.gateway.dialects import FAMILIES as FAMILIES_BY_NAME
+from penstock.gateway.dialects import family, find
+from penstock.gateway.dialects.credentials import Keys, kind
+from penstock.gateway.dialects.family import OPENAI
+from penstock.gateway.dialects.owners import OWNERS
+from penstock.gateway.http.errors import ClientFault
+from penstock.gateway.http.headers import refusal_body
+from penstock.gateway.http.request import Request
+from penstock.gateway.proxy.shared import Shared
+from penstock.gateway.upstreams.pool import Pool
+from penstock.gateway.upstreams.routes import Routes
+
+GOOGLE = "gemini vertex"
+VERTEX, BEDROCK = "/v1/projects/p/locations/us-east5", "/model/us.anthropic.claude-sonnet-4-5-v1%3A0"
+PATHS = {
+    "/v1/chat/completions": "openai",
+    "/v1/embeddings": "openai",
+    "/v1/audio/transcriptions": "openai",
+    "/v1/responses/resp_1/cancel": "openai chatgpt",
+    "/v1/responses": "openai chatgpt",
+    "/v1/traces/ingest": "openai",
+    "/tokenize": "openai",
+    "/v1/messages": "anthropic",
+    "/v1/messages/batches": "anthropic",
+    "/v1/v1/messages/count_tokens": "anthropic",
+    "//v1//messages/batches/": "anthropic",
+    "/messages/count_tokens": "anthropic",
+    "/v1/organizations/me": "anthropic",
+    "/api/oauth/usage": "anthropic",
+    "/v1/files": "openai anthropic",
+    "/v1/agents/sessions/s1/events?beta=true": "openai anthropic",
+    "/v1/skills": "openai anthropic",
+    "/anthropic/v1/messages": "anthropic azure bedrock",
+    "/openai/deployments/d/chat/completions?api-version=2025-04-01": "azure",
+    "/openai/v1/responses": "azure bedrock",
+    "/openai/files?api-version=2025-04-01": "azure bedrock",
+    f"{BEDROCK}/converse": "bedrock",
+    f"{BEDROCK}/invoke": "bedrock",
+    f"{BEDROCK}/invoke-with-response-stream": "bedrock",
+    f"{BEDROCK}/count-tokens": "bedrock",
+    "/%6dodel/m/invoke": "bedrock",
+    "/async-invoke": "bedrock",
+    f"{VERTEX}/publishers/anthropic/models/claude@1:streamRawPredict": "vertex",
+    "/projects/p/locations/l/publishers/anthropic/models/count-tokens:rawPredict": "vertex",
+    f"{VERTEX}/publishers/google/models/imagen:predict": "vertex",
+    f"{VERTEX}/publishers/openai/v1/responses": "vertex",
+    f"{VERTEX}/endpoints/openapi/chat/completions": "vertex",
+    f"{VERTEX}/workspaces/w/invoke/v1/messages": "vertex",
+    f"{VERTEX}/publishers/google/models/gemini-3:generateContent": GOOGLE,
+    "/v1beta1/projects/p/locations/l/endpoints/1:streamGenerateContent?alt=sse": GOOGLE,
+    "/v1beta/models/gemini-3:generateContent": GOOGLE,
+    "/v1beta/interactions/i/cancel": "gemini",
+    "/v1beta/openai/chat/completions": "gemini",
+    "/upload/v1beta/files": "gemini",
+    "/ws/google.ai.generativelanguage.v1beta.GenerativeService.BidiGenerateContent": "gemini",
+    "/v1internal:streamGenerateContent?alt=sse": "codeassist",
+    "/v1internal/operations/o": "codeassist",
+    "/backend-api/wham/usage": "chatgpt",
+    "/v1/logs": "",
+    "/v1/metrics": "",
+    "/v1/agl/queues/rollouts/dequeue": "",
+}
+"""Families that have a path, as the providers' pages say."""
+ANY = "/any/path/of/nobody"
+READ = {"/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/messages/count_tokens", "/v1/responses"}
+FAMILIES = ("openai", "anthropic", "gemini", "vertex", "codeassist", "bedrock", "azure", "chatgpt")
+PUBLIC = ("openai", "gemini", "anthropic", "chatgpt")
+"""Those that have a public endpoint, which no test may call."""
+SIGNED = "AWS4-HMAC-SHA256 Credential=AKIA/20261129/us-east-1/{}/aws4_request, Signature="
+FORMS = {
+    "sk-proj-": "openai",
+    "sk-or-v1-": "openai",
+    "sk-ant-oat01-": "anthropic",
+    "AIza": GOOGLE,
+    "ya29.": f"{GOOGLE} codeassist",
+    "auth_tokens/": GOOGLE,
+    "ABSK": "bedrock",
+    SIGNED.format("bedrock"): "bedrock",
+    SIGNED.format("aws-external-anthropic"): "anthropic",
+    SIGNED.format("s3"): "",
+    "eyJhbGciOi.": None,
+    "": None,
+}
+"""Families whose keys begin like this; None where that tells nothing."""
+PLACES = {
+    ("Authorization", "Bearer "): None,
+    ("AUTHORIZATION", "bearer  "): None,
+    ("authorization", ""): None,
+    ("x-api-key", ""): "openai anthropic azure",
+    ("api-key", ""): "anthropic azure",
+    ("x-goog-api-key", ""): GOOGLE,
+    ("X-Amz-Security-Token", ""): "bedrock",
+    ("ChatGPT-Account-ID", ""): "chatgpt",
+    ("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key."): None,
+    ("?key", ""): GOOGLE,
+}
+"""Families whose keys of no known form stand there; None where that tells nothing."""
+SECRET = "Zm9yLW5vYm9keS1lbHNl"
+
+
+class Drawn(NamedTuple):
+    """A call with one key."""
+
+    path: str
+    place: tuple[str, str]
+    form: str
+
+    @property
+    def owners(self) -> set[str]:
+        return set(FAMILIES) if self.path == ANY else set(PATHS[self.path].split())
+
+    @property
+    def target(self) -> str:
+        mark = "&" if "?" in self.path else "?"
+        return f"{self.path}{mark}key={quote(self.form)}{SECRET}" if self.place[0] == "?key" else self.path
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        return [] if self.place[0] == "?key" else [(self.place[0], f"{self.place[1]}{self.form}{SECRET}")]
+
+    def may_go(self, dialect: str, routed: bool) -> bool:
+        """Whether an upstream of this dialect, on a host that is not known, may be given the call."""
+        engine = dialect == "openai" and self.path in READ and self.owners & {"anthropic", "chatgpt"}
+        return dialect in self.owners or (routed and bool(engine))
+
+    def may_have(self, dialect: str, routed: bool) -> bool:
+        """Whether it may be given the key."""
+        told = FORMS[self.form] if self.place[0] != "ChatGPT-Account-ID" else "chatgpt"
+        told = PLACES[self.place] if told is None else told
+        if told is not None:
+            return dialect in told.split()
+        return dialect in self.owners or (routed and dialect == "openai" and not self.form)
+
+
+CALLS = st.builds(Drawn, st.sampled_from([*PATHS, ANY]), st.sampled_from(list(PLACES)), st.sampled_from(list(FORMS)))
+
+
+def sent(routes: Routes, call: Drawn) -> tuple[list[tuple[Pool, bytes]], bool]:
+    """What each upstream that a call is for would be sent, and whether a route leads there; raises `ClientFault`."""
+    request = Request()
+    request.method, request.target = "POST", call.target.encode()
+    request.headers = [(name.lower().encode(), name.encode(), value.encode()) for name, value in call.headers]
+    path = call.target.partition("?")[0]
+    admitted = Admitted(Address("r1"), find("POST", path), call.target, b'{"model":"m"}')
+    pools, _, _ = Shared.route(cast(Any, SimpleNamespace(routes=routes)), admitted, request)
+    made: list[tuple[Pool, bytes]] = []
+    for pool in pools:
+        head, _, left = pool.heads.compose(request, call.target.encode(), None, None, admitted.families)
+        if admitted.routed or not left:
+            made.append((pool, head))
+    return made, admitted.routed
+
+
+@settings(max_examples=4000)
+@given(CALLS, st.lists(st.sampled_from(FAMILIES), unique=True), st.lists(st.sampled_from(FAMILIES), unique=True))
+def test_no_call_and_no_key_goes_to_another_provider(call: Drawn, dialects: list[str], route: list[str]) -> None:
+    upstreams = [{"name": f"u-{it}", "base_url": f"http://{it}.internal", "dialect": it} for it in dialects]
+    leads = [f"u-{it}" for it in route if it in dialects]
+    config = Config.model_validate(
+        {"upstream": upstreams, "route": [{"model": "m", "upstream": leads}] if leads else []}
+    )
+    pools = {one.name: Pool(one) for one in config.upstreams()}
+    routes = Routes(config.route, pools, {one.name for one in config.upstream})
+    refusal, made, routed = None, [], False
+    try:
+        made, routed = sent(routes, call)
+    except ClientFault as error:
+        refusal = error
+    if refusal is not None:
+        dialect = find("POST", call.path.partition("?")[0])
+        body = json.loads(refusal_body(family(dialect, call.path, []), refusal))
+        assert (refusal.status, refusal.field) == (404, "path")
+        assert "__type" in body or body["error"]["message"]
+        assert len(call.owners) != 1 or routes or not call.owners & set(dialects), "somebody serves it"
+        return
+    assert call.owners, "what is the gateway's own goes nowhere"
+    for pool, head in made:
+        assert any(call.may_go(one.name, routed) for one in pool.serves), pool.name
+        assert SECRET.encode() not in head or call.may_have(pool.config.dialect, routed), head
+
+
+@pytest.mark.parametrize(
+    ("host", "dialect", "header", "passes"),
+    [
+        ("api.openai.com", "openai", "Bearer sk-proj-x", True),
+        ("api.openai.com", "openai", "Bearer eyJhbGciOi.x", True),
+        ("eu.api.openai.com.", "openai", "Bearer sk-or-x", False),
+        ("api.openai.com", "openai", "Bearer sk-ant-x", False),
+        ("api.openai.com", "openai", "Bearer gsk_x", False),
+        ("vllm.internal", "openai", "Bearer gsk_x", True),
+        ("vllm.internal", "openai", "Bearer of-its-own", True),
+        ("api.anthropic.com", "openai", "Bearer sk-ant-x", True),
+        ("api.anthropic.com", "anthropic", "Bearer sk-x", False),
+        ("api.deepseek.com", "anthropic", "Bearer sk-x", True),
+        ("openrouter.ai", "openai", "Bearer sk-or-x", True),
+        ("openrouter.ai", "openai", "Bearer sk-proj-x", False),
+        ("us-east5-aiplatform.googleapis.com", "gemini", "Bearer ya29.x", True),
+        ("generativelanguage.googleapis.com", "openai", "Bearer AIzax", True),
+        ("generativelanguage.googleapis.com", "openai", "Bearer sk-x", False),
+        ("bedrock-runtime.us-east-1.amazonaws.com", "openai", f"{SIGNED.format('bedrock')}x", True),
+        ("bedrock-runtime.us-east-1.amazonaws.com", "openai", "Bearer sk-x", False),
+        ("r.openai.azure.com", "openai", "Bearer eyJhbGciOi.x", True),
+        ("r.openai.azure.com", "openai", "Bearer sk-proj-x", False),
+        ("not-openrouter.ai", "openai", "Bearer sk-proj-x", True),
+    ],
+)
+def test_a_known_host_gets_the_keys_of_its_owner(host: str, dialect: str, header: str, passes: bool) -> None:
+    keys = Keys.of(FAMILIES_BY_NAME[dialect], host)
+    assert keys is not None
+    assert keys.take(kind(b"authorization", header.encode()), own=True) is passes
+
+
+def test_a_login_of_one_api_goes_to_no_other() -> None:
+    engine, public = Keys.of(OPENAI, "vllm.internal"), Keys.of(OPENAI, "api.openai.com")
+    assert engine is not None
+    assert public is not None
+    found = [
+        keys.take(kind(b"authorization", value), own=False)
+        for keys in (engine, public)
+        for value in (b"Bearer of-vllm", b"Bearer eyJa.b")
+    ]
+    assert found == [True, False, False, False]
+
+
+def test_the_docs_show_the_table() -> None:
+    page = (ROOT / "docs" / "dialects.md").read_text()
+    rows = [f"| `{row.form}` | {', '.join(one.name for one in row.families)} |\n" for row in OWNERS]
+    assert f"| path | families |\n|---|---|\n{''.join(rows)}\n" in page
+
+
+# A gateway ------------------------------------------------------------------------------------------------------------
+
+
+class Fake:
+    """An upstream that keeps what it was sent."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.seen: list[str] = []
+        seen = self.seen
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                seen.append(f"{self.requestline}\n{self.headers}\n{body.decode()}")
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            do_GET = do_POST
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        self.url = f"http://127.0.0.1:{server.server_port}"
+
+
+class World(NamedTuple):
+    """A gateway and its upstreams, by family."""
+
+    url: str
+    fakes: dict[str, Fake]
+
+    def asked(self, call: Drawn, number: int, headers: Sequence[tuple[str, str]] = (), method: str = "POST") -> int:
+        """The status of the answer."""
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=PATIENCE)
+        connection.putrequest(method, f"/rollout/o{number}/attempt/a1{call.target}")
+        body = b'{"model":"m"}' if method == "POST" else b""
+        for name, value in (*call.headers, *headers, ("Content-Length", str(len(body)))):
+            connection.putheader(name, value)
+        connection.endheaders(body)
+        with connection.getresponse() as answer:
+            said = answer.read()
+        connection.close()
+        assert answer.status in (200, 400, 403, 404, 426), said
+        assert answer.status == 200 or json.loads(said), "a refusal is in the shape of an API"
+        return answer.status
+
+    def taken(self) -> dict[str, list[str]]:
+        """What upstreams were sent since this was asked last."""
+        found = {name: list(fake.seen) for name, fake in self.fakes.items() if fake.seen}
+        for fake in self.fakes.values():
+            fake.seen.clear()
+        return found
+
+
+@pytest.fixture(scope="module", params=[FAMILIES, PUBLIC], ids=len)
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with ExitStack() as stack:
+        fakes = {name: Fake(stack) for name in request.param}
+        config = "".join(upstream(f"u-{name}", fake.url, name) for name, fake in fakes.items())
+        yield World(stack.enter_context(based(tmp_path_factory.mktemp("owners"), config)).url, fakes)
+
+
+def test_a_gateway_sends_nothing_astray(world: World) -> None:
+    draw = random.Random(40)
+    for number in range(150):
+        path, place, form = (draw.choice(list(table)) for table in (PATHS, PLACES, FORMS))
+        call = Drawn(path, place, form)
+        status = world.asked(call, number)
+        for name, seen in world.taken().items():
+            assert call.may_go(name, False), (call, name)
+            assert SECRET not in "".join(seen) or call.may_have(name, False), (call, name)
+            assert status == 200
+
+
+def test_a_websocket_neither(world: World) -> None:
+    upgrade = [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Version", "13"),
+               ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")]  # fmt: skip
+    for path in ("/v1/responses", "/v1/realtime?model=m", "/ws/google.ai.generativelanguage.v1beta.X/Bidi"):
+        for form in ("sk-ant-", "AIza", "ya29.", SIGNED.format("bedrock")):
+            call = Drawn(path, ("Authorization", "Bearer "), form)
+            assert world.asked(call, 900, upgrade, "GET") in (403, 404, 426)
+            assert world.taken() == {}
+
+
+def sdks(url: str) -> dict[str, Any]:
+    """Clients whose calls go to a family, by its name."""
+    said: list[Any] = [{"role": "user", "content": "private"}]
+    vertex = anthropic.AnthropicVertex(access_token=f"ya29.{SECRET}", project_id="p", region="us-east5",
+                                       base_url=f"{url}/v1", max_retries=0)  # fmt: skip
+    bedrock = anthropic.AnthropicBedrock(api_key=f"ABSK{SECRET}", base_url=url, aws_region="us-east-1", max_retries=0)
+    azure = openai.AzureOpenAI(azure_endpoint=url, api_key=SECRET, api_version="2025-04-01-preview", max_retries=0)
+    return {
+        "vertex": lambda: vertex.messages.create(model="claude-x", max_tokens=9, messages=said),
+        "bedrock": lambda: bedrock.messages.create(model="us.anthropic.claude-v1:0", max_tokens=9, messages=said),
+        "azure": lambda: azure.chat.completions.create(model="d", messages=said),
+    }
+
+
+@pytest.mark.parametrize("name", ["vertex", "bedrock", "azure"])
+def test_official_clients_reach_their_own_provider_or_are_told(world: World, name: str) -> None:
+    ask = sdks(f"{world.url}/rollout/sdk/attempt/a1")[name]
+    if name in world.fakes:
+        ask()
+        ((family_, seen),) = world.taken().items()
+        assert (family_, len(seen), SECRET in seen[0]) == (name, 1, True)
+    else:
+        with pytest.raises((anthropic.NotFoundError, openai.NotFoundError)) as caught:
+            ask()
+        assert f'dialect = "{name}"' in str(caught.value)
+        assert world.taken() == {}
