@@ -10,15 +10,21 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
+import aiohttp
 import anthropic
 import openai
 import pytest
+from anthropic.lib.bedrock import AnthropicBedrock
+from anthropic.lib.vertex import AnthropicVertex
+from fakes.odd import request, send
 from fakes.process import PATIENCE, ROOT, upstream
-from fakes.rig import based
+from fakes.raw import body_of, reply
+from fakes.rig import MESSAGES, based, inside
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +39,7 @@ from penstock.gateway.dialects.owners import OWNERS
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.http.headers import refusal_body
 from penstock.gateway.http.request import Request
+from penstock.gateway.model.attributes import LEFT_OUT
 from penstock.gateway.proxy.shared import Shared
 from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.routes import Routes
@@ -164,15 +171,15 @@ CALLS = st.builds(Drawn, st.sampled_from([*PATHS, ANY]), st.sampled_from(list(PL
 
 def sent(routes: Routes, call: Drawn) -> tuple[list[tuple[Pool, bytes]], bool]:
     """What each upstream that a call is for would be sent, and whether a route leads there; raises `ClientFault`."""
-    request = Request()
-    request.method, request.target = "POST", call.target.encode()
-    request.headers = [(name.lower().encode(), name.encode(), value.encode()) for name, value in call.headers]
+    asked = Request()
+    asked.method, asked.target = "POST", call.target.encode()
+    asked.headers = [(name.lower().encode(), name.encode(), value.encode()) for name, value in call.headers]
     path = call.target.partition("?")[0]
     admitted = Admitted(Address("r1"), find("POST", path), call.target, b'{"model":"m"}')
-    pools, _, _ = Shared.route(cast(Any, SimpleNamespace(routes=routes)), admitted, request)
+    pools, _, _ = Shared.route(cast(Any, SimpleNamespace(routes=routes)), admitted, asked)
     made: list[tuple[Pool, bytes]] = []
     for pool in pools:
-        head, _, left = pool.heads.compose(request, call.target.encode(), None, None, admitted.families)
+        head, _, left = pool.heads.compose(asked, call.target.encode(), None, None, admitted.families)
         if admitted.routed or not left:
             made.append((pool, head))
     return made, admitted.routed
@@ -329,8 +336,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_a_gateway_sends_nothing_astray(world: World) -> None:
     draw = random.Random(40)
     for number in range(150):
-        path, place, form = (draw.choice(list(table)) for table in (PATHS, PLACES, FORMS))
-        call = Drawn(path, place, form)
+        call = Drawn(draw.choice([*PATHS]), draw.choice([*PLACES]), draw.choice([*FORMS]))
         status = world.asked(call, number)
         for name, seen in world.taken().items():
             assert call.may_go(name, False), (call, name)
@@ -351,9 +357,9 @@ def test_a_websocket_neither(world: World) -> None:
 def sdks(url: str) -> dict[str, Any]:
     """Clients whose calls go to a family, by its name."""
     said: list[Any] = [{"role": "user", "content": "private"}]
-    vertex = anthropic.AnthropicVertex(access_token=f"ya29.{SECRET}", project_id="p", region="us-east5",
+    vertex = AnthropicVertex(access_token=f"ya29.{SECRET}", project_id="p", region="us-east5",
                                        base_url=f"{url}/v1", max_retries=0)  # fmt: skip
-    bedrock = anthropic.AnthropicBedrock(api_key=f"ABSK{SECRET}", base_url=url, aws_region="us-east-1", max_retries=0)
+    bedrock = AnthropicBedrock(api_key=f"ABSK{SECRET}", base_url=url, aws_region="us-east-1", max_retries=0)
     azure = openai.AzureOpenAI(azure_endpoint=url, api_key=SECRET, api_version="2025-04-01-preview", max_retries=0)
     return {
         "vertex": lambda: vertex.messages.create(model="claude-x", max_tokens=9, messages=said),
@@ -374,3 +380,22 @@ def test_official_clients_reach_their_own_provider_or_are_told(world: World, nam
             ask()
         assert f'dialect = "{name}"' in str(caught.value)
         assert world.taken() == {}
+
+
+@pytest.mark.parametrize("key", ["sk-ant-api03-x", "eyJhbGciOi.x"])
+async def test_a_key_of_another_provider_is_left_out_where_a_route_leads(
+    tmp_path: Path, http: aiohttp.ClientSession, key: str
+) -> None:
+    async with inside(tmp_path, http, route=[{"model": "policy", "upstream": "up"}]) as made:
+        async with made.upstream([request(), send(reply(200, b"{}"))]) as up, made.client() as client:
+            client.send(made.call(b'{"model":"policy"}', [("Authorization", f"Bearer {key}"), ("X-A", "1")], MESSAGES))
+            assert (await client.message()).startswith(b"HTTP/1.1 200 ")
+            seen = (await up.connection(0)).requests[0]
+        assert (key.encode() in seen, b"X-A: 1" in seen) == (False, True)
+        assert (await made.span()).attributes == {LEFT_OUT: ["authorization"]}
+        assert made.gateway.metrics.credentials_left_out["up",] == 1
+        async with made.client() as client:
+            client.send(made.call(b'{"model":"m"}', [("Authorization", "Bearer AIzaSyA1")], MESSAGES))
+            refused = await client.message()
+        assert refused.startswith(b"HTTP/1.1 403 ")
+        assert json.loads(body_of(refused))["error"]["message"].startswith("authorization: ")
