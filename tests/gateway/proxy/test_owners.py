@@ -313,7 +313,7 @@ class World(NamedTuple):
         with connection.getresponse() as answer:
             said = answer.read()
         connection.close()
-        assert answer.status in (200, 400, 403, 404, 426), said
+        assert answer.status in (200, 400, 403, 404, 415, 426), said
         assert answer.status == 200 or json.loads(said), "a refusal is in the shape of an API"
         return answer.status
 
