@@ -39,11 +39,12 @@ class Owner(NamedTuple):
     families: tuple[Family, ...]
 
 
-_ONE, _BOTH = "[/v]/projects/PROJECT/locations/PLACE", (OPENAI, ANTHROPIC)
+_ONE = "[/v]/projects/PROJECT/locations/PLACE"
+_OPENAI, _BOTH = (OPENAI, CHATGPT), (OPENAI, ANTHROPIC, CHATGPT)
 _GENERATE = "{generateContent,streamGenerateContent,countTokens,embedContent,batchEmbedContents}"
 OWNERS: Final = (
     Owner("[/v1]/agl/...", (GATEWAY,)),
-    Owner("[/v1]/traces/ingest", (OPENAI,)),
+    Owner("[/v1]/traces/ingest", _OPENAI),
     Owner("[/v1]/{traces,logs,metrics}/...", (GATEWAY,)),
     Owner(f"{_ONE}/{{models,tunedModels,endpoints}}/MODEL:{_GENERATE}", (VERTEX, GEMINI)),
     Owner(f"{_ONE}/publishers/google/models/MODEL:{_GENERATE}", (VERTEX, GEMINI)),
@@ -73,14 +74,15 @@ OWNERS: Final = (
     Owner("/api/{hello,oauth,event_logging}/...", (ANTHROPIC,)),
     Owner("/api/claude_*", (ANTHROPIC,)),
     Owner("/backend-api/...", (CHATGPT,)),
-    Owner("[/v1]/responses/...", (OPENAI, CHATGPT)),
+    Owner("[/v1]/responses/...", _OPENAI),
     Owner("[/v1]/models/...", (*_BOTH, GEMINI)),
     Owner("[/v1]/agents/sessions/...", _BOTH),
     Owner("[/v1]/{agents,files,skills,vaults,sessions}/...", _BOTH),
-    Owner("[/v1]/{chat,completions,embeddings,conversations,batches,uploads,moderations,decisions}/...", (OPENAI,)),
-    Owner("[/v1]/{audio,images,videos,realtime,live}/...", (OPENAI,)),
-    Owner("[/v1]/{fine_tuning,vector_stores,assistants,threads,evals,containers,chatkit}/...", (OPENAI,)),
-    Owner("[/v1]/{organization,projects,engines,edits,usage,dashboard}/...", (OPENAI,)),
+    Owner("[/v1]/{chat,completions,embeddings}/...", (OPENAI,)),
+    Owner("[/v1]/{conversations,batches,uploads,moderations,decisions}/...", _OPENAI),
+    Owner("[/v1]/{audio,images,videos,realtime,live}/...", _OPENAI),
+    Owner("[/v1]/{fine_tuning,vector_stores,assistants,threads,evals,containers,chatkit}/...", _OPENAI),
+    Owner("[/v1]/{organization,projects,engines,edits,usage,dashboard}/...", _OPENAI),
     Owner("[/v]/{rerank,score,pooling,classify}", (OPENAI,)),
     Owner("/{tokenize,detokenize,tokenizer_info,generate,invocations,ping,version,health,load,server_info}", (OPENAI,)),
     Owner("/inference/v1/...", (OPENAI,)),

@@ -59,6 +59,7 @@ async def rig(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Async
         ("GET", "/v1beta/cachedContents", {}, "gemini"),
         ("GET", "/backend-api/wham/accounts/check", {"Authorization": "Bearer eyJ"}, "chatgpt"),
         ("GET", "/v1/files", {"Authorization": "Bearer sk-proj-x"}, "openai"),
+        ("GET", "/v1/models/m", LOGIN | {"OpenAI-Beta": "x"}, "chatgpt"),
         ("POST", "/tokenize", {"Authorization": "Bearer of-whom"}, "openai"),
         ("GET", "/v1/skills", {"Authorization": "Bearer of-whom"}, "openai"),
         ("GET", "/v1/skills", {"Authorization": "Bearer of-whom", "anthropic-version": "2026-10-21"}, "anthropic"),
@@ -68,7 +69,8 @@ async def test_an_unknown_path_goes_to_whom_it_belongs(
     rig: Rig, method: str, path: str, headers: dict[str, str], name: str
 ) -> None:
     asked, there = await rig.ask(method, path, b"", **headers)
-    assert (asked, there.removeprefix("/v1")) == (name, path.removeprefix("/v1"))
+    below = there.removeprefix("/backend-api/codex").removeprefix("/v1")
+    assert (asked, below) == (name, path.removeprefix("/v1"))
 
 
 async def test_an_unknown_path_goes_to_the_host_that_it_names(rig: Rig) -> None:
