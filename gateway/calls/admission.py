@@ -20,6 +20,7 @@ from penstock.gateway.calls.targets import check_path, check_target
 from penstock.gateway.calls.tunnel import Tunnel
 from penstock.gateway.dialects import OPAQUE, find
 from penstock.gateway.dialects.base import Dialect
+from penstock.gateway.dialects.form import is_form
 from penstock.gateway.dialects.loose_json import Peek, loads, obj, peek_apart
 from penstock.gateway.dialects.mcp import MCP, PREFIX
 from penstock.gateway.http.client_connection import Hints
@@ -71,6 +72,8 @@ class Admission:
         if admitted.dialect is not OPAQUE:
             _unpack(admitted, request)
         headers = {low: value for low, _, value in request.headers}
+        if admitted.dialect is OPAQUE:
+            admitted.form = _form(headers)
         admitted.baggage = _baggage(request)
         shown = self._shown(headers)
         admitted.key = shown.key or tunnel.key
@@ -120,6 +123,7 @@ class Admission:
         admitted = Admitted(_NOWHERE, find(request.method, below), below + mark + query, request.body())
         if admitted.dialect is OPAQUE:
             check_path(below)
+            admitted.form = _form(headers)
         elif b"content-encoding" in headers:
             _unpack(admitted, request)
         shown = self._authorize(headers)
@@ -213,7 +217,15 @@ def checked(request: Request, call: Admitted) -> Admitted:
     call.body, call.baggage = request.body(), _baggage(request)
     if call.dialect is not OPAQUE:
         _unpack(call, request)
+    else:
+        call.form = _form({low: value for low, _, value in request.headers})
     return call
+
+
+def _form(headers: Mapping[bytes, bytes]) -> str:
+    """The content type of a form; empty for any other body."""
+    content_type = headers.get(b"content-type", b"").decode("latin-1")
+    return content_type if is_form(content_type) else ""
 
 
 def _unpack(call: Admitted, request: Request) -> None:

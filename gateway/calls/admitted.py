@@ -8,9 +8,10 @@ from typing import Final
 from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.conversations import Found
 from penstock.gateway.calls.fingerprints import Read, Story
+from penstock.gateway.dialects import form
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.family import Family
-from penstock.gateway.dialects.loose_json import Peek
+from penstock.gateway.dialects.loose_json import LONGEST_LABEL, Peek, is_readable
 from penstock.gateway.upstreams.pool import Pool
 
 _UNREAD: Final = "\0"
@@ -41,6 +42,8 @@ class Admitted:
     """Those that it may be of, once it is known where it goes."""
     routed: bool = False
     """Whether the settings send it along a route of its model, or a release does."""
+    form: str = field(default="", init=False)
+    """Its content type, where its body is a form: then that names its model."""
     waits: bool = field(default=False, init=False)
     """Whether it must be followed (`Joining.follow`) before its rollout, or what it asks for, is known."""
     encodings: str | None = field(default=None, init=False)
@@ -65,6 +68,19 @@ class Admitted:
     def model(self) -> str | None:
         """The model that it asks for. Read once, by the first who needs it: routes, releases, or the recorder."""
         if self._model is _UNREAD:
-            self.asked = self.asked or self.dialect.peek(self.body)
+            self.asked = self.asked or self._peek()
             self._model = self.dialect.model(self.body, self.path, self.asked)
         return self._model
+
+    def _peek(self) -> Peek | None:
+        return form.peek(self.body, self.form) if self.form else self.dialect.peek(self.body)
+
+    @property
+    def unclear(self) -> tuple[str, str] | None:
+        """(field, what is wrong) where nobody can say which model it asks for although it must name one; None of any
+        other call."""
+        if self.model is not None or (self.dialect.unknown and not self.form):
+            return None
+        if self.asked is not None and self.asked.model is not None:
+            return "model", f"a model is named once, by a string of at most {LONGEST_LABEL} characters"
+        return None if self.form or is_readable(self.body) else ("body", "it is no JSON object")

@@ -7,13 +7,13 @@ the body in steps of well below a millisecond each, at a tenth of the speed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, arr, is_bulky, loads, peek, peek_of, peeked
+from penstock.gateway.dialects.json_scan import elements, members
+from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, arr, is_bulky, peek, peek_of, peeked, repaired
 
 LARGE: Final = 256 << 10
 """Bytes of a request above which cutting it would hold others up."""
@@ -21,12 +21,6 @@ ANSWERS: Final = ("_call_output", "_approval_response")
 """How the types of those items end with which a client answers the model, where items have types."""
 MOST_ITEMS: Final = 1 << 16
 """Items of a conversation, and members of a request, that are read of a large one."""
-_STEP = 64 << 10
-_BLANK = re.compile(rb"[ \t\n\r]*")
-_SCALAR = re.compile(rb"[^ \t\n\r,\]}]+")
-_TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_FLAT = re.compile(rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
-"""What stands before the next bracket; ends early at a string that is longer than the step."""
 
 T = TypeVar("T")
 Values = dict[str, "msgspec.Raw | list[msgspec.Raw]"]
@@ -57,7 +51,12 @@ def cutter(kind: type[Peek]) -> Callable[[bytes], tuple[Peek, Values]]:
         try:
             asked = decode(body)
         except UNREADABLE:
-            return peek(body), {}
+            try:
+                asked = repaired(decode, body)
+            except UNREADABLE:
+                return peek(body), {}
+            # The items as they stand in the body, so that it can become a stem.
+            return peeked(asked), _skimmed(body, wanted)[1]
         values: Values = {}
         for name in names:
             if value := getattr(asked, name):
@@ -95,11 +94,10 @@ def skim(body: bytes, names: frozenset[str]) -> Values:
         raise ValueError("it holds more than is read")
     found: Values = {}
     view = memoryview(body)
-    for name, at in _bounded(_members(body)):
+    for name, at, end in _bounded(members(body)):
         if name in names:
             listed = body[at] == 0x5B
-            parts = _bounded(_elements(body, at)) if listed else [(at, _end(body, at))]
-            cut = [msgspec.Raw(view[a:b]) for a, b in parts]
+            cut = [msgspec.Raw(view[a:b]) for a, b in (_bounded(elements(body, at)) if listed else [(at, end)])]
             found[name] = cut if listed else cut[0]
     return found
 
@@ -110,86 +108,3 @@ def _bounded(parts: Iterator[T]) -> Iterator[T]:
         if number == MOST_ITEMS:
             raise ValueError(f"it holds more than {MOST_ITEMS} items")
         yield part
-
-
-def _members(body: bytes) -> Iterator[tuple[str, int]]:
-    """Names and where their values begin."""
-    at = _expect(body, 0, b"{")
-    while body[(at := _blank(body, at)) : at + 1] == b'"':
-        end = _string(body, at + 1)
-        name = body[at:end]
-        at = _blank(body, _expect(body, end, b":"))
-        yield str(loads(name)), at
-        at = _blank(body, _end(body, at))
-        if body[at : at + 1] != b",":
-            break
-        at += 1
-    _expect(body, at, b"}")
-
-
-def _elements(body: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Where the elements of a list begin and end."""
-    at = _blank(body, at + 1)
-    while body[at : at + 1] != b"]":
-        end = _end(body, at)
-        yield at, end
-        at = _blank(body, end)
-        if body[at : at + 1] == b",":
-            at = _blank(body, at + 1)
-        elif body[at : at + 1] != b"]":
-            raise ValueError(f"no comma at {at}")
-
-
-def _blank(body: bytes, at: int) -> int:
-    found = _BLANK.match(body, at)
-    return at if found is None else found.end()
-
-
-def _expect(body: bytes, at: int, mark: bytes) -> int:
-    at = _blank(body, at)
-    if body[at : at + 1] != mark:
-        raise ValueError(f"no {mark.decode()} at {at}")
-    return at + 1
-
-
-def _end(body: bytes, at: int) -> int:
-    """Where the value that begins here ends."""
-    first = body[at : at + 1]
-    if first == b'"':
-        return _string(body, at + 1)
-    if first not in (b"{", b"["):
-        found = _SCALAR.match(body, at, at + _STEP)
-        if found is None:
-            raise ValueError(f"no value at {at}")
-        return found.end()
-    depth = 0
-    while True:
-        found = _FLAT.match(body, at, at + _STEP)
-        at = at if found is None else found.end()
-        mark = body[at : at + 1]
-        if mark == b'"':
-            at = _string(body, at + 1)
-        elif mark in (b"{", b"["):
-            depth, at = depth + 1, at + 1
-        elif mark in (b"}", b"]"):
-            depth, at = depth - 1, at + 1
-            if not depth:
-                return at
-        elif not mark:
-            raise ValueError("it ends early")
-
-
-def _string(body: bytes, at: int) -> int:
-    """Where the string ends whose first character stands here."""
-    while at < len(body):
-        quote = body.find(b'"', at, at + _STEP)
-        end = min(at + _STEP, len(body)) if quote < 0 else quote
-        if body.find(b"\\", at, end) < 0:
-            at = end
-        elif (found := _TEXT.match(body, at, at + _STEP)) is not None:
-            at = found.end()
-        if body[at : at + 1] == b'"':
-            return at + 1
-        if at + 1 == len(body):
-            break
-    raise ValueError("a string does not end")

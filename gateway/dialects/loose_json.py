@@ -5,6 +5,7 @@ A provider's body is read through these, so that an odd value is an absent one a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ import msgspec
 import orjson
 
 from penstock.gateway.dialects import sse
+from penstock.gateway.dialects.json_scan import DEEPEST, finite, has_large_numbers, readable, shallow
 from penstock.gateway.model.span import Usage
 
 Json = dict[str, Any]
@@ -21,8 +23,6 @@ T = TypeVar("T")
 UNREADABLE = (ValueError, RecursionError)
 """What msgspec and orjson raise on bytes that are no JSON, or are nested too deep."""
 
-DEEPEST = 100
-"""Levels of nesting that are read. pydantic takes about 200 and orjson writes 254, a Turn around it included."""
 MOST_OBJECTS = 1 << 20
 MOST_VALUES = 1 << 22
 """Objects and arrays, and values, of a body that is read. Three bytes of JSON can stand for two hundred of memory, and
@@ -31,6 +31,7 @@ MOST_PROBLEMS = 20
 """Entries or events of one body that are named because they cannot be read; of more it is said how many."""
 LONGEST_LABEL = 256
 _SLICE = 1 << 20
+_BEGINS = re.compile(rb'(?:\xef\xbb\xbf)?[ \t\n\r]*+[\[{"NI0-9-]')
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 MOST_TOKENS = 1 << 53
 PROMPT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
@@ -75,6 +76,25 @@ def is_bulky(body: bytes | str) -> bool:
     return False
 
 
+def repaired(decode: Callable[[bytes], T], body: bytes) -> T:
+    """What a decoder reads where it has refused a text as it stands (`json_scan.readable`, `shallow`); offsets are the
+    same. Raises one of `UNREADABLE` where it refuses that as well."""
+    if _BEGINS.match(body) is None or is_bulky(body):
+        raise ValueError("it is no JSON, or holds more than is read")
+    made = readable(body)
+    try:
+        if made is not body:
+            return decode(made)
+    except UNREADABLE:
+        pass
+    # What else there may be takes longer to look for.
+    large = finite(made) if has_large_numbers(made) else made
+    last = shallow(large) if _brackets(body) > DEEPEST else large
+    if last is made:
+        raise ValueError("it is no JSON")
+    return decode(last)
+
+
 def lenient(kind: type[T]) -> Callable[[bytes], T]:
     """A JSON decoder of a struct whose fields all have defaults, which is what unreadable bytes give."""
     decode = msgspec.json.Decoder(kind).decode
@@ -85,7 +105,10 @@ def lenient(kind: type[T]) -> Callable[[bytes], T]:
         try:
             return decode(body)
         except UNREADABLE:
-            return kind()
+            try:
+                return repaired(decode, bytes(body))
+            except UNREADABLE:
+                return kind()
 
     return read
 
@@ -99,7 +122,14 @@ class _Named(msgspec.Struct):
 
 
 _peek = lenient(Peek)
+
+
+class _Object(msgspec.Struct):
+    """Any object, of which nothing is kept."""
+
+
 _named = msgspec.json.Decoder(_Named).decode
+_object = msgspec.json.Decoder(_Object).decode
 
 
 def peek(body: bytes) -> Peek:
@@ -111,6 +141,18 @@ def peek(body: bytes) -> Peek:
     except UNREADABLE:
         return Peek()
     return Peek(found.model, found.n, found.tools)
+
+
+def is_readable(body: bytes) -> bool:
+    """Whether `peek` reads a request at all."""
+    try:
+        _ = _object(body)
+    except UNREADABLE:
+        try:
+            _ = repaired(_object, body)
+        except UNREADABLE:
+            return False
+    return True
 
 
 def peeked(asked: Peek) -> Peek:
@@ -129,17 +171,25 @@ def peek_of(members: Mapping[str, bytes]) -> Peek:
 
 
 def loads(body: bytes | str) -> Any:
-    """The JSON value, None when there is none, it is nested deeper than anyone could show it again, or holds more than
-    is read."""
+    """The JSON value, without what is nested deeper than anyone could show it again; None when there is none, or it
+    holds more than is read."""
     if is_bulky(body):
         return None
     try:
         value = orjson.loads(body)
     except UNREADABLE:
-        return None
+        try:
+            value = repaired(orjson.loads, _bytes(body))
+        except UNREADABLE:
+            return None
     if len(body) <= 2 * DEEPEST or _SCALARS.issuperset(map(type, obj(value).values() or (value,))):
         return value
-    return None if _brackets(body) > DEEPEST and _depth(value) > DEEPEST else value
+    deep = _brackets(body) > DEEPEST and _depth(value) > DEEPEST
+    return orjson.loads(shallow(readable(_bytes(body)))) if deep else value
+
+
+def _bytes(body: bytes | str) -> bytes:
+    return body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
 
 
 def _brackets(body: bytes | str) -> int:
@@ -163,6 +213,8 @@ def document(body: bytes, what: str, problems: list[str]) -> Json:
     value = loads(body)
     if not isinstance(value, dict):
         problems.append(f"{what}: {_problem(body)}")
+    elif _brackets(body) > DEEPEST and _depth(value) == DEEPEST and shallow(body) != body:
+        problems.append(f"{what}: nested deeper than {DEEPEST} levels, which are not read")
     return obj(value)
 
 

@@ -11,6 +11,7 @@ of attributes are those of the OpenTelemetry conventions for MCP (semantic-conve
 
 from __future__ import annotations
 
+import json
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ import orjson
 from penstock.gateway.dialects import sse
 from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.dialects.family import Family, named
+from penstock.gateway.dialects.json_scan import BOM, elements, members
 from penstock.gateway.dialects.loose_json import (
     UNREADABLE,
     Json,
@@ -29,6 +31,7 @@ from penstock.gateway.dialects.loose_json import (
     lenient,
     loads,
     obj,
+    repaired,
     text,
 )
 from penstock.gateway.model.known_secrets import fingerprint
@@ -148,12 +151,23 @@ _unwanted = lenient(_Cancellation)
 
 def messages(body: bytes) -> list[Sent]:
     """The messages of a body, or of the data of an event. One that cannot be read is said to be unreadable."""
-    if body.lstrip()[:1] != b"[":
+    if body.removeprefix(BOM).lstrip()[:1] != b"[":
         return [message(body)]
     try:
         if body.count(b",") > _CROWDED:
             raise ValueError("too many messages")
         return [message(bytes(raw)) for raw in _batch(body)]
+    except UNREADABLE:
+        return _apart(body)
+
+
+def _apart(body: bytes) -> list[Sent]:
+    """The messages of a list that msgspec refuses."""
+    try:
+        if body.count(b",") > _CROWDED:
+            raise ValueError("too many messages")
+        _ = repaired(_batch, body)
+        return [message(body[start:end]) for start, end in elements(body)]
     except UNREADABLE:
         return [Sent("unreadable", b"", "", body)]
 
@@ -164,7 +178,11 @@ def message(raw: bytes) -> Sent:
         wire = _wire(raw)
         id = _canonical(bytes(wire.id))
     except UNREADABLE:
-        return Sent("unreadable", b"", "", raw)
+        try:
+            wire = repaired(_wire, raw)
+            id = _canonical(next((raw[start:end] for start, end in _places(raw, "id")), b""))
+        except UNREADABLE:
+            return Sent("unreadable", b"", "", raw)
     answered = bytes(wire.result) or bytes(wire.error)
     if isinstance(wire.method, str):
         if answered:
@@ -174,6 +192,11 @@ def message(raw: bytes) -> Sent:
     return Sent("answer" if answered else "unreadable", id, "", raw)
 
 
+def _places(raw: bytes, name: str) -> list[tuple[int, int]]:
+    """Where a member of a message stands, the last one first, which counts."""
+    return [(start, end) for key, start, end in members(raw) if key == name][::-1]
+
+
 def _canonical(id: bytes) -> bytes:
     """Raises `ValueError` for an id that only looked like JSON while it was skipped: no UTF-8, an infinite number, more
     levels than can be written."""
@@ -181,7 +204,14 @@ def _canonical(id: bytes) -> bytes:
         return b""
     if _WHOLE.fullmatch(id):
         return id
-    value = orjson.loads(id)
+    try:
+        value = orjson.loads(id)
+    except ValueError:
+        # Half a character stays what it is.
+        value = json.loads(id)
+        if not isinstance(value, str):
+            raise
+        return json.dumps(value).encode()
     if isinstance(value, float):
         # A number is the same however it is written, and one that orjson cannot hold exactly is itself.
         return b"%d" % int(value) if value.is_integer() and abs(value) < _EXACT else id

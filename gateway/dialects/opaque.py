@@ -7,13 +7,43 @@ by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
 
 from penstock.gateway.dialects.base import Dialect, Facts
 from penstock.gateway.dialects.family import OPENAI
-from penstock.gateway.dialects.loose_json import Peek, error_message, loads, obj
+from penstock.gateway.dialects.loose_json import (
+    INPUT,
+    PROMPT,
+    Json,
+    Peek,
+    error_message,
+    lenient,
+    loads,
+    obj,
+    tokens,
+)
 from penstock.gateway.dialects.passages import of_body
+from penstock.gateway.dialects.sse import last
 from penstock.gateway.model.passage import Passage
+from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Turn
+
+_TAIL: Final = 3
+"""Events at the end of a stream of which one may say what was used."""
+
+
+class _Answer(msgspec.Struct):
+    usage: Any = None
+
+
+_answer = lenient(_Answer)
+
+
+def _used(usage: Any) -> Usage | None:
+    found = (tokens(usage, names) for names in (INPUT, PROMPT))
+    return next((it for it in found if it is not None and it != Usage()), None)
 
 
 class Opaque(Dialect):
@@ -28,13 +58,18 @@ class Opaque(Dialect):
         return True
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """The model asked for."""
-        return Facts(model=self.model(request, asked=asked))
+        """The model asked for, and what the answer says was used, as chat or responses would say it; of a stream the
+        last events tell."""
+        said = last(response, _TAIL)[::-1] if stream else [response]
+        usage = next((it for data in said if (it := _used(_answer(data).usage)) is not None), None)
+        return Facts(model=self.model(request, asked=asked), usage=usage)
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         """The model asked for, and the error if the answer is one."""
-        error = None if stream else error_message(obj(loads(response)))
-        return Turn(dialect=self.name, model=self.model(request), stream=stream, error=error)
+        answer = Json() if stream else obj(loads(response))
+        usage = self.facts(request, response, stream).usage
+        error = error_message(answer)
+        return Turn(dialect=self.name, model=self.model(request), stream=stream, error=error, usage=usage)
 
     def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
         """Both bodies, as far as they are text."""

@@ -12,7 +12,6 @@ no places: it passes untouched.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -20,7 +19,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import orjson
 
-from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, peeked
+from penstock.gateway.dialects.json_scan import elements, members
+from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, is_readable, peeked, repaired
 from penstock.gateway.dialects.parts import TEXT
 from penstock.gateway.model.coverage import Unread
 
@@ -34,9 +34,6 @@ FEW = 8
 _ENOUGH = 256
 """Bytes of a literal that tell it from other text."""
 _QUOTE = ord('"')
-_SPACE = re.compile(r"[ \t\r\n]*")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-_scan = json.JSONDecoder().raw_decode
 _text = msgspec.json.Decoder(str).decode
 
 
@@ -170,35 +167,17 @@ def texts(body: bytes, find: Callable[[bytes], Pointed]) -> Texts:
 def unread(body: bytes) -> Unread:
     """Why a body that cannot be read cannot."""
     try:
-        said = body.decode()
+        said = body.decode("utf-8-sig")
     except UnicodeDecodeError:
         return "utf8" if body.lstrip()[:1] in (b"{", b"[") else "encoding"
     try:
-        value: Any = json.loads(said, parse_constant=_no_number)
-    except _NoNumber:
-        return "nan"
+        if is_readable(body) or not isinstance(json.loads(said), dict):
+            return "shape"
     except RecursionError:
         return "depth"
     except ValueError:
-        return "depth" if _reads(body) else "json"
-    return "shape" if not isinstance(value, dict) or _reads(body) else "depth"
-
-
-class _NoNumber(ValueError):
-    """`NaN` or `Infinity`, which JSON does not have and Python writes."""
-
-
-def _no_number(name: str) -> None:
-    raise _NoNumber(name)
-
-
-def _reads(body: bytes) -> bool:
-    """Whether msgspec can read it, whatever it says."""
-    try:
-        msgspec.json.decode(body, type=msgspec.Raw)
-    except UNREADABLE:
-        return False
-    return True
+        return "json"
+    return "depth"
 
 
 def _found(body: bytes, find: Callable[[bytes], Pointed]) -> tuple[list[tuple[bytes, Quoted]], Peek | None]:
@@ -207,13 +186,17 @@ def _found(body: bytes, find: Callable[[bytes], Pointed]) -> tuple[list[tuple[by
         pointed, asked = find(body)
         return [(bytes(it.raw), it) for it in pointed], asked
     except UNREADABLE:
-        # Half a surrogate pair is JSON that JavaScript writes and msgspec refuses: it looks at as many other bytes.
-        covered = _SURROGATE.sub(rb"\\ufffd", body)
-        if covered == body:
-            raise
-        found = list(find(covered)[0])
-        where = _spans(covered, [(bytes(it.raw), it.path) for it in found])
-        return [(body[start:end], it) for (start, end), it in zip(where, found, strict=True)], None
+        return repaired(lambda made: _located(body, made, find), body)
+
+
+def _located(
+    body: bytes, made: bytes, find: Callable[[bytes], Pointed]
+) -> tuple[list[tuple[bytes, Quoted]], Peek | None]:
+    """The same by a copy that can be read."""
+    pointed, asked = find(made)
+    found = list(pointed)
+    where = _spans(made, [(bytes(it.raw), it.path) for it in found])
+    return [(body[start:end], it) for (start, end), it in zip(where, found, strict=True)], asked
 
 
 def _utf8(literal: bytes) -> bytes:
@@ -225,7 +208,7 @@ def _utf8(literal: bytes) -> bytes:
 
 def spans(body: bytes, places: Iterable[Place]) -> list[tuple[int, int]]:
     """Where places stand in their body: offsets of the opening quote and behind the closing one; bytes. Raises
-    `wire.UNREADABLE` where they stand among what only msgspec can read: integers without end, deepest nesting."""
+    `ValueError` where they do not stand there."""
     return _spans(body, [(place.literal, place.path) for place in places])
 
 
@@ -239,7 +222,9 @@ def _spans(body: bytes, literals: list[tuple[bytes, Path]]) -> list[tuple[int, i
         for step in path:
             branch = branch.setdefault(step, {})
     walked: dict[Path, tuple[int, int]] = {}
-    _walk(body.decode("latin-1"), 0, tree, (), walked)  # One character a byte: offsets are the same in both.
+    _walk(body, 0, tree, (), walked)
+    if not walked.keys() >= {path for _, path in literals}:
+        raise ValueError("a text does not stand where it was found")
     return [walked[path] for _, path in literals]
 
 
@@ -249,29 +234,19 @@ def _only(body: bytes, raw: bytes) -> tuple[int, int] | None:
     return (start, start + len(raw)) if body.find(raw[:_ENOUGH], start + 1) < 0 else None
 
 
-def _walk(body: str, at: int, tree: Tree, path: Path, found: dict[Path, tuple[int, int]]) -> int:
-    """Notes the spans of a tree's leaves in the value at an offset; the offset behind that value. ValueError on bytes
-    that are no JSON."""
-    start = _past(body, at)
-    if not tree or body[start] not in "{[":
-        end = _scan(body, start)[1]
-        found[path] = (start, end)
-        return end
-    at, count = _past(body, start + 1), 0
-    while body[at] not in "}]":
-        key: str | int = count
-        if body[start] == "{":
-            key, at = _scan(body, at)
-            at = _past(body, at) + 1
-        at = _past(body, _walk(body, at, tree.get(key, {}), (*path, key), found))
-        at, count = (_past(body, at + 1) if body[at] == "," else at), count + 1
-    return at + 1
-
-
-def _past(body: str, at: int) -> int:
-    """The offset behind white space."""
-    space = _SPACE.match(body, at)
-    return at if space is None else space.end()
+def _walk(body: bytes, at: int, tree: Tree, path: Path, found: dict[Path, tuple[int, int]]) -> None:
+    """Notes the spans of a tree's leaves in the list or object at an offset."""
+    parts: Iterable[tuple[str | int, int, int]] = (
+        ((count, *span) for count, span in enumerate(elements(body, at)))
+        if body[at : at + 1] == b"["
+        else members(body, at)
+    )
+    for key, start, end in parts:
+        below = tree.get(key)
+        if below and body[start : start + 1] in (b"{", b"["):
+            _walk(body, start, below, (*path, key), found)
+        elif below is not None:
+            found[*path, key] = (start, end)
 
 
 def decoded(literal: bytes) -> str:

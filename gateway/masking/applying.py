@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.gateway.dialects.base import EVENT_STREAM
+from penstock.gateway.dialects.json_scan import whole_bytes
 from penstock.gateway.masking.framing import Events, aws_frames, looks_like_events, server_sent
 from penstock.gateway.masking.json_walk import Found, Malformed, looks_like_json, walk
 from penstock.gateway.masking.looking import Looking, Rules, Unsure
@@ -42,7 +43,10 @@ _READ: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "l
 
 def look(root: Root, looking: Looking, about: About) -> None:
     """Masks what rules find in a body; raises `Unsure` and `Malformed`."""
-    kind, body = _kind(about), root.data
+    kind = _kind(about)
+    if kind != _AWS and b"\xed" in root.data:
+        root.read_as(whole_bytes(root.data))
+    body = root.data
     if kind == _AWS:
         _events(looking, aws_frames(root))
     elif not _is_text(body, about):

@@ -1,8 +1,8 @@
 """Finds every value in JSON, with its path and its place in the bytes. Pure, iterative, linear.
 
 Several values may follow each other, as in JSON lines. What ends early, because it was cut off, is read as far as it
-goes; what is no JSON is refused, and so is what is nested deeper than any API writes, or has very many values that are
-nested deep. A key that stands twice is found twice. Numbers are taken as they are written.
+goes; what is no JSON is refused, and so is what has very many values that are nested deep. What is nested deeper than
+any API writes is told of as a whole. A key that stands twice is found twice. Numbers are taken as they are written.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from penstock.gateway.dialects.json_scan import value_end
 from penstock.gateway.masking.paths import Path
 from penstock.gateway.masking.text import plain
 
-Kind: TypeAlias = Literal["key", "text", "integer", "other", "container"]
+Kind: TypeAlias = Literal["key", "text", "integer", "other", "container", "deep"]
 DEEPEST: Final = 200
 """Levels of lists and objects."""
 _TOKEN: Final = re.compile(
@@ -67,7 +68,7 @@ class Walk:
         while (token := match(data, at)) is not None:
             kind, at = token.lastindex or 0, token.end()
             if kind == 5:
-                self._mark(data[at - 1], at)
+                at = self._mark(data[at - 1], at)
             elif self._expected == _KEY and kind <= 2:
                 self._key(token.start(kind) + 1, at - (kind == 1))
             elif self._expected == _VALUE:
@@ -101,10 +102,21 @@ class Walk:
             self._found.append(Found(path, "integer" if kind == 3 else "other", start, end))
         self._ended()
 
-    def _mark(self, mark: int, end: int) -> None:
+    def _deep(self, start: int) -> int:
+        """A list or object that is nested too deep; where it ends."""
+        try:
+            end = value_end(self._data, start)
+        except ValueError:
+            end = len(self._data)  # It was cut off.
+        self._found.append(Found(self._here(), "deep", start, end))
+        self._ended()
+        return end
+
+    def _mark(self, mark: int, end: int) -> int:
+        """A bracket, colon or comma; where to go on."""
         if mark in b"[{" and self._expected == _VALUE:
             if len(self._opened) >= DEEPEST:
-                raise Malformed(f"it is nested deeper than {DEEPEST} levels")
+                return self._deep(end - 1)
             self._opened.append(end if mark == 0x5B else -end)
             self._path.append(0 if mark == 0x5B else "")
             self._expected, self._may_close = (_VALUE if mark == 0x5B else _KEY), True
@@ -121,6 +133,7 @@ class Walk:
                 self._path[-1], self._expected = inner + 1, _VALUE
         else:
             raise Malformed(f"it is no JSON at byte {end}")
+        return end
 
     def _close(self, end: int) -> None:
         start = abs(self._opened.pop()) - 1

@@ -101,6 +101,9 @@ class Looking:
                 _ = self.text(literal(outer, one.start, one.end), there, depth, pieces and in_pieces(one))
             elif one.kind == "integer":
                 self._number(outer, one)
+            elif one.kind == "deep":
+                # A rule may find something in this body, and nobody looks where.
+                self._mask(outer, one, self.rules.first)
 
     def joined(self, channels: Channels) -> None:
         """Texts that a stream has cut apart."""
@@ -121,7 +124,7 @@ class Looking:
         if one.start == one.end:
             return
         said = outer.data[one.start : one.end]
-        new = zeroed(said) if one.kind in ("integer", "other") else None
+        new = emptied(len(said)) if one.kind == "deep" else zeroed(said) if one.kind in ("integer", "other") else None
         if new != said and outer.write(one.start, one.end, new):
             self.notes.add(rule)
 
@@ -153,6 +156,11 @@ class Looking:
                         self.notes.add(name)
             except Slow as slow:
                 raise Unsure(f"{name}: {slow}") from None
+
+
+def emptied(size: int) -> bytes:
+    """What stands in place of a list or object of so many bytes."""
+    return b"null".ljust(size) if size >= 4 else b"[" + b"]".rjust(size - 1)
 
 
 def zeroed(said: bytes) -> bytes:

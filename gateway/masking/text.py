@@ -33,7 +33,11 @@ class Root:
     """The bytes of a body itself."""
 
     def __init__(self, body: bytes) -> None:
-        self.data, self._buffer, self._changed = body, bytearray(body), False
+        self.data, self._body, self._buffer, self._changed = body, body, bytearray(body), False
+
+    def read_as(self, body: bytes) -> None:
+        """Has it read as other bytes, of the same length."""
+        self.data = body
 
     def write(self, start: int, end: int, new: bytes | None = None) -> bool:
         """See `Text`."""
@@ -46,7 +50,7 @@ class Root:
     @property
     def masked(self) -> bytes:
         """The body as it is now; the same object where nothing was changed."""
-        return bytes(self._buffer) if self._changed else self.data
+        return bytes(self._buffer) if self._changed else self._body
 
 
 class Slice:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from penstock.gateway.masking.json_walk import Found, Malformed, walk
-from penstock.gateway.masking.looking import zeroed
+from penstock.gateway.masking.looking import emptied, zeroed
 from penstock.gateway.masking.text import Text
 
 _SAID: Final = re.compile(
@@ -21,6 +21,7 @@ _SAID: Final = re.compile(
 """Members that say a text by its tokens, whatever they hold."""
 _IDS: Final = re.compile(r"prompt|inputs?|context|\w*_ids")
 """Members that do if they hold integers and nothing else."""
+_LISTED: Final = ("container", "deep")
 _TOKEN: Final = ("token", "id")
 _NAMED: Final = re.compile(
     rb'"(?:\w*_ids|\w*logprobs|(?:top_)?tokens|token_strs|logprobsResult|prefill|prompt_fragments|context'
@@ -55,11 +56,10 @@ def _take_out(text: Text, found: list[Found]) -> None:
         if one.kind == "integer" and one.path[-2:] == _TOKEN:
             _ = text.write(one.start, one.end, zeroed(text.data[one.start : one.end]))
     for one in found:
-        name = one.path[-1] if one.path and one.kind == "container" else None
+        name = one.path[-1] if one.path and one.kind in _LISTED else None
         if not isinstance(name, str):
             continue
         first, last = bisect_left(starts, one.start), bisect_left(starts, one.end)
         numbers = 0 < last - first == whole[last] - whole[first]
         if _SAID.fullmatch(name) or (numbers and _IDS.fullmatch(name)):
-            size = one.end - one.start
-            _ = text.write(one.start, one.end, b"null".ljust(size) if size >= 4 else b"[" + b"]".rjust(size - 1))
+            _ = text.write(one.start, one.end, emptied(one.end - one.start))

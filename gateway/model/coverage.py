@@ -10,8 +10,8 @@ from penstock.gateway.model.base import Id, Noun
 
 Unread = Literal["encoding", "utf8", "nan", "depth", "shape", "json"]
 """Why a request cannot be looked into, and passes as it came: a content encoding that is not known or does not fit; no
-UTF-8; `NaN` or `Infinity`, which are no JSON; nested too deep, or numbers without end; JSON that is none of this API;
-no JSON."""
+UTF-8; nested too deep; JSON that is none of this API; no JSON. Tapes of earlier versions have `nan` besides, for `NaN`
+or `Infinity`, which are read now."""
 Why = Literal["miss", "ambiguous", "placeholder", "slots", "unknown"]
 """Why a text passes as it came: it is no registered prompt; it could be two, or one in two ways; it has a placeholder
 that cannot be read; the version has other slots; there is no version."""

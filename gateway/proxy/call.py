@@ -119,7 +119,7 @@ class Call(Choosing):
         record, self._given_at = self.record, monotonic()
         record.pool = pool = take_next(self._pools, self._given_at)
         if self._aliases:
-            record.body = replace_model(record.plain, self._aliases[pool.name])
+            record.body = replace_model(record.plain, self._aliases[pool.name], self._admitted.form)
         if self._admitted.packed is not None:
             self._pack(self._admitted.packed)
         length = len(record.body) if record.changed else None

@@ -49,7 +49,7 @@ def plan(shared: Shared, call: Admitted, request: Request) -> Send | Wait:
 def plan_route(shared: Shared, call: Admitted, request: Request) -> Send:
     """Of a call that uses no released resource."""
     pools, alias, route = shared.route(call, request)
-    body = call.body if alias is None else replace_model(call.body, alias)
+    body = call.body if alias is None else replace_model(call.body, alias, call.form)
     return _with_features(shared, Send(pools, call, body, request.headers), route)
 
 
@@ -72,7 +72,7 @@ def _switched(shared: Shared, call: Admitted, request: Request, found: Uses, pin
     made = shared.pins.switched(call, found, pins)
     if not made.upstreams:
         pools, alias, route = shared.route(call, request)
-        body = made.body if alias is None else replace_model(made.body, alias)
+        body = made.body if alias is None else replace_model(made.body, alias, call.form)
     else:
         pools, route = shared.serving(made.upstreams, found.model, call, request)
         body = made.body

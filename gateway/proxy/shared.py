@@ -14,7 +14,7 @@ from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Held
 from penstock.gateway.config import Config
 from penstock.gateway.dialects import whose
-from penstock.gateway.http.errors import GatewayFault
+from penstock.gateway.http.errors import ClientFault, GatewayFault, Refusal
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.request import Request
 from penstock.gateway.metrics import Metrics
@@ -113,8 +113,11 @@ class Shared:
 
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
         """(upstreams to try in turn, model name to send instead, the route that says so)."""
-        # A body that names no model, or cannot be read, is still a call of a route that takes all of them.
-        model = "" if call.model is None and call.dialect.generates else call.model
+        model = call.model
+        if model is None and self._by_model and (unclear := call.unclear) is not None:
+            raise _unclear(*unclear)
+        # A body that names no model is still a call of a route that takes all of them.
+        model = "" if model is None and call.dialect.generates else model
         route = self.routes.find(model) if self.routes else None
         call.families = of = whose(call.dialect, call.path, request.headers)
         pools = [] if route is None else self.routes.along(route, of, call.dialect)
@@ -127,6 +130,13 @@ class Shared:
         if route.weights:
             pools = ordered(pools, route.weights, call.address.rollout)
         return pools, alias, route
+
+    @property
+    def _by_model(self) -> bool:
+        """Whether it may depend on its model where a call goes, or what counts it."""
+        config = self.config
+        told = any(one.model != "*" for one in (*config.route, *config.budget))
+        return told or bool(self.pins.catalog.models)
 
     def end_durably(self) -> None:
         """No answer ends from now on before the tape has its call."""
@@ -169,3 +179,11 @@ class Shared:
             self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting + pool.places.waiting
             self.metrics.connections(pool.name, "idle", pool.idle)
             self.metrics.connections(pool.name, "busy", pool.running)
+
+
+def _unclear(field: str, wrong: str) -> Refusal:
+    message = (
+        f"{wrong}, so nothing tells which model is asked for, and here routes, releases or budgets depend on that: "
+        "send JSON (or a form) with one `model`"
+    )
+    return ClientFault(400, "unreadable", message, field)

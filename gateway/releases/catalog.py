@@ -103,9 +103,9 @@ class Catalog:
         """Whether there can be an agent in rehearsal."""
 
     def written(
-        self, body: bytes, prompts: Findings | None, model: str | None, versions: Mapping[str, str]
+        self, body: bytes, prompts: Findings | None, model: str | None, versions: Mapping[str, str], form: str = ""
     ) -> tuple[Rewritten, Weights | None]:
-        """A request with these versions of its resources in it, and where its weights are served."""
+        """A request with these versions of its resources in it, and where its weights are served. `form`: its type."""
         made, weights = Rewritten(body, [], []), None
         if prompts is not None and prompts.uses:
             made = write(
@@ -113,7 +113,7 @@ class Catalog:
             )
         if model is not None:
             weights = self.models[model][versions[model]]
-            made.body = replace_model(made.body, weights.served)
+            made.body = replace_model(made.body, weights.served, form)
         return made, weights
 
     def has(self, pin: Pin) -> bool:
@@ -368,7 +368,7 @@ class Pins:
     def switched(self, call: Admitted, found: Uses, pins: Mapping[str, Pin]) -> Switched:
         """The request with what its rollout was given in it."""
         given = {name: pins[name].version for name in found.resources}
-        made, weights = self.catalog.written(call.body, found.prompts, found.model, given)
+        made, weights = self.catalog.written(call.body, found.prompts, found.model, given, call.form)
         for use in made.uses:
             self._metrics.prompt_rewrites[(use.way,)] += 1
         texts = {use.resource: use.sha256 for use in made.uses}

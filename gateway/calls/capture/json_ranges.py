@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
+from penstock.gateway.dialects.loose_json import UNREADABLE, repaired
+
 Tree: TypeAlias = Mapping[str, "Tree"]
 """Keys to look for in an object, and what to look for below each; nothing below is the value itself."""
 
@@ -45,6 +47,13 @@ class Range(NamedTuple):
 def find(body: bytes, tree: Tree) -> list[Range]:
     """The values at the tree's leaves, in the order of the bytes. Where a list stands above a leaf, each object in it
     is looked into. Raises one of `wire.UNREADABLE` unless the body is one JSON object and nothing else."""
+    try:
+        return _found(body, tree)
+    except UNREADABLE:
+        return repaired(lambda made: _found(made, tree), body)
+
+
+def _found(body: bytes, tree: Tree) -> list[Range]:
     text, found = body.decode("latin-1"), list[Range]()
     start = _START.match(text)
     try:
