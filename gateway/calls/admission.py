@@ -124,7 +124,7 @@ class Admission:
         if admitted.dialect is OPAQUE:
             check_path(below)
             admitted.form = _form(headers)
-        elif b"content-encoding" in headers:
+        if b"content-encoding" in headers:
             _unpack(admitted, request)
         shown = self._authorize(headers)
         if self._foreign_pages and shown is _NOTHING and hints.peer:
@@ -215,9 +215,8 @@ def _baggage(request: Request) -> str:
 def checked(request: Request, call: Admitted) -> Admitted:
     """Takes the body and the baggage of a call that another worker has admitted."""
     call.body, call.baggage = request.body(), _baggage(request)
-    if call.dialect is not OPAQUE:
-        _unpack(call, request)
-    else:
+    _unpack(call, request)
+    if call.dialect is OPAQUE:
         call.form = _form({low: value for low, _, value in request.headers})
     return call
 

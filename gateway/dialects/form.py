@@ -58,15 +58,15 @@ def peek(body: bytes, content_type: str) -> Peek:
 def replaced(body: bytes, content_type: str, name: str, value: str) -> bytes:
     """A form with another value of a field; every other byte stays. The same where it has no such field."""
     new = quote_plus(value).encode() if _is_urlencoded(content_type) else value.encode()
-    pieces, done = list[bytes](), 0
+    pieces, view, done = list[bytes | memoryview](), memoryview(body), 0
     try:
         for one in fields(body, content_type):
             if one.name == name:
-                pieces += (body[done : one.start], new)
+                pieces += (view[done : one.start], new)
                 done = one.end
     except ValueError:
         return body
-    return b"".join([*pieces, body[done:]]) if pieces else body
+    return b"".join([*pieces, view[done:]]) if pieces else body
 
 
 def fields(body: bytes, content_type: str) -> Iterator[Field]:
@@ -79,7 +79,7 @@ def _is_urlencoded(content_type: str) -> bool:
 
 
 def _pairs(body: bytes) -> Iterator[Field]:
-    if len(body) > _LONGEST:
+    if len(body) > _LONGEST or body.count(b"&") > _PARTS:
         raise ValueError("the form is too long to be read")
     at = 0
     for pair in body.split(b"&"):

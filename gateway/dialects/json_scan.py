@@ -41,7 +41,6 @@ _USUAL: Final = re.compile(
     re.DOTALL,
 )
 _NUMBER: Final = re.compile(rb"-?(?:Infinity|[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+)|NaN")
-_LARGEST: Final = b"1e308"
 
 
 # -- where values stand -----------------------------------------------------------------------------------------------
@@ -158,12 +157,16 @@ def _string(body: bytes, at: int) -> int:
 # -- what decoders refuse ---------------------------------------------------------------------------------------------
 
 
+def with_characters(body: bytes) -> bytes:
+    """The text, as long as it is, with U+FFFD for halves of characters and bytes that are no UTF-8, and without a byte
+    order mark; the same object where it has none of these."""
+    return _whole(_utf8(b"   " + body[len(BOM) :] if body.startswith(BOM) else body))
+
+
 def readable(body: bytes) -> bytes:
     """The text as decoders take it, as long as it is; the same object where nothing in it is unusual. What cannot be
-    written becomes U+FFFD, `NaN` an empty string and `Infinity` null."""
-    if body.startswith(BOM):
-        body = b"   " + body[len(BOM) :]
-    body = _whole(_utf8(body))
+    written becomes U+FFFD, and `NaN` and `Infinity` empty lists, which no reader takes for a number."""
+    body = with_characters(body)
     return finite(body) if b"NaN" in body or b"Infinity" in body else body
 
 
@@ -202,7 +205,7 @@ def finite(body: bytes) -> bytes:
     while (usual := _USUAL.match(body, at)) is not None and (found := _NUMBER.match(body, usual.end())) is not None:
         at = found.end()
         if (new := _instead(found[0])) is not None:
-            pieces += (body[done : found.start()], new.ljust(at - found.start()))
+            pieces += (body[done : found.start()], new)
             done = at
     return b"".join([*pieces, body[done:]]) if pieces else body
 
@@ -213,12 +216,11 @@ def has_large_numbers(body: bytes) -> bool:
 
 
 def _instead(number: bytes) -> bytes | None:
-    """None for a number that stays."""
-    if number == b"NaN":
-        return b'""'
-    if number.endswith(b"y"):
-        return b"null"
-    return (b"-" if number.startswith(b"-") else b"") + _LARGEST if math.isinf(float(number)) else None
+    """What is as long, to its last byte; None for a number that stays."""
+    if number[-1:] in b"Ny":
+        return b"[" + b"]".rjust(len(number) - 1)
+    sign = b"-" if number.startswith(b"-") else b""
+    return sign + b"1e" + b"308".rjust(len(number) - len(sign) - 2, b"0") if math.isinf(float(number)) else None
 
 
 def shallow(body: bytes) -> bytes:

@@ -188,6 +188,16 @@ def loads(body: bytes | str) -> Any:
     return orjson.loads(shallow(readable(_bytes(body)))) if deep else value
 
 
+def strict(body: bytes) -> Any:
+    """The JSON value of a body that is to be written anew: None where reading it would leave something out or change
+    it."""
+    try:
+        value = None if is_bulky(body) else orjson.loads(body)
+    except UNREADABLE:
+        return None
+    return None if _brackets(body) > DEEPEST and _depth(value) > DEEPEST else value
+
+
 def _bytes(body: bytes | str) -> bytes:
     return body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
 

@@ -288,8 +288,10 @@ def header_text(value: bytes) -> str:
 def cancelled(sent: Sent) -> bytes | None:
     """The id of the request that a notification cancels; None for one that cannot be read."""
     params = _unwanted(sent.raw).params if sent.method == "notifications/cancelled" else None
+    # Where it was read from a copy, it may say something else there.
+    id = b"" if params is None or (said := bytes(params.requestId)) not in sent.raw else said
     try:
-        return None if params is None else _canonical(bytes(params.requestId)) or None
+        return _canonical(id) or None
     except UNREADABLE:
         return None
 

@@ -11,15 +11,16 @@ when the engine refuses it with words about systems or roles. If that is answere
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
 
-from penstock.gateway.calls.capture.json_ranges import LEAF, find, spliced
+from penstock.gateway.calls.capture.json_ranges import LEAF, Range, find, spliced
 from penstock.gateway.calls.record import Record
-from penstock.gateway.dialects.loose_json import UNREADABLE, Json, arr, error_message, loads, obj, text
+from penstock.gateway.dialects.loose_json import UNREADABLE, Json, arr, error_message, loads, obj, strict, text
 from penstock.gateway.dialects.parts import TEXT
 from penstock.gateway.model.attributes import FOLDED
 from penstock.gateway.proxy.parts import Part, Send
@@ -87,15 +88,25 @@ def folded(body: bytes) -> tuple[bytes, int]:
     """A request of chat completions with at most one system message, at the beginning, and how many messages were
     folded. The same bytes and 0 where there is nothing to fold, or something that cannot be."""
     try:
-        places = find(body, {"messages": LEAF})
+        # Of two lists of messages the last one counts.
+        places = find(body, {"messages": LEAF})[-1:]
+        raw = body[places[0].start : places[0].end] if places else b"[]"
+        usual = strict(raw)
+        # Python's own reader gives back halves of characters and NaN as they came.
+        given = arr(json.loads(raw.decode("utf-8", "surrogatepass")) if usual is None else usual)
+        return _spliced(body, places, given, orjson.dumps if usual is not None else lambda it: json.dumps(it).encode())
     except UNREADABLE:
         return body, 0
-    given = arr(loads(body[places[0].start : places[0].end])) if len(places) == 1 else []
+
+
+def _spliced(
+    body: bytes, places: list[Range], given: list[Any], write: Callable[[list[Json]], bytes]
+) -> tuple[bytes, int]:
     if not all(isinstance(one, dict) for one in given):
         return body, 0
     count = sum(one.get("role") in _SYSTEM for one in given[1:])
     made = _folded(given) if count else None
-    return (body, 0) if made is None else (spliced(body, places, orjson.dumps(made)), count)
+    return (body, 0) if made is None else (spliced(body, places, write(made)), count)
 
 
 def _folded(given: list[Json]) -> list[Json] | None:

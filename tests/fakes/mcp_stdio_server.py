@@ -52,6 +52,10 @@ class Tools:
     def spaced(self, id: Any, arguments: Json, meta: Json) -> None:
         put(SPACED % json.dumps(id).encode())
 
+    def raw(self, id: Any, arguments: Json, meta: Json) -> None:
+        """A line of these bytes."""
+        put(arguments["line"].encode("latin-1"))
+
     def dies(self, id: Any, arguments: Json, meta: Json) -> None:
         print("it cannot go on", file=sys.stderr, flush=True)
         os._exit(7)

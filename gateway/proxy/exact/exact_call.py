@@ -17,7 +17,7 @@ from typing import Any, Final
 import aiohttp
 
 from penstock.gateway.calls.record import Record
-from penstock.gateway.dialects.loose_json import Json, loads, obj
+from penstock.gateway.dialects.loose_json import Json, obj, strict
 from penstock.gateway.dialects.token_ids import WIDTH
 from penstock.gateway.http.errors import Refusal
 from penstock.gateway.http.request import Request
@@ -99,7 +99,7 @@ class ExactCall(Part):
 
     async def _way(self, engine: Engine) -> Generation | None:
         """None: the chat request is sent as it is."""
-        asked, record = obj(loads(self._record.plain)), self._record
+        asked, record = obj(strict(self._record.plain)), self._record
         self._let_go()
         self._session = self._how = ""
         record.attributes, record.sides = _without_marks(record.attributes), []

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, Final, NoReturn
 
-from penstock.gateway.dialects.loose_json import Json, arr, loads, obj, text
+from penstock.gateway.dialects.json_scan import with_characters
+from penstock.gateway.dialects.loose_json import Json, arr, obj, strict, text
 from penstock.gateway.http.errors import ClientFault
 from penstock.gateway.model.negotiation import KIND
 
@@ -24,8 +25,8 @@ def refuse(field: str, message: str) -> NoReturn:
 
 
 def document(body: bytes) -> Json:
-    """The request; refused unless it is a JSON object."""
-    asked = obj(loads(body))
+    """The request; refused unless it is a JSON object of which nothing gets lost but halves of characters."""
+    asked = obj(strict(body) or strict(with_characters(body)))
     if not asked:
         refuse("body", "the request is no readable JSON object")
     if not text(asked.get("model")):

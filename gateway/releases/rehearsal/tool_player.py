@@ -24,7 +24,7 @@ from penstock.gateway.calls.answer_masking import keep, unencoded
 from penstock.gateway.calls.model_name import replace_model
 from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.canary.assignment import Asker, speaks_to, stable_version
-from penstock.gateway.dialects.loose_json import loads, obj
+from penstock.gateway.dialects.loose_json import loads, obj, strict
 from penstock.gateway.http.errors import ClientFault, GatewayFault, Refusal, UpstreamFault
 from penstock.gateway.http.headers import HOP
 from penstock.gateway.http.request import Request
@@ -235,7 +235,7 @@ class Play:
         return Question(pool, call.dialect, request, call.path, body, said, model, agent, versions)
 
     def _restored(self, call: Admitted) -> Admitted:
-        dialect, asked = call.dialect, obj(loads(call.body))
+        dialect, asked = call.dialect, obj(strict(call.body))
         if not dialect.conversation_field or not self._told:
             return call
         told = conversation(dialect, asked)

@@ -17,6 +17,7 @@ from fakes.mcp_wire import call
 from fakes.tape import Tape
 from fakes.waiting import until
 
+from penstock.gateway.dialects.json_scan import BOM
 from penstock.gateway.model.span import SpanStatus
 
 
@@ -53,6 +54,33 @@ async def test_the_bytes_are_those_of_the_line(hosted: Hosted) -> None:
     headers = client.headers | {"Content-Type": "application/json", "Accept": "*/*"}
     async with hosted.http.post(client.url, data=spread, headers=headers) as response:
         assert json.loads((await response.json())["result"]["content"][0]["text"])["a"] == "x\ny"
+
+
+ODD = [
+    rb'"cut \ud83d"', rb'"\ude00\ud83d"', b'"cut \xed\xa0\xbd"', b'"caf\xe9"', '"a\u2028b\u2029c\u0085d"'.encode(),
+    b"NaN", b"[-Infinity, 1e999]", b"9" * 5000, b"[" * 10_000 + b"]" * 10_000, rb'{"\ud83d": 1, "a": 1, "a": 2}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mark", [b"", BOM])
+async def test_a_line_that_is_a_message_passes_whatever_it_says(hosted: Hosted, mark: bytes) -> None:
+    client = await hosted.opened()
+    headers = client.headers | {"Content-Type": "application/json", "Accept": "*/*"}
+    for id in (b"7", rb'"\ud83d"', b"1e0"):
+        for odd in ODD:
+            line = mark + b'{"jsonrpc":"2.0","result":{"content":[],"odd":%b},"id":%b}' % (odd, id)
+            said = b"1" if odd[:2] in (b"[[", b"99") or b"\xe9" in odd else odd  # The server is Python.
+            told = json.dumps({"line": line.decode("latin-1")}).encode()[:-1] + b',"odd":%b}' % said
+            asked = b'{"id":%b,"jsonrpc":"2.0","method":"tools/call","params":{"name":"raw","arguments":%b}}' % (
+                id,
+                told,
+            )
+            async with hosted.http.post(client.url, data=mark + asked, headers=headers) as response:
+                assert (response.status, await response.read()) == (200, line)
+    tape = Tape(hosted.gateway.url, hosted.http)
+    spans = await tape.when("r1", "a1", lambda found: sum(it.end_ns is not None for it in found) > 3 * len(ODD))
+    names = Counter((span.kind, span.name, span.status) for span in spans)
+    assert names["tool", "tools/call raw", SpanStatus.OK] == 3 * len(ODD)
 
 
 async def test_every_request_is_a_span(hosted: Hosted) -> None:

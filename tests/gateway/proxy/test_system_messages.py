@@ -91,6 +91,15 @@ def test_a_later_one_is_told_by_the_user_where_it_stood() -> None:
     assert told(plain) == [{"role": "user", "content": f"Why?\n\n{TOLD}"}]
 
 
+@pytest.mark.parametrize("odd", [rb'"cut \ud83d"', b"NaN", b"[" * 150 + b"]" * 150])
+def test_what_decoders_refuse_is_folded_and_kept(odd: bytes) -> None:
+    system, user = b'{"role": "system", "content": "a"}', b'{"role": "user", "content": "b", "x": %b}' % odd
+    body, count = folded(b'{"messages": 7, "messages": [%b, %b, %b], "n": %b}' % (system, system, user, odd))
+    assert (count, body.count(odd)) == (1, 2)
+    assert body.startswith(b'{"messages": 7,')
+    assert json.loads(body)["messages"][0] == {"role": "system", "content": "a\n\na"}
+
+
 def test_a_conversation_that_goes_on_keeps_its_beginning() -> None:
     whole = [*CLAUDE, {"role": "assistant", "content": "So."}, {"role": "system", "content": "Now."}]
     first, then = folded(of(CLAUDE))[0], folded(of(whole))[0]

@@ -80,7 +80,6 @@ def test_a_field_that_is_there_is_the_clients(
         ("chat", b"{"),
         ("chat", b'{"a":1} {"b":2}'),
         ("chat", b"\x1f\x8b\x08\x00"),
-        ("chat", b'\xef\xbb\xbf{"model":"m"}'),
     ],
 )
 def test_what_cannot_be_asked_for_more_stays(dialect: str, body: bytes) -> None:
