@@ -88,8 +88,8 @@ def repaired(decode: Callable[[bytes], T], body: bytes) -> T:
     except UNREADABLE:
         pass
     # What else there may be takes longer to look for.
-    large = finite(made) if has_large_numbers(made) else made
-    last = shallow(large) if _brackets(body) > DEEPEST else large
+    last = shallow(made) if _brackets(body) > DEEPEST else made
+    last = finite(last) if has_large_numbers(last) else last
     if last is made:
         raise ValueError("it is no JSON")
     return decode(last)

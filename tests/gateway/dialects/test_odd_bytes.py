@@ -236,7 +236,7 @@ def test_bodies_cut_at_every_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(SAMPLES))
-@pytest.mark.parametrize("depth", [200, 244, 250, 260, 1000, 1020, 100_000])
+@pytest.mark.parametrize("depth", [200, 244, 250, 260, 1000, 1020, 30_000])
 def test_deep_nesting(name: str, depth: int) -> None:
     for deep in (b"[" * depth + b"]" * depth, b'{"content":' * depth + b"1" + b"}" * depth):
         for key in b"messages input choices output content usage error model tools x".split():
