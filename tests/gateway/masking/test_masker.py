@@ -112,7 +112,8 @@ def test_what_is_nested_deep_is_left_out_where_a_rule_may_find_something() -> No
         body = b'{"ssn": "1", "x": %b"12-34"%b' % (b"[" * 10_000, ends.encode() * 10_000 + b"}" * bool(ends))
         kept = made(PEOPLE).body(body, About("application/json"))
         assert (len(kept), kept[:11]) == (len(body), b'{"ssn": "*"')
-        assert b"12-34" not in kept and b"null" in kept
+        assert b"12-34" not in kept
+        assert b"null" in kept
         other = body.replace(b"ssn", b"sum")
         assert made(PEOPLE).body(other, About("application/json")) is other
 
