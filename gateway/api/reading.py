@@ -244,7 +244,7 @@ def _is_short(*spans: Span) -> bool:
 class BodyQuery(Noun):
     """Parameters of a body."""
 
-    side: Literal["agent", "engine"] | None = None
+    side: Literal["agent", "engine", "receipt"] | None = None
     """A party that was spoken with in another wire format, instead of the exchange itself."""
 
 

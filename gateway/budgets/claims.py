@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from penstock.gateway.budgets.bounds import ADDED, Bound, Prompts, bound
+from penstock.gateway.budgets.bounds import Bound, Prompts, bound
 from penstock.gateway.budgets.limits import MOST, Limit, cost
 from penstock.gateway.budgets.operations import Claim
-from penstock.gateway.budgets.refusal import unpriced
+from penstock.gateway.budgets.refusal import uncountable, unpriced
+from penstock.gateway.budgets.unread import Unread, is_read, unread
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
-from penstock.gateway.calls.turns import LIMIT
 from penstock.gateway.dialects.loose_json import peek
 from penstock.gateway.model.budget import Per
 from penstock.gateway.model.prices import Price
@@ -28,12 +28,18 @@ def budgets_of(limits: Iterable[Limit], call: Admitted, record: Record) -> list[
 
 
 def claims_of(
-    found: Sequence[tuple[Limit, str | None]], asked: Bound, model: str | None, prices: Sequence[Price]
+    found: Sequence[tuple[Limit, str | None]], asked: Bound | Unread, model: str | None, prices: Sequence[Price]
 ) -> Iterator[Claim]:
-    """What a call may use of these; raises `Refusal` where nobody can say. `prices`: those that it may have."""
+    """What a call may use of these; raises `Refusal` where it may not pass because nobody can say. `prices`: those that
+    it may have."""
     for limit, of in found:
         budget = limit.budget
-        if budget.unit == "calls":
+        if isinstance(asked, Unread):
+            if budget.of_unread == "refuse":
+                raise uncountable(budget, asked)
+            if budget.of_unread == "call":
+                yield Claim(limit, of, int(budget.unit == "calls"), unread=True)
+        elif budget.unit == "calls":
             yield Claim(limit, of, 1)
         elif budget.unit == "tokens":
             yield Claim(limit, of, min(MOST, asked.prompt + asked.answered(budget.answer_tokens)))
@@ -46,16 +52,23 @@ def claims_of(
 
 def bound_of(prompts: Prompts, call: Admitted, record: Record) -> Bound:
     """What it may use at most."""
-    packed = [value for low, _, value in record.request.headers if low == b"content-encoding"]
-    if call.packed is None and any(value != b"identity" for value in packed):
-        # Nobody knows what is in it.
-        return Bound(LIMIT + ADDED, None)
     conversation = (call.address.rollout, call.address.attempt)
     prompt = prompts.tokens(conversation, call.body)
     if record.changed:
         prompt = max(prompt, prompts.tokens((*conversation, "sent"), record.plain))
     call.asked = call.asked or peek(call.body)
     return bound(call.dialect, call.asked, prompt)
+
+
+def unread_of(call: Admitted, record: Record) -> Unread | None:
+    """What is not understood of a call that uses something; None where its request says what it may use."""
+    names = [value for low, _, value in record.request.headers if low == b"content-encoding"]
+    packed = call.packed is None and any(value != b"identity" for value in names)
+    if call.dialect.uses_tokens and not packed:
+        call.asked = call.asked or peek(call.body)
+    if is_read(call.dialect, call.asked, call.body, packed):
+        return None
+    return unread(call.dialect, record.request.method, call.path)
 
 
 def _some(name: str | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ tape as well, what is reserved here goes there (`Here.leave`, `operations.Budget
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from penstock.gateway.budgets.operations import (
@@ -19,6 +20,7 @@ from penstock.gateway.budgets.operations import (
     Short,
     Sum,
     Used,
+    fits,
     held,
     sum_now,
 )
@@ -45,8 +47,8 @@ class Here:
             sum_, window = sum_now(self._sum(key), claim, now)
             amount, calls = self._reserved.get((key, window.since_ns), _NOTHING)
             since[key] = window.since_ns
-            if sum_.used + sum_.reserved + amount + claim.amount > claim.limit.most:
-                told = Sum(sum_.since_ns, sum_.used, sum_.guessed, sum_.reserved + amount, sum_.running + calls)
+            told = replace(sum_, reserved=sum_.reserved + amount, running=sum_.running + calls)
+            if not fits(claim, told):
                 short.append(Short(claim, told, window))
         if short:
             return short
@@ -113,7 +115,7 @@ class Here:
 
     def _add(self, key: bytes, since: int, used: Used) -> None:
         known = self._sums.get(key)
-        if known is not None and since > known.since_ns and used.amount:
+        if known is not None and since > known.since_ns and (used.amount or used.unread):
             known = self._sums[key] = Sum(since)
         if known is not None and since == known.since_ns:
             known.count(used)

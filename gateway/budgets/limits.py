@@ -54,8 +54,8 @@ class Limit:
         return self._only is None or self._only.fullmatch(of) is not None
 
     def is_about(self, model: str | None) -> bool:
-        """Whether it is about calls for this model."""
-        return self._model is None or (model is not None and self._model.fullmatch(model.lower()) is not None)
+        """Whether it is about calls for this model. A call of which nobody knows the model may be for any."""
+        return self._model is None or model is None or self._model.fullmatch(model.lower()) is not None
 
     def shown(self, amount: int) -> float:
         """What is counted, in its unit."""

@@ -7,9 +7,10 @@ for as long as the process that made it is heard of (`renew`); what one has rese
 is over.
 
     budgets         key of a sum                            window (u64) used (u64) guessed (u64) reserved (u64)
-                                                            running (u64)
+                                                            running (u64), and where there are any unread (u64)
     reservations    key of a sum, process (8), number (u64) window (u64) amount (u64)
     reservers       process (8)                             end of its lease (u64)
+    guesses         name of an answer                       [[[key of a sum, window, what is counted], ...], models]
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.store import keys
 from penstock.gateway.store.transaction import Transaction
 
-SUMS, RESERVATIONS, RESERVERS = "budgets", "reservations", "reservers"
+SUMS, RESERVATIONS, RESERVERS, GUESSES = "budgets", "reservations", "reservers", "guesses"
 LEASE_NS: Final = 60 * 10**9
 """How long what a process has reserved stays reserved when nothing is heard of it."""
 RUN: Final = "penstock.run"
 """The member of a rollout's metadata in which a trainer names its run."""
 _FULL: Final = (1 << 64) - 1
-_SUM, _RESERVED = struct.Struct(">QQQQQ"), struct.Struct(">QQ")
+_SUM, _SUM_UNREAD, _RESERVED = struct.Struct(">QQQQQ"), struct.Struct(">QQQQQQ"), struct.Struct(">QQ")
 _WHO: Final = 16
 """Bytes behind the key of a sum that say whose a reservation is: the process, then the number of the call."""
 _ID = re.compile(ID_PATTERN)
@@ -52,20 +53,24 @@ class Sum:
     reserved: int = 0
     running: int = 0
     """How many calls have reserved that."""
+    unread: int = 0
+    """How many calls have passed of which nobody can say what they have used."""
 
     @staticmethod
     def read(stored: bytes) -> Sum:
         """The inverse of `packed`."""
-        return Sum(*_SUM.unpack(stored))
+        return Sum(*(_SUM if len(stored) == _SUM.size else _SUM_UNREAD).unpack(stored))
 
     def count(self, used: Used) -> None:
         """Adds what a call has used, as far as a record holds it."""
         self.used = min(_FULL, self.used + used.amount)
         self.guessed = min(_FULL, self.guessed + (used.amount if used.guessed else 0))
+        self.unread += used.unread
 
     def packed(self) -> bytes:
         """As it is stored."""
-        return _SUM.pack(self.since_ns, self.used, self.guessed, self.reserved, self.running)
+        held = (self.since_ns, self.used, self.guessed, self.reserved, self.running)
+        return _SUM_UNREAD.pack(*held, self.unread) if self.unread else _SUM.pack(*held)
 
 
 class Claim(NamedTuple):
@@ -75,6 +80,8 @@ class Claim(NamedTuple):
     of: str | None
     """Whose budget; None where the tape tells: that of the run of its rollout."""
     amount: int
+    unread: bool = False
+    """Whether nobody can say what the call uses. One that claims nothing then always has room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +125,8 @@ class Used(NamedTuple):
     amount: int
     guessed: bool = False
     """Whether nobody has counted it."""
+    unread: bool = False
+    """Whether nobody can say what it has used."""
 
 
 class Reads(Protocol):
@@ -172,9 +181,10 @@ class BudgetOperations:
             self.renew(left[0].who[:8], now)
         return left
 
-    def settle(self, asked: Reservation, used: Sequence[Used]) -> None:
-        """Counts what a call has used and frees what it has reserved. `used`: of each of its claims."""
-        asked.settled = True
+    def settle(self, asked: Reservation, used: Sequence[Used]) -> list[tuple[bytes, int, int]]:
+        """Counts what a call has used and frees what it has reserved. `used`: of each of its claims. Returns where that
+        was counted: key of the sum, window, and what."""
+        asked.settled, counted = True, list[tuple[bytes, int, int]]()
         for place, claim, key in asked.held or held(self._tape, asked):
             stored = self._tape.get(RESERVATIONS, key + asked.who) if asked.on_tape else None
             if stored is not None:
@@ -185,12 +195,36 @@ class BudgetOperations:
                 began = window_at(claim.limit.budget.window, asked.began_ns).since_ns
                 since, amount = asked.since.get(key, began), None
             self._count(key, since, amount, used[place])
+            counted.append((key, since, used[place].amount))
+        return counted
+
+    def guess(self, answer: str, counted: Iterable[tuple[bytes, int, int]], models: Sequence[str]) -> None:
+        """Notes what is counted of an answer until it is fetched. `models`: what its model is called."""
+        told = [(key.decode("ascii"), since, amount) for key, since, amount in counted]
+        self._tape.put(GUESSES, answer.encode(), json.dumps([told, list(models)]).encode())
+
+    def guessed(self, answer: str) -> tuple[list[tuple[bytes, int, int]], list[str]]:
+        """What was noted so, which is told once."""
+        stored = self._tape.get(GUESSES, answer.encode())
+        if stored is None:
+            return [], []
+        self._tape.delete(GUESSES, answer.encode())
+        told, models = json.loads(stored)
+        return [(key.encode("ascii"), since, amount) for key, since, amount in told], models
+
+    def correct(self, key: bytes, since: int, amount: int, used: Used) -> None:
+        """What was counted as a guess is known."""
+        sum_ = self._sum(key)
+        if sum_ is not None and sum_.since_ns == since:
+            sum_.used, sum_.guessed = max(0, sum_.used - amount), max(0, sum_.guessed - amount)
+            sum_.count(used)
+            self._sums[key] = sum_
 
     def _count(self, key: bytes, since: int, amount: int | None, used: Used) -> None:
         sum_ = self._sum(key) or Sum(since)
         if since > sum_.since_ns:
             sum_ = Sum(since)
-        if since < sum_.since_ns or (amount is None and not used.amount):
+        if since < sum_.since_ns or (amount is None and not used.amount and not used.unread):
             return
         if amount is not None:
             sum_.reserved, sum_.running = max(0, sum_.reserved - amount), max(0, sum_.running - 1)
@@ -278,7 +312,8 @@ def limit_of(key: bytes, limits: Iterable[Limit]) -> Limit | None:
 
 def fits(claim: Claim, sum_: Sum) -> bool:
     """Whether a budget has room for it."""
-    return sum_.used + sum_.reserved + claim.amount <= claim.limit.most
+    free = claim.unread and not claim.amount
+    return free or sum_.used + sum_.reserved + claim.amount <= claim.limit.most
 
 
 def _process(reservation: bytes) -> bytes:

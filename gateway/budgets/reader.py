@@ -78,7 +78,7 @@ def _use(limit: Limit, of: str, sum_: Sum) -> BudgetUse:
     return BudgetUse(
         budget=budget.name, per=budget.per, of=of, unit=budget.unit, limit=budget.limit, used=limit.shown(sum_.used),
         guessed=limit.shown(sum_.guessed), reserved=limit.shown(sum_.reserved), running=sum_.running,
-        window=budget.window, since_ns=window.since_ns, frees_ns=window.ends_ns,
+        unread=sum_.unread, window=budget.window, since_ns=window.since_ns, frees_ns=window.ends_ns,
     )  # fmt: skip
 
 

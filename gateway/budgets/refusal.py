@@ -14,6 +14,7 @@ from typing import Final
 from penstock.gateway.budgets.bounds import Bound
 from penstock.gateway.budgets.limits import Limit
 from penstock.gateway.budgets.operations import Short
+from penstock.gateway.budgets.unread import Unread
 from penstock.gateway.http.errors import ClientFault, Refusal
 from penstock.gateway.model.budget import MONTH, TOTAL, Budget
 
@@ -21,6 +22,8 @@ KIND: Final = "budget"
 """The `error` of such a call's span."""
 UNPRICED: Final = "budget_price"
 """The same of one whose model has no price."""
+UNCOUNTABLE: Final = "budget_unread"
+"""The same of one of which nobody can say what it uses."""
 SOON_S: Final = 1
 """After which time a client may ask again where only calls that run are in its way; s."""
 _PATIENCE_S: Final = 60
@@ -58,6 +61,18 @@ def unpriced(budget: Budget, model: str | None) -> Refusal:
         '`prices` of penstock.toml names (`penstock prices --builtin`), or set unpriced = "free" for the budget'
     )
     return ClientFault(403, UNPRICED, message, "model")
+
+
+def uncountable(budget: Budget, call: Unread) -> Refusal:
+    """Of a call of which nobody can say what it uses. It is no 429: asking again, sooner or later, is in vain."""
+    message = (
+        f"budget {budget.name!r} counts {budget.unit}, and {call.what}, so {call.path} cannot be counted. Use an API "
+        f"that Penstock reads, or the owner of this gateway can set unread of [[budget]] {budget.name!r}: "
+        '"call" lets such calls pass and counts them, "allow" lets them pass'
+    )
+    made = ClientFault(403, UNCOUNTABLE, message)
+    made.headers = [(b"x-should-retry", b"false")]
+    return made
 
 
 def _wait(short: Short, now: int) -> int:

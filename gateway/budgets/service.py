@@ -14,19 +14,29 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Final
 
 from penstock.gateway.budgets import refusal
 from penstock.gateway.budgets.bounds import Bound, Prompts
-from penstock.gateway.budgets.claims import bound_of, budgets_of, claims_of
+from penstock.gateway.budgets.claims import bound_of, budgets_of, claims_of, unread_of
 from penstock.gateway.budgets.here import Here
 from penstock.gateway.budgets.limits import Limit
-from penstock.gateway.budgets.operations import LEASE_NS, BudgetOperations, Reservation, Short, Used
+from penstock.gateway.budgets.operations import (
+    LEASE_NS,
+    BudgetOperations,
+    Claim,
+    Reservation,
+    Short,
+    Used,
+    limit_of,
+)
 from penstock.gateway.budgets.reader import BudgetReader
 from penstock.gateway.budgets.spending import spent, used
 from penstock.gateway.budgets.together import Answer, Calls, ForOthers, Team
+from penstock.gateway.budgets.unread import uses_nothing
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
 from penstock.gateway.http.errors import Refusal
@@ -78,18 +88,15 @@ class Budgets:
         """Reserves what a call may use at most: done when that is on the tape, with the budgets that have no room for
         it. None where that is done at once, no budget counts it, or it was asked for before. `names`: what upstreams
         call its model. Raises `Refusal`."""
-        if not call.dialect.uses_tokens or record.settle is not None or record.request.websocket:
+        request, record.correct = record.request, self.correct
+        if record.settle is not None or request.websocket or uses_nothing(call.dialect, request.method, call.path):
             return None
         found = budgets_of(self._limits, call, record)
         if not found:
             return None
-        units, began = {limit.budget.unit for limit, _ in found}, record.request.started_ns
-        models = self._models(call, record, names) if "usd" in units else []
-        priced = [price for name in models if (price := self._prices.price(name, began)) is not None]
-        bound = Bound(0, 0) if units == {"calls"} else bound_of(self._prompts, call, record)
-        claims = list(claims_of(found, bound, call.model, priced))
+        claims, models = self._claims(found, call, record, names)
         who = self._process + keys.number(next(self._numbers))
-        asked = Reservation(claims, call.address.rollout, began, who)
+        asked = Reservation(claims, call.address.rollout, request.started_ns, who)
         record.settle = Settlement(self, asked, models)
         if self._alone:
             # What cannot be read here is told of by the recorder.
@@ -131,6 +138,8 @@ class Budgets:
     def recorded(self, record: Record, kept: bool) -> None:
         """The tape has the span of a call; or has not, then what it has reserved is free all the same."""
         settlement = record.settle
+        if record.follows:
+            self._forget_sums()
         if not isinstance(settlement, Settlement):
             return
         asked, used = settlement.asked, settlement.used
@@ -143,6 +152,13 @@ class Budgets:
             self._here.lost(asked)
         if not kept:
             self._recorder.submit(settlement.release).add_done_callback(lambda done: done.exception())
+
+    def _forget_sums(self) -> None:
+        """Sums were corrected on the tape."""
+        if self._team.leads:
+            self._here.forget_sums()
+        else:
+            self._team.tell_first("settled", self._far.told(Reservation([], "", 0, b"")), [])
 
     # -- of other workers --------------------------------------------------------------------------------------------
 
@@ -162,6 +178,25 @@ class Budgets:
         return None
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    def _claims(
+        self, found: Sequence[tuple[Limit, str | None]], call: Admitted, record: Record, names: Iterable[str]
+    ) -> tuple[list[Claim], list[str]]:
+        """What a call may use of these, and what its model is called where that costs money. Raises `Refusal`."""
+        unread = unread_of(call, record)
+        if unread is not None:
+            for limit, _ in found:
+                self._metrics.budget_unread[(limit.budget.name, limit.budget.of_unread)] += 1
+                if limit.budget.of_unread == "refuse":
+                    self._metrics.budget_refusals[(limit.budget.name,)] += 1
+                    break
+        units, began = {limit.budget.unit for limit, _ in found}, record.request.started_ns
+        models = self._models(call, record, names) if "usd" in units else []
+        if unread is not None:
+            return list(claims_of(found, unread, call.model, [])), models
+        priced = [price for name in models if (price := self._prices.price(name, began)) is not None]
+        bound = Bound(0, 0) if units == {"calls"} else bound_of(self._prompts, call, record)
+        return list(claims_of(found, bound, call.model, priced)), models
 
     def _models(self, call: Admitted, record: Record, names: Iterable[str]) -> list[str]:
         """What its model is called: by its client, and on its way."""
@@ -185,10 +220,25 @@ class Budgets:
         self._open.add(asked.who)
         return BudgetOperations(tape).reserve(asked, self._now_ns())
 
-    def settle(self, tape: Transaction, asked: Reservation, spent: Sequence[Used]) -> None:
+    def settle(self, tape: Transaction, asked: Reservation, spent: Sequence[Used]) -> list[tuple[bytes, int, int]]:
         """Counts what a call has used, and frees what it has reserved."""
         self._open.discard(asked.who)
-        BudgetOperations(tape).settle(asked, spent)
+        return BudgetOperations(tape).settle(asked, spent)
+
+    def correct(self, tape: Transaction, entry: Entry, answer: str) -> None:
+        """Counts what a call has used whose answer was fetched, in place of what was counted as a guess."""
+        do = BudgetOperations(tape)
+        counted, models = do.guessed(answer)
+        # One that was stopped has used something, whether its provider reports that or not.
+        if entry.usage is None and entry.finish != "failed":
+            return
+        found = spent(entry if entry.usage is None else replace(entry, error=None))
+        cost = partial(self.cost, entry.model_served, models, entry.start_ns)
+        for key, since, amount in counted:
+            limit = limit_of(key, self._limits)
+            if limit is not None and limit.budget.unit != "calls":
+                (one,) = used([Claim(limit, "", amount)], found, cost)
+                do.correct(key, since, amount, one)
 
     def cost(self, served: str | None, models: Iterable[str], at_ns: int, tokens: Tokens) -> float | None:
         """What so many tokens cost of the model that answered, or else of the one that was asked for."""
@@ -298,8 +348,16 @@ class Settlement:
     def __call__(self, tape: Transaction, entry: Entry) -> None:
         """With its span."""
         cost = partial(self._budgets.cost, entry.model_served, self._models, entry.start_ns)
-        self.used = used(self.asked.claims, spent(entry), cost)
-        self._budgets.settle(tape, self.asked, self.used)
+        claims, found = self.asked.claims, spent(entry)
+        if entry.deferred is None:
+            told = used(claims, found, cost)
+        else:
+            told = [Used(it.amount, guessed=it.limit.budget.unit != "calls") for it in claims]
+        counts = entry.deferred is not None or found is not None
+        self.used = [one._replace(unread=it.unread and counts) for it, one in zip(claims, told, strict=True)]
+        counted = self._budgets.settle(tape, self.asked, self.used)
+        if entry.deferred is not None:
+            BudgetOperations(tape).guess(entry.deferred, counted, self._models)
 
     def release(self, tape: Transaction) -> None:
         """Where its span is lost."""

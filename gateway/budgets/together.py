@@ -53,8 +53,8 @@ class Told(msgspec.Struct):
     who: bytes
     rollout: str
     began_ns: int
-    claims: list[tuple[bytes, str | None, int]]
-    """(prefix of the budget's keys, whose, how much) of each."""
+    claims: list[tuple[bytes, str | None, int, bool]]
+    """(prefix of the budget's keys, whose, how much, whether that is unread) of each."""
 
 
 class Answer(msgspec.Struct):
@@ -77,7 +77,7 @@ class Calls:
 
     def told(self, asked: Reservation) -> Told:
         """As it is asked for."""
-        claims = [(claim.limit.prefix, claim.of, claim.amount) for claim in asked.claims]
+        claims = [(claim.limit.prefix, claim.of, claim.amount, claim.unread) for claim in asked.claims]
         return Told(asked.who, asked.rollout, asked.began_ns, claims)
 
     def answered(self, asked: Reservation, said: Any) -> list[Short]:
@@ -110,9 +110,9 @@ class ForOthers:
     def asked(self, said: Any) -> Reservation | None:
         """What is asked for; None where one of its budgets is not known here."""
         told = msgspec.convert(said, Told)
-        if not all(prefix in self._limits for prefix, _, _ in told.claims):
+        if not all(prefix in self._limits for prefix, *_ in told.claims):
             return None
-        claims = [Claim(self._limits[prefix], of, amount) for prefix, of, amount in told.claims]
+        claims = [Claim(self._limits[prefix], of, amount, unread) for prefix, of, amount, unread in told.claims]
         return Reservation(claims, told.rollout, told.began_ns, told.who)
 
     def reserve(
@@ -139,7 +139,7 @@ class ForOthers:
         places = {id(claim): place for place, claim, _ in asked.held}
         return Answer(held, short=[(places[id(one.claim)], one.claim.of, *_numbers(one)) for one in short])
 
-    def settled(self, said: Any, used: Sequence[tuple[int, bool]]) -> None:
+    def settled(self, said: Any, used: Sequence[tuple[int, bool, bool]]) -> None:
         """A call has ended, and the tape has its span."""
         told = self.asked(said)
         if told is None:
@@ -162,6 +162,6 @@ class ForOthers:
 def _numbers(short: Short) -> tuple[tuple[int, ...], tuple[int, int | None]]:
     sum_, window = short.sum, short.window
     return (
-        (sum_.since_ns, sum_.used, sum_.guessed, sum_.reserved, sum_.running),
+        (sum_.since_ns, sum_.used, sum_.guessed, sum_.reserved, sum_.running, sum_.unread),
         (window.since_ns, window.ends_ns),
     )

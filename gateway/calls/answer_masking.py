@@ -238,7 +238,8 @@ def masked_facts(dialect: Dialect, request: bytes, response: bytes, stream: bool
     `seen` before. So it stays true that the call went well, and what it has cost."""
     gone = not response.strip(b"*")
     said = Facts(seen.model, finish=seen.finish) if gone else dialect.facts(request, response, stream)
-    return replace(said, usage=seen.usage, tool_calls=seen.tool_calls, choices=seen.choices, failed=seen.failed)
+    counts = {"tool_calls": seen.tool_calls, "choices": seen.choices, "failed": seen.failed, "answers": seen.answers}
+    return replace(said, usage=seen.usage, **counts)
 
 
 def unencoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from penstock.gateway.calls import background
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.answer_masking import Kept, keep, masked_facts, rescaled, unencoded, without_tokens
+from penstock.gateway.calls.background import Correct
 from penstock.gateway.calls.turns import CUT, decode_body
 from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.retrieval import deferred
 from penstock.gateway.dialects.token_estimate import counted, estimated, uncounted
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import Headers
 from penstock.gateway.model import trace
-from penstock.gateway.model.attributes import AMBIGUOUS, CAPTURED
+from penstock.gateway.model.attributes import AMBIGUOUS, BACKGROUND, CAPTURED
 from penstock.gateway.model.base import Kind
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import NONE, About
@@ -79,6 +84,7 @@ class Record:
         "call",
         "captured",
         "convert",
+        "correct",
         "encoding",
         "end_ns",
         "error",
@@ -150,6 +156,8 @@ class Record:
         """Parties that were spoken with in another wire format, as far as they have come."""
         self.settle: Callable[[Transaction, Entry], None] | None = None
         """What is done in the transaction of its span; None for nothing."""
+        self.correct: Correct | None = None
+        """What is done, in the transaction of a span, with an answer that was asked for earlier; None for nothing."""
         self.pin: Callable[[Transaction, Entry], None] | None = None
         """As `settle`, also while it is open: pins of its rollout that the tape has not yet."""
         self._size = 0
@@ -306,13 +314,32 @@ class Record:
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
         # An answer of the gateway's own has used no tokens.
         entry.usage = None if self.pool is None else facts.usage
-        if uncounted(entry, call.dialect):
+        self._look_for_answer(entry, request, facts)
+        if entry.deferred is None and uncounted(entry, call.dialect):
             self._count(entry, request if kept else self.plain, response.plain if kept else self.response())
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
         if self.settle is not None and entry.status != "ok" and entry.usage is not None:
             entry.heard = estimated(None, b"", self.response(), call.dialect.texts_said(self.stream)).output_tokens
         entry.settle, entry.request_bytes = self.settle, len(self.body)
         entry.response_bytes = self.response_bytes
+
+    def _look_for_answer(self, entry: Entry, request: bytes, facts: Facts) -> None:
+        """Notes that its answer is still to be fetched, or that it has fetched that of another call."""
+        if self.pool is None or (entry.http_status or 500) >= 400:
+            return
+        if facts.answers is not None:
+            name, found = facts.answers
+            hidden = self._secrets.texts([found.model_served, found.response_id, found.finish])
+            found = replace(found, model_served=hidden[0], response_id=hidden[1], finish=hidden[2])
+            entry.follow = partial(background.fetched, answers=(name, found), correct=self.correct)
+        elif (name := deferred(self.call.dialect, request, facts)) is not None:
+            entry.deferred, entry.follow = name, partial(background.deferred, correct=self.correct)
+            entry.attributes = {**(entry.attributes or {}), BACKGROUND: name}
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has to do with an answer that is fetched apart from its request."""
+        return self._entry is not None and self._entry.follow is not None
 
     def _count(self, entry: Entry, request: bytes, response: bytes) -> None:
         """Counts what the provider did not."""

@@ -126,7 +126,7 @@ def show_rollout(
     /,
     *,
     raw: Literal["request", "response"] | None = None,
-    side: Literal["agent", "engine"] | None = None,
+    side: Literal["agent", "engine", "receipt"] | None = None,
     calls: Limit = 50,
     json: Json = False,
     gateway: Url = LOCAL,

@@ -21,6 +21,7 @@ from penstock.gateway.dialects.models import Models
 from penstock.gateway.dialects.opaque import Opaque
 from penstock.gateway.dialects.owners import OWNERS, owners
 from penstock.gateway.dialects.responses import Responses
+from penstock.gateway.dialects.retrieval import ID, Retrieval
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes, bytes]]
 OPAQUE: Dialect = Opaque()
@@ -36,6 +37,7 @@ DIALECTS: tuple[Dialect, ...] = (
     GeminiEmbeddings(),
     Converse(),
     Models(),
+    Retrieval("retrieval", Responses(), f"(?:/openai)?(?:/v1)?/responses/{ID}"),
     Mcp(),
     OPAQUE,
 )

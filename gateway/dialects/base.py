@@ -56,6 +56,8 @@ class Facts:
     """Why it is no good answer although its HTTP status says so."""
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """More for its span, by OpenTelemetry name."""
+    answers: tuple[str, Facts] | None = None
+    """The answer to an earlier call that this one has fetched: its name (`retrieval.kept_as`), and what is in it."""
 
 
 class Otel(NamedTuple):
@@ -86,6 +88,8 @@ class Dialect(ABC):
     """Whether a model generates the answer, which can then be compared with another."""
     uses_tokens: bool = False
     """Whether its calls use tokens up: those that generate, and embeddings, which use them on one side only."""
+    retrieves: bool = False
+    """Whether its calls fetch answers to earlier ones (`Facts.answers`)."""
     stateful: bool = False
     """Whether a request may name an earlier response in place of the conversation."""
     conversation_field: str = ""

@@ -1,4 +1,4 @@
-"""OpenAI responses: `POST /v1/responses`. What is below that path (retrieve, cancel, items) is opaque.
+"""OpenAI responses: `POST /v1/responses`. What is below that path is `retrieval`, or opaque.
 
 Input and output are flat lists of items: a message, a function call, its output, a piece of reasoning are one each.
 Items that the model made one after the other are one assistant message, in a Turn and in a fingerprint, since that is

@@ -17,12 +17,13 @@ def budgets(found: BudgetPage, now_ns: int) -> Group:
     """A row for each."""
     listing = Listing(
         Column("budget"), Column("of", narrows="fold", least=12), Column("unit", 2), figure("used"),
-        figure("reserved", 1), figure("running", 0), figure("limit"), figure("full"), Column("frees in"),
+        figure("reserved", 1), figure("running", 0), figure("unread", 0), figure("limit"), figure("full"),
+        Column("frees in"),
     )  # fmt: skip
     for one in found.budgets:
         listing.add_row(
             plain(one.budget), plain(_whose(one)), one.unit, _amount(one, one.used), _amount(one, one.reserved),
-            f"{one.running:,}", _amount(one, one.limit), _share(one), _frees(one, now_ns),
+            f"{one.running:,}", f"{one.unread:,}", _amount(one, one.limit), _share(one), _frees(one, now_ns),
         )  # fmt: skip
     more = found.total - len(found.budgets)
     return Group(listing, *([Text(f"{more:,} more; --limit shows them.", style="dim")] if more else []))

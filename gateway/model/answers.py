@@ -86,7 +86,7 @@ class Body(Noun):
 class SideView(Noun):
     """One party's side of a call, as JSON can hold it."""
 
-    who: Literal["agent", "engine"]
+    who: Literal["agent", "engine", "receipt"]
     """The party."""
     dialect: str
     """Wire format spoken with it."""

@@ -12,6 +12,7 @@ from penstock.gateway.model.toml import Section
 
 Per = Literal["all", "key", "agent", "rollout", "run", "arm"]
 Unit = Literal["calls", "tokens", "usd"]
+Unread = Literal["refuse", "call", "allow"]
 MOST: Final = 10**9
 """Dollars that a budget may have at most: a billionth of one is the smallest part that is counted."""
 MONTH, TOTAL = "month", "total"
@@ -41,6 +42,9 @@ class Budget(Section):
     """Tokens that are reserved for an answer to which its request sets no limit."""
     unpriced: Literal["refuse", "free"] = "refuse"
     """What happens to a call whose model has no price, where `unit` is `usd`: it is refused, or counts nothing."""
+    unread: Unread | None = None
+    """What happens to a call of which nobody can say what it uses: it is refused, it passes and counts as one call, or
+    it passes and counts nowhere. Default: `"call"` where `unit` is `calls`, else `"refuse"`."""
 
     @field_validator("window")
     @classmethod
@@ -48,6 +52,11 @@ class Budget(Section):
         if value not in (MONTH, TOTAL) and (nanoseconds(value) or 0) < _SECOND:
             raise ValueError(f"{value!r} is neither {MONTH!r} nor {TOTAL!r} nor a time from 1s on: {NOTATION}")
         return value
+
+    @property
+    def of_unread(self) -> Unread:
+        """What happens to a call of which nobody can say what it uses."""
+        return self.unread or ("call" if self.unit == "calls" else "refuse")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Budget:
@@ -77,6 +86,8 @@ class BudgetUse(Noun):
     """What calls that are over have used."""
     guessed: float = 0.0
     """The part of it that nobody counted: an estimate, or what was reserved where there was not even that."""
+    unread: int = 0
+    """Calls that have passed although nobody can say what they have used."""
     reserved: float
     """What calls that run may use up to."""
     running: int

@@ -21,8 +21,9 @@ class Chunk(Noun):
 class Side(Noun):
     """What was said between the gateway and one party in another wire format than the exchange's own."""
 
-    who: Literal["agent", "engine"]
-    """The party: the agent, whose call was translated, or the engine, which was asked with token ids."""
+    who: Literal["agent", "engine", "receipt"]
+    """The party: the agent, whose call was translated, or the engine, which was asked with token ids. A
+    `receipt` is what the agent was told at first, where another call has fetched its answer."""
     dialect: str
     """Wire format spoken with it."""
     path: str

@@ -74,7 +74,7 @@ class DeadlineOperations(Attempts):
 
     def _calling(self, live: CachedAttempt) -> bool:
         """True while a call of it runs."""
-        return next(self._tape.scan("open", live.key), None) is not None
+        return self._tape.runs(live.key)
 
     def _look_at_ended(self, live: CachedAttempt, rollout: Rollout, now: int) -> Looked:
         """Lets the next attempt wait until the lease is over, because the worker may still have to kill the agent."""

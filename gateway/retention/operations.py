@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from penstock.gateway.calls import background
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import readable
 from penstock.gateway.model.coverage import Coverage
@@ -57,6 +58,7 @@ class RetentionOperations:
         reason = self._why_not(rollout)
         if reason is not None:
             raise reason
+        background.give_up(self._tape, keys.rollout_key(rollout))
         number = self._tape.forgetting.hide(rollout)
         self._forget_pins(rollout)
         self._forget_misses(rollout)
@@ -86,7 +88,7 @@ class RetentionOperations:
             return Refused(
                 "conflict", f"rollout {rollout} is {status}: `penstock cancel` it, or wait until it has ended"
             )
-        if next(self._tape.scan("open", key), None) is not None:
+        if self._tape.runs(key):
             return call_runs(rollout)
         release = self._counting(key)
         if release is not None:

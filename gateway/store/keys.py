@@ -43,6 +43,8 @@
 | `budgets`  | budget NUL how it is counted NUL whose NUL | what is used and reserved of it in a window             |
 | `reservations` | that key, process (8 bytes) number (u64) | what a call that runs may use of it                   |
 | `reservers` | process (8 bytes)                  | until when (u64) what it has reserved stays so                 |
+| `background` | name of an answer                 | the call that waits for it, or the one that has fetched it     |
+| `guesses`  | name of an answer                   | what is counted of it in budgets until it is fetched, as JSON  |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
 are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never

@@ -19,6 +19,8 @@ from penstock.gateway.store.directory import DIRECTORY_MODE, FILE_MODE, TapeErro
 
 WRITERS: Final = "writers"
 """The directory of those files, in that of the tape. Who hands over has its socket there too."""
+DEFERRED: Final = "-"
+"""Stands for a process where a call is open because another is to fetch its answer: it outlives processes."""
 _FILE: Final = re.compile("[0-9a-f]{8}")
 
 

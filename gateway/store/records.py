@@ -159,19 +159,22 @@ class Entry:
     """About how many tokens of its answer came, where that was broken off and budgets count it."""
     pin: Callable[[Any, Entry], None] | None = None
     settle: Callable[[Any, Entry], None] | None = None
+    follow: Callable[[Any, Entry], None] | None = None
     """What is done in the same transaction (`store.transaction`, which knows of entries) once it is written."""
+    deferred: str | None = None
+    """The name of its answer (`dialects.retrieval`), where another call will fetch that: until then it is open."""
 
     def style(self) -> tuple[Any, ...]:
         """The values of `STYLE`, in its order."""
         return (
             self.kind,
-            self.status,
+            self.status if self.deferred is None else SpanStatus.OPEN.value,
             self.dialect,
             self.method,
             self.path,
             self.upstream,
             self.http_status,
-            self.error,
+            self.error if self.deferred is None else None,
             self.model,
             self.model_served,
             self.stream,
@@ -184,29 +187,15 @@ class Entry:
 
     def summary(self, style: int | Style, body: int | None, usage: list[int | None] | None) -> bytes:
         """The stored summary: the style, then the values of `OWN` in its order."""
+        took = None if self.end_ns is None or self.deferred is not None else self.end_ns - self.start_ns
         return codec.encode(
             [
-                style,
-                self.start_ns,
-                None if self.end_ns is None else self.end_ns - self.start_ns,
-                self.first_byte_ns,
-                self.request_bytes,
-                self.response_bytes,
-                body,
-                usage,
-                self.response_id,
-                self.tool_calls,
-                self.retry_of,
-                self.trace_id,
-                self.parent_id,
-                self.versions,
-                self.arm,
-                self.attributes,
-                self.span_id,
-                self.estimate,
+                style, self.start_ns, took, self.first_byte_ns,
+                self.request_bytes, self.response_bytes, body, usage, self.response_id, self.tool_calls, self.retry_of,
+                self.trace_id, self.parent_id, self.versions, self.arm, self.attributes, self.span_id, self.estimate,
             ],
             _OWN_DEFAULTS,
-        )
+        )  # fmt: skip
 
 
 def interrupted(summary: bytes, style_of: Callable[[int], Style], body: int | None) -> tuple[Style, list[Any]]:

@@ -22,6 +22,7 @@ from penstock.gateway.store.cache import CachedAttempt, CachedRollout, Memory, S
 from penstock.gateway.store.codec import Base, Body
 from penstock.gateway.store.directory import Damaged
 from penstock.gateway.store.environment import ORDER
+from penstock.gateway.store.processes import DEFERRED
 from penstock.gateway.store.records import Entry, Style
 from penstock.gateway.store.view import BLOCK, View, last_block
 
@@ -35,8 +36,6 @@ DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SU
 Heard: TypeAlias = Callable[[Batch, CachedAttempt, int], None]
 """Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
 attempt, and when it was heard of."""
-
-
 UNTOLD: Final = b"untold"
 """In `meta`: the values of `Untold`, 8 bytes each; missing while both are 0."""
 
@@ -163,7 +162,7 @@ class Tables:
         unclaimed = entry.sequence == 1 and not announced and live.values[_WORKER] is None
         if self._heard is not None and (unclaimed or (live.values[_STATUS] in DORMANT and seen)):
             self._heard(batch, live, seen)
-        if entry.status == SpanStatus.OPEN:
+        if entry.status == SpanStatus.OPEN or entry.deferred is not None:
             self._announce(batch, live, entry)
             return
         if entry.retried:
@@ -178,14 +177,14 @@ class Tables:
 
     def _announce(self, batch: Batch, live: CachedAttempt, entry: Entry) -> None:
         key = live.key + keys.u32(entry.sequence)
-        body = None
+        body, process = None, self._process if entry.deferred is None else DEFERRED
         if entry.body is not None:
             # It may be gone before the call has ended, so that nothing is made for it.
-            base = self._memory.base(live, entry.body.request)
+            base = self._memory.base(live, entry.body.request) if entry.deferred is None else None
             known = base.base if isinstance(base, Shared) else base if isinstance(base, Base) else None
             body, _ = codec.pack_body(entry.body, 0, known, alone=True)
         summary = entry.summary(self._style(batch, entry.style()), None, None)
-        batch.txn.put(key, codec.pack_open(summary, body, self._process), db=self.dbs["open"])
+        batch.txn.put(key, codec.pack_open(summary, body, process), db=self.dbs["open"])
         batch.append(b"o" + key)
         self._index(batch, live, entry.sequence, 0)
 
@@ -266,6 +265,7 @@ class Tables:
 
     def interrupt(self, batch: Batch, living: Collection[str]) -> None:
         """Ends the calls that processes have left open which are not among these."""
+        living = {DEFERRED, *living}
         left = [(key, value) for key, value in batch.view.scan("open") if codec.process_of(value) not in living]
         for key, value in left:
             self._interrupt(batch, key, *codec.unpack_open(value))

@@ -11,13 +11,16 @@ from typing import Any, TypeVar, cast
 
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.rollout import Rollout
+from penstock.gateway.model.span import Span
 from penstock.gateway.store import keys
 from penstock.gateway.store.batch import Batch, Packs
 from penstock.gateway.store.cache import CachedAttempt, CachedRollout
+from penstock.gateway.store.codec import Body, process_of, unpack_open
 from penstock.gateway.store.environment import ORDER
 from penstock.gateway.store.follower import Follower
 from penstock.gateway.store.forgetting import Forgetting
-from penstock.gateway.store.records import Entry
+from penstock.gateway.store.processes import DEFERRED
+from penstock.gateway.store.records import Entry, span_from
 from penstock.gateway.store.tables import Tables
 
 F = TypeVar("F")
@@ -112,6 +115,27 @@ class Transaction:
         """The attempt's record has changed, and the log tells of it."""
         self._tables.touch(self._batch, live)
         self._batch.append(b"a" + live.key)
+
+    def span(self, name: tuple[str, str, int]) -> Span | None:
+        """The summary of a call."""
+        return self._batch.view.span(*name)
+
+    def runs(self, prefix: bytes) -> bool:
+        """Whether a call runs whose key begins so. One whose answer is still to be fetched does not."""
+        return any(process_of(value) != DEFERRED for _, value in self.scan("open", prefix))
+
+    def body(self, span: Span) -> Body | None:
+        """The bytes of a call that has ended."""
+        return None if span.body is None else self._batch.view.body(span.body)[0]
+
+    def deferred(self, name: tuple[str, str, int]) -> tuple[Span, Body | None] | None:
+        """A call that waits for another to fetch its answer, and its bytes so far."""
+        key, view = keys.summary_key(*name), self._batch.view
+        stored = self.get("open", key)
+        if stored is None or process_of(stored) != DEFERRED:
+            return None
+        summary, body = unpack_open(stored)
+        return span_from(key, summary, view.style), None if body is None else view.built(body)
 
     def interrupt(self, living: Collection[str]) -> None:
         """Ends the calls that processes have left open which are not among these."""

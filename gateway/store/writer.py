@@ -80,6 +80,8 @@ class Writer:
                         item.pin(transaction, item)
                     if item.settle is not None:
                         item.settle(transaction, item)
+                    if item.follow is not None:
+                        item.follow(transaction, item)
                 else:
                     item.run(transaction)
 

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from penstock.adapters.source import ENDED
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.attributes import BACKGROUND
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
-from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import Config
 from penstock.trainer.data.selection import Candidate, Versions
@@ -79,7 +80,7 @@ class Inspector:
 
     async def _look(self, rollout: RolloutSummary) -> Candidate | str | None:
         calls = [span async for span in self._client.spans(rollout.id, filter="kind:llm")]
-        if not settled(rollout) or any(span.status == SpanStatus.OPEN for span in calls):
+        if not settled(rollout) or any(map(_runs, calls)):
             return None
         model = self._config.model.name
         served = [(span.versions or {}).get(model) for span in calls if span.model == model]
@@ -108,6 +109,11 @@ def settled(rollout: RolloutSummary) -> bool:
     """
     judged = rollout.reward is not None and math.isfinite(rollout.reward)
     return judged and rollout.status in (ENDED if rollout.origin == "queued" else {*RolloutStatus})
+
+
+def _runs(call: Span) -> bool:
+    """Whether a call has not ended. Nobody may ever fetch an answer that was asked for in the background."""
+    return call.status == SpanStatus.OPEN and BACKGROUND not in (call.attributes or {})
 
 
 def candidate(rollout: RolloutSummary, step: int) -> Candidate:
