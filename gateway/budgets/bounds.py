@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import suppress
+from math import ceil, isfinite
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -153,18 +155,23 @@ def _gap(body: bytes, at: int) -> int:
     return max(body.rfind(b"}", 0, at), body.rfind(b".", 0, at)) + 1
 
 
+_LONGEST: Final = 40
+"""Characters of a number that is read from a string."""
+
+
 def _highest(values: Iterable[Any]) -> int | None:
     found = [it for value in values if value is not None and (it := _whole(value)) is not None]
     return max(found) if found else None
 
 
 def _whole(value: Any) -> int | None:
-    """A count, as servers take it that are not strict: 100.0 and "100" are ones too."""
-    if isinstance(value, float) and value.is_integer():
-        return count(int(value))
-    if isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value):
-        return int(value)
-    return count(value)
+    """A count, as servers take it that are not strict: 100.0, "100", " 1e2 ", 99.5 and true are ones too."""
+    if isinstance(value, str) and len(value) <= _LONGEST:
+        with suppress(ValueError):
+            value = float(value)
+    if isinstance(value, float):
+        value = ceil(value) if isfinite(value) else None
+    return count(int(value) if isinstance(value, bool) else value)
 
 
 def _prompts(raw: msgspec.Raw) -> int:

@@ -13,6 +13,10 @@ from aiohttp.test_utils import TestServer
 
 USAGE = {"input_tokens": 1000, "output_tokens": 7900, "total_tokens": 8900}
 SAID = "the answer of the night"
+ANSWER: dict[str, Any] = {
+    "id": "msg", "type": "message", "role": "assistant", "status": "completed",
+    "content": [{"type": "output_text", "text": SAID, "annotations": []}],
+}  # fmt: skip
 
 
 class BackgroundHost:
@@ -27,13 +31,11 @@ class BackgroundHost:
         self._asked: dict[str, int] = {}
 
     def _state(self, name: str, ended: bool) -> dict[str, Any]:
-        text = {"type": "output_text", "text": SAID, "annotations": []}
-        said = {"id": "msg", "type": "message", "role": "assistant", "status": "completed", "content": [text]}
-        base = {
+        state: dict[str, Any] = {
             "id": name, "object": "response", "created_at": 0, "model": "o3-2025", "background": True, "tools": [],
             "parallel_tool_calls": True, "tool_choice": "auto", "output": [], "usage": None, "status": "queued",
         }  # fmt: skip
-        return base | ({"output": [said]} | self.ends if ended else {})
+        return state | ({"output": [ANSWER]} | self.ends if ended else {})
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Takes an order. As a stream, it breaks off when that has begun."""
