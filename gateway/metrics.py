@@ -56,9 +56,7 @@ METRICS: dict[str, Figure] = {
     "penstock_recorder_wait_seconds_total": Figure("counter", "Time that calls waited for a full recorder queue."),
     "penstock_recording_gaps_total": Figure("counter", "Calls that were answered but could not be recorded."),
     "penstock_budget_refusals_total": Figure("counter", "Calls for which a budget had no room.", ("budget",)),
-    "penstock_budget_unread_total": Figure(
-        "counter", "Calls of which a budget cannot say what they use, by what became of them.", ("budget", "became")
-    ),
+    "penstock_budget_unread_total": Figure("counter", "Calls that a budget cannot count.", ("budget", "became")),
     "penstock_forgotten_rollouts_total": Figure("counter", "Rollouts that were taken off the tape."),
     "penstock_masked_total": Figure("counter", "What masking rules have found in what was recorded.", ("rule",)),
     "penstock_masking_failures_total": Figure(
@@ -177,12 +175,9 @@ class Metrics:
     """The figures of one process."""
 
     __slots__ = (
-        "_arms",
-        "_ended",
-        "ambiguous_calls",
+        "_arms", "_ended", "ambiguous_calls",
         "attempts",
-        "budget_refusals",
-        "budget_unread",
+        "budget_refusals", "budget_unread",
         "captured_calls",
         "certificate_expires_timestamp_seconds",
         "claim_seconds",

@@ -33,7 +33,7 @@ from penstock.sidecar.options import RunOptions
 from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
-MOST = 301
+MOST = 302
 APO = ROOT / "docs" / "apo.md"
 
 

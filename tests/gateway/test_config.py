@@ -273,6 +273,7 @@ WRONG = [
     ("budget", 'window = "10ms"'),
     ("budget", "answer_tokens = 0"),
     ("budget", 'unpriced = "pass"'),
+    ("budget", 'unread = "free"'),
     ("index", 'when = "sometimes"'),
     ("index", 'sql = "anything"'),
     ("webhook", 'name = "a b"'),
