@@ -165,13 +165,13 @@ def _highest(values: Iterable[Any]) -> int | None:
 
 
 def _whole(value: Any) -> int | None:
-    """A count, as servers take it that are not strict: 100.0, "100", " 1e2 ", 99.5 and true are ones too."""
+    """A count, as servers take it that are not strict: 100.0, "100", " 1e2 " and 99.5 are ones too."""
     if isinstance(value, str) and len(value) <= _LONGEST:
         with suppress(ValueError):
             value = float(value)
     if isinstance(value, float):
         value = ceil(value) if isfinite(value) else None
-    return count(int(value) if isinstance(value, bool) else value)
+    return count(value)
 
 
 def _prompts(raw: msgspec.Raw) -> int:

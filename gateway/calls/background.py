@@ -98,7 +98,11 @@ def fetched(tape: Transaction, entry: Entry, answers: tuple[str, Facts], correct
 def give_up(tape: Transaction, rollout: bytes) -> None:
     """No answer is waited for any longer that calls of a rollout have asked for. `rollout`: its key."""
     for key in [key for key, value in tape.scan("open", rollout) if process_of(value) == DEFERRED]:
-        _give_up(tape, keys.split_head_key(key))
+        entry = _give_up(tape, keys.split_head_key(key))
+        if entry is not None and entry.attributes is not None:
+            name = str(entry.attributes.get(BACKGROUND)).encode()
+            tape.delete(DATABASE, name)
+            tape.delete("guesses", name)
 
 
 def _noted(tape: Transaction, name: str) -> _Noted | None:
@@ -171,11 +175,12 @@ def _with_answer(asked: Body, came: Body, entry: Entry) -> Body:
     )
 
 
-def _give_up(tape: Transaction, call: tuple[str, str, int]) -> None:
+def _give_up(tape: Transaction, call: tuple[str, str, int]) -> Entry | None:
     entry = _waiting(tape, call)
     if entry is not None:
         entry.status, entry.error = "cancelled", "not_fetched"
         tape.record(entry, 0)
+    return entry
 
 
 def _waiting(tape: Transaction, call: tuple[str, str, int]) -> Entry | None:

@@ -30,6 +30,10 @@ class BackgroundHost:
         self._numbers = count(1)
         self._asked: dict[str, int] = {}
 
+    def restart(self) -> None:
+        """Gives ids from the first one on, as no provider does."""
+        self._numbers = count(1)
+
     def _state(self, name: str, ended: bool) -> dict[str, Any]:
         state: dict[str, Any] = {
             "id": name, "object": "response", "created_at": 0, "model": "o3-2025", "background": True, "tools": [],

@@ -20,6 +20,10 @@ from fakes.raw import Wire
 from fakes.shell import Shell
 from fakes.waiting import until
 
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.audit import Said
+from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
+
 ALL = USAGE["total_tokens"]
 ASK: dict[str, Any] = {"model": "o3", "background": True, "max_output_tokens": 8000, "input": "think it over"}
 
@@ -154,6 +158,36 @@ async def test_what_nobody_fetches_stays_counted_as_a_guess(tmp_path: Path, http
         await spans(http, gateway, "r", 4)
         ((_, _, used, _),) = await uses(http, gateway.url)
         assert 8000 < used < 10_000, "of the one that failed nothing is counted"
+
+
+async def test_a_rollout_is_forgotten_although_an_answer_is_waited_for(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with world(tmp_path) as (gateway, _), Client(gateway.url) as client:
+        await client.enqueue([RolloutSpec(id="r", mode="train", input={})])
+        await client.claim(ClaimRequest(worker="w", limit=1, modes=["train"]))
+        name = await ask(http, gateway)
+        await client.finish("r", "a1", FinishRequest(worker="w", status="succeeded"))
+        await client.forget("r", Said(who="ben", why="it must go"))
+        assert await fetch(http, gateway, name, "other") == 200
+        assert [one["dialect"] for one in await spans(http, gateway, "other", 1)] == ["retrieval"]
+        checked = await Shell(gateway.url, tmp_path).run("check", "--data", str(tmp_path / "data"))
+        assert checked.code == 0, checked.text
+
+
+async def test_of_two_calls_with_one_id_the_last_has_the_answer(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """And what was fetched before a call was made is not its answer."""
+    async with world(tmp_path) as (gateway, host):
+        for _ in range(2):
+            host.restart()
+            name = await ask(http, gateway)
+        assert [one["error"] for one in await spans(http, gateway, "r", 2)] == ["not_fetched", None]
+        for _ in range(2):
+            assert await fetch(http, gateway, name, "other") == 200
+        host.restart()
+        assert await ask(http, gateway) == name
+        *_, second, third = await spans(http, gateway, "r", 3)
+        assert (second["status"], third["status"]) == ("ok", "open")
 
 
 async def test_it_outlives_the_process(tmp_path: Path, http: aiohttp.ClientSession) -> None:
