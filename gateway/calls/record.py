@@ -314,7 +314,8 @@ class Record:
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
         # An answer of the gateway's own has used no tokens.
         entry.usage = None if self.pool is None else facts.usage
-        self._look_for_answer(entry, request, facts)
+        if call.dialect.stateful or call.dialect.retrieves:
+            self._look_for_answer(entry, request, facts)
         if entry.deferred is None and uncounted(entry, call.dialect):
             self._count(entry, request if kept else self.plain, response.plain if kept else self.response())
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices

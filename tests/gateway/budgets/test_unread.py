@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -68,13 +67,12 @@ def test_what_uses_nothing_is_never_counted(call: str) -> None:
 
 
 @given(
-    st.lists(st.sampled_from([*GENERATES, "v1", "files", "health", "oauth", "uploads", "x", "..", ""]), max_size=5),
+    st.lists(st.sampled_from([*GENERATES, "v1", "files", "health", "traces", "uploads", "x", "..", ""]), max_size=5),
     st.sampled_from(GENERATES), st.sampled_from(["/", ":"]), st.sampled_from(["POST", "PUT", "PATCH", "QUERY"]),
 )  # fmt: skip
 def test_nothing_that_ends_like_a_generation_is_free(before: list[str], last: str, mark: str, method: str) -> None:
     path = "".join(f"/{part}" for part in before) + mark + last
-    below = re.search(r"/(files|oauth|uploads)(/[a-z_-]+)+$", path)
-    assert below is not None or not is_free(method, path)
+    assert not is_free(method, path)
 
 
 @given(st.sampled_from(DIALECTS), st.binary(max_size=30) | st.sampled_from([b"[]", b"\xff{}", b'{"a":', b'{"a": NaN}']))
@@ -99,11 +97,10 @@ async def world(home: Path, *budgets: dict[str, Any]) -> AsyncGenerator[tuple[Ga
 
 
 async def ask(http: aiohttp.ClientSession, gateway: Gateway, path: str, **said: Any) -> tuple[int, str]:
+    options: dict[str, Any] = {"json": {"model": "m", "input": "x"}, **said}
     url = f"{gateway.address('r')}{path}"
-    async with http.post(url, **({"json": {"model": "m", "input": "x"}} | said)) as answer:
-        body = await answer.json()
-    found = body.get("error", body)
-    return answer.status, str(found.get("message", found)) if isinstance(found, dict) else str(found)
+    async with http.post(url, **options) as answer:
+        return answer.status, await answer.text()
 
 
 @pytest.mark.parametrize("unit", ["tokens", "usd"])
@@ -114,8 +111,7 @@ async def test_no_such_call_passes_a_budget_of_tokens_or_money(
     async with world(tmp_path, budget(name="cap", unit=unit, limit=10**6, model="gpt-5*")) as (gateway, host):
         counted = 0
         for path in UNREAD:
-            body = {"messages": []}
-            status, said = await ask(http, gateway, path.replace("..", "x"), json=body)
+            status, said = await ask(http, gateway, path.replace("..", "x"), json={"input": "x"})
             assert status in (403, 404), (path, status, said)
             if status == 403 and "cap" in said:
                 assert "unread" in said
