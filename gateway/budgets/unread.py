@@ -25,8 +25,8 @@ _FORMS = (
     "/messages/count_tokens", "/responses/input_tokens", "/tokenize", "/detokenize", f"{_AT}:(?:count|compute)Tokens",
     f"/(?:responses|interactions|batches|messages/batches)/{_ONE}/cancel", f"/batches/{_ONE}:cancel",
     rf"/projects/{_ONE}/locations/{_ONE}{_MANY}/count-tokens:rawPredict", "/files",
-    f"/uploads(?:/{_ONE}/(?:parts|complete|cancel))?", f"/conversations(?:/{_ONE}(?:/items)?)?", f"/oauth{_MANY}", f"/organizations?{_MANY}", "/traces", "/logs", "/metrics", "/health",
-    "/ping",
+    f"/uploads(?:/{_ONE}/(?:parts|complete|cancel))?", f"/conversations(?:/{_ONE}(?:/items)?)?", f"/oauth{_MANY}",
+    f"/organizations?{_MANY}", "/traces", "/logs", "/metrics", "/health", "/ping",
 )  # fmt: skip
 """Below the version of an API."""
 _FREE: Final = re.compile(
