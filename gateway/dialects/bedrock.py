@@ -151,8 +151,10 @@ class Converse(Post):
         return last is not None and (last.kind != "event" or last.name == "metadata")
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Of a stream only the last frames and those that begin a tool call are parsed."""
+        """Of a stream from all frames but those of deltas; from these too where a call has no beginning."""
         answer = _with_error(_ends(response) if stream else obj(loads(response)))
+        if stream and not calls_of(_message(answer)) and b'"toolUse"' in response:
+            answer = self.answer(response, stream, [])
         failed: Failed | None = None
         if error_message(answer) is not None:
             failed = "stream_error" if stream else "error_body"
@@ -175,7 +177,8 @@ class Converse(Post):
         """The message, its content blocks each with their deltas, and what is known only at the end."""
         answer: Json = {}
         message: Json = {}
-        blocks: dict[int, list[Json]] = {}
+        blocks: list[list[Json]] = []
+        places: dict[int, int] = {}
         for frame in frames(body, problems):
             said = _payload(frame, problems)
             index = count(said.get("contentBlockIndex")) or 0
@@ -184,13 +187,17 @@ class Converse(Post):
             elif frame.name == "messageStart":
                 message = {"role": text(said.get("role")) or "assistant", "content": []}
             elif frame.name == "contentBlockStart":
-                blocks[index] = [obj(said.get("start"))]
+                places[index] = len(blocks)
+                blocks.append([obj(said.get("start"))])
             elif frame.name == "contentBlockDelta":
-                blocks.setdefault(index, [{}]).append(obj(said.get("delta")))
+                if index not in places:
+                    places[index] = len(blocks)
+                    blocks.append([{}])
+                blocks[places[index]].append(obj(said.get("delta")))
             elif frame.name in _LAST:
                 answer |= {key: value for key, value in said.items() if value is not None}
         if message or blocks:
-            content = [block_of(blocks[index][0], blocks[index][1:]) for index in sorted(blocks)]
+            content = [block_of(pieces[0], pieces[1:]) for pieces in blocks]
             answer["output"] = {"message": {"role": "assistant"} | message | {"content": content}}
         if not ("stopReason" in answer or "error" in answer):
             problems.append("response: the stream ended early")
@@ -265,7 +272,7 @@ def _ends(body: bytes) -> Json:
     """A plain answer of what a head wants of a stream: its message has the tool calls without their input."""
     answer: Json = {}
     content: list[Any] = []
-    begun = False
+    begun = b"contentBlockDelta" in body
     for frame in frames(body, [], skipped=b"contentBlockDelta"):
         said = obj(loads(frame.payload))
         begun = begun or frame.name in ("messageStart", "contentBlockStart")

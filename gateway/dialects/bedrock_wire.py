@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.gateway.dialects.loose_json import Json, arr, dumps, joined, loads, obj, objs, text, tokens_beside_cache
 from penstock.gateway.dialects.parts import tool_of
+from penstock.gateway.dialects.tool_calls import folded_arguments
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Message, Part, Tool
 
@@ -97,9 +98,11 @@ def usage_of(usage: Any) -> Usage | None:
 
 def block_of(start: Json, deltas: list[Json]) -> Json:
     """A content block of a stream as a plain answer would have it: its start, and its deltas put together."""
-    if call := obj(start.get("toolUse")):
-        given = joined([obj(it.get("toolUse")) for it in deltas], "input") or "{}"
-        value = loads(given)
+    call, called = obj(start.get("toolUse")), [obj(it["toolUse"]) for it in deltas if it.get("toolUse")]
+    if call or (called and not start):
+        # Its pieces count more than what stands in its start.
+        given = folded_arguments(it.get("input") for it in called)
+        value = loads(given) if given else {} if call.get("input") is None else call["input"]
         return {"toolUse": call | {"input": given if value is None else value}}
     if result := obj(start.get("toolResult")):
         return {"toolResult": result | {"content": [one for it in deltas for one in arr(it.get("toolResult"))]}}
@@ -113,7 +116,9 @@ def block_of(start: Json, deltas: list[Json]) -> Json:
     said, citations = joined(deltas, "text"), [it["citation"] for it in deltas if "citation" in it]
     if citations:
         return {"citationsContent": {"content": [{"text": said or ""}], "citations": citations}}
-    return dict(start) if said is None else {"text": said}
+    if said is not None:
+        return {"text": said}
+    return dict(start) | {key: value for it in deltas for key, value in it.items() if value is not None}
 
 
 def _reasoning(thoughts: list[Json]) -> Json:

@@ -1,86 +1,59 @@
 """OpenAI chat completions: `POST /v1/chat/completions`, as OpenAI, vLLM, SGLang and most others speak it.
 
-Streams come as deltas per choice; a choice's text and its tool calls' arguments are put together piece by piece.
-Reasoning is read from `reasoning_content` and from `reasoning`: servers disagree on the name.
+Streams come as deltas per choice; a choice's text and its tool calls' arguments are put together piece by piece
+(`tool_calls`). Content is a string or a list of parts. What the model thought stands where servers like (`_THOUGHTS`).
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
 import orjson
 
-from penstock.gateway.dialects.base import Facts, Otel
-from penstock.gateway.dialects.ending import Said, body_failed, is_done, stream_failed
-from penstock.gateway.dialects.family import OPENAI
+from penstock.gateway.dialects.base import Otel
+from penstock.gateway.dialects.framed import Framed
 from penstock.gateway.dialects.items import cutter
-from penstock.gateway.dialects.json_post import Post, choices_of, marked, routes
+from penstock.gateway.dialects.json_post import routes
 from penstock.gateway.dialects.loose_json import (
-    PROMPT,
     Json,
     Peek,
-    chunks,
+    arr,
     count,
     earliest,
     entries,
     joined,
-    label,
-    lenient,
     loads,
     obj,
     objs,
-    peek,
     text,
-    tokens,
 )
 from penstock.gateway.dialects.parts import (
     compared,
     content_parts,
     flat_text,
+    pieced,
     result_content,
     result_part,
     same_arguments,
+    thought_text,
 )
 from penstock.gateway.dialects.passages import of_message, of_part
-from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.text_spans import Described, Item, Pointed, Quoted, quoted_items, quoted_tool
 from penstock.gateway.dialects.token_ids import IDS, LOGPROBS
+from penstock.gateway.dialects.tool_calls import CallPieces, argument_text, body_of, folded_calls, listed
 from penstock.gateway.model.passage import Passage
-from penstock.gateway.model.span import Usage
-from penstock.gateway.model.turn import Choice, Message, Part, Tool
+from penstock.gateway.model.turn import Message, Part, Tool
 
-CALL = b'"function":{"name":"'
-"""Only the first delta of a tool call has the name; CUSTOM is its like for custom tools."""
 _COMMON = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 """What there is to a message of no unusual kind."""
-CUSTOM = b'"custom":{"name":"'
-FAILED = "error"
-"""The finish reason by which routers of models say that the model failed in the middle of its answer."""
-TAIL = 5
-"""[DONE], the usage, the finish reason, and room for two more: content filters, comments of the server."""
-
-
-class _Said(msgspec.Struct):
-    tool_calls: list[msgspec.Raw] | None = None
-    function_call: Any = None
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: Any = None
-    message: _Said | None = None
-
-
-class _Answer(Said):
-    """Of a plain body or a chunk only what a head wants: text, log-probabilities and token ids are skipped."""
-
-    id: Any = None
-    model: Any = None
-    usage: Any = None
-    choices: list[_Choice] | None = None
+_TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "reasoning_text", "reasoning_details")
+_THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text", "reasoning_details", "thinking_blocks")
+"""Where servers put what the model thought; where there are several, they say the same."""
+_PIECED = (*_TEXTS, "thinking_blocks", "images")
+"""Fields of a delta that come in pieces, as strings or as lists of parts."""
 
 
 class _Asked(Peek):
@@ -100,84 +73,8 @@ class _Offers(msgspec.Struct):
     tools: list[_Offer] | None = None
 
 
-_decode = lenient(_Answer)
 _asked = msgspec.json.Decoder(_Asked).decode
 _offers = msgspec.json.Decoder(_Offers).decode
-
-
-_READ = 2 << 20
-"""Bytes at the end of a stream in which the ends of its choices are looked for: that takes a second, in which nothing
-else is recorded."""
-
-
-class Framed(Post):
-    """What chat and text completions share: the frame around their choices."""
-
-    family = OPENAI
-    last_mark = b"[DONE]"
-
-    def over(self, response: bytes) -> bool:
-        """True after `[DONE]`."""
-        return last(response, 1) == [b"[DONE]"]
-
-    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """A stream of one choice is read from its end; of several (rare) whole, since each ends where it likes."""
-        asked = asked or peek(request)
-        facts = Facts(model=label(asked.model))
-        wanted = count(asked.n) or 1
-        if not stream:
-            answer = _decode(response)
-            _note(facts, answer)
-            facts.failed = "error_body" if facts.finish == FAILED else body_failed(answer)
-            return facts
-        tail = [_decode(data) for data in reversed(last(response, TAIL))]
-        if wanted > 1:
-            _note(facts, _decode(orjson.dumps(self.assemble(response, []))))
-        else:
-            for answer in tail:
-                _note(facts, answer)
-            facts.tool_calls += marked(response, CALL) if asked.tools else 0
-            # Rare enough not to be searched for in every answer.
-            facts.tool_calls += marked(response, CUSTOM) if facts.finish == "tool_calls" else 0
-            facts.tool_calls += facts.finish == "function_call"
-        facts.failed = stream_failed(response, tail, lambda: is_done(response) or self._finished(response, wanted))
-        facts.failed = "stream_error" if facts.finish == FAILED else facts.failed
-        return facts
-
-    def _finished(self, response: bytes, wanted: int) -> bool:
-        """Whether all choices of a stream have ended; some servers send nothing after that."""
-        end = response if len(response) <= _READ else response[response.find(b"\n\n", len(response) - _READ) + 2 :]
-        choices = self.assemble(end, [])["choices"]
-        return len(choices) >= wanted and _complete(choices)
-
-    def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """Chunks carry the answer's own fields again and again, and pieces of its choices."""
-        answer: Json = {}
-        pieces: dict[int, list[Json]] = {}
-        for chunk in chunks(body, problems):
-            answer |= {key: chunk[key] for key in ("id", "model", "usage", "error") if chunk.get(key) is not None}
-            for piece in objs(chunk.get("choices")):
-                pieces.setdefault(count(piece.get("index")) or 0, []).append(piece)
-        answer["choices"] = [self.fold(index, pieces[index]) for index in sorted(pieces)]
-        if not (_complete(answer["choices"]) or "error" in answer or body.rstrip().endswith(b"[DONE]")):
-            problems.append("response: the stream ended early")
-        return answer
-
-    @abstractmethod
-    def fold(self, index: int, pieces: list[Json]) -> Json:
-        """The pieces of one choice as a choice of a plain answer."""
-
-    @abstractmethod
-    def message(self, choice: Json) -> Message:
-        """What a choice says."""
-
-    def choices(self, answer: Json) -> list[Choice]:
-        """As many as there are, by index."""
-        return choices_of(answer.get("choices"), self.message, "finish_reason")
-
-    def usage(self, answer: Json) -> Usage | None:
-        """As reported."""
-        return tokens(answer.get("usage"), PROMPT)
 
 
 class Chat(Framed):
@@ -191,6 +88,7 @@ class Chat(Framed):
     token_fields: Mapping[str, bytes] = MappingProxyType({IDS: b"true", LOGPROBS: b"true"})
     otel: Otel | None = Otel("chat", "openai", "chat_completions")
     cut = staticmethod(cutter(_Told))
+    calls_tools: ClassVar[bool] = True
 
     def quoted_system(self, request: bytes) -> Pointed:
         """Messages of the roles system and developer."""
@@ -205,14 +103,16 @@ class Chat(Framed):
 
     def fold(self, index: int, pieces: list[Json]) -> Json:
         """The pieces of one choice as a choice of a plain answer."""
-        deltas = [obj(piece.get("delta")) for piece in pieces]
-        message = {key: joined(deltas, key) for key in ("content", "refusal", "reasoning_content", "reasoning")}
+        deltas, whole = ([obj(piece.get(key)) for piece in pieces] for key in ("delta", "message"))
+        said = {key: _first(deltas, whole, key, pieced) for key in _PIECED}
+        calls = [value for it in deltas if (value := it.get("tool_calls"))] or [it.get("tool_calls") for it in whole]
         return {
             "index": index,
             "finish_reason": earliest(pieces, "finish_reason"),
-            "message": message
-            | {"role": earliest(deltas, "role"), "audio": _audio(deltas)}
-            | {"tool_calls": _calls(deltas), "function_call": _function(deltas)},
+            "error": earliest(pieces, "error"),
+            "message": {key: value for key, value in said.items() if value is not None}
+            | {"role": earliest([*deltas, *whole], "role"), "audio": _audio(deltas)}
+            | {"tool_calls": [call.made() for call in folded_calls(calls)], "function_call": _function(deltas + whole)},
         }
 
     def message(self, choice: Json) -> Message:
@@ -248,7 +148,7 @@ class Chat(Framed):
         message = {key: value for key, value in obj(choice.get("message")).items() if value not in (None, [])}
         if audio := obj(message.get("audio")):
             message["audio"] = {"id": audio.get("id")}
-        calls = objs(message.get("tool_calls"))
+        calls = listed(message.get("tool_calls"))
         said: Json = {"role": "assistant", "content": None} | message
         if calls:
             said["tool_calls"] = [{"type": "custom" if "custom" in call else "function"} | call for call in calls]
@@ -260,21 +160,9 @@ class Chat(Framed):
         return [said, *answered] if len(answered) == len(results) else None
 
 
-def _note(facts: Facts, answer: _Answer) -> None:
-    """Adds what is not known yet: the end of a stream is noted newest first."""
-    facts.model_served = facts.model_served or label(answer.model)
-    facts.response_id = facts.response_id or label(answer.id)
-    facts.usage = facts.usage or tokens(answer.usage, PROMPT)
-    if answer.choices:
-        facts.finish = facts.finish or label(answer.choices[0].finish_reason)
-        facts.choices = max(facts.choices, len(answer.choices))
-        for choice in answer.choices:
-            if (said := choice.message) is not None:
-                facts.tool_calls += len(said.tool_calls or ()) + bool(obj(said.function_call))
-
-
-def _complete(choices: list[Json]) -> bool:
-    return bool(choices) and all(choice["finish_reason"] for choice in choices)
+def _first(deltas: list[Json], whole: list[Json], key: str, fold: Callable[[list[Any]], Any]) -> Any:
+    """A field of the deltas; of whole messages where no delta has it."""
+    return fold([it[key] for it in deltas if it.get(key)] or [it[key] for it in whole if it.get(key)])
 
 
 def _audio(deltas: list[Json]) -> Json | None:
@@ -283,33 +171,12 @@ def _audio(deltas: list[Json]) -> Json | None:
     return {"id": earliest(pieces, "id"), **whole} if pieces else None
 
 
-def _calls(deltas: list[Json]) -> list[Json]:
-    """Tool calls of a stream, in order. A delta without an index belongs to the newest call unless it brings an id."""
-    slots: dict[int, list[Json]] = {}
-    for piece in (piece for delta in deltas for piece in objs(delta.get("tool_calls"))):
-        index = count(piece.get("index"))
-        newest = max(slots, default=-1)
-        slot = newest + bool(piece.get("id") or newest < 0) if index is None else index
-        slots.setdefault(slot, []).append(piece)
-    return [_call(slots[slot]) for slot in sorted(slots)]
-
-
-def _call(pieces: list[Json]) -> Json:
-    custom = [obj(piece.get("custom")) for piece in pieces if "custom" in piece]
-    function = [obj(piece.get("function")) for piece in pieces]
-    body: Json = (
-        {"custom": _named_text(custom, "input")} if custom else {"function": _named_text(function, "arguments")}
-    )
-    return {"id": earliest(pieces, "id"), **body}
-
-
 def _function(deltas: list[Json]) -> Json | None:
     pieces = [call for delta in deltas if (call := obj(delta.get("function_call")))]
-    return _named_text(pieces, "arguments") if pieces else None
-
-
-def _named_text(pieces: list[Json], key: str) -> Json:
-    return {"name": earliest(pieces, "name"), key: joined(pieces, key)}
+    whole = CallPieces()
+    for piece in pieces:
+        whole.add({"function": piece})
+    return whole.made()["function"] if pieces else None
 
 
 def _result(call: Json, result: Part) -> Json:
@@ -325,14 +192,16 @@ def _message(wire: Json, role: str) -> Message:
 def _parts(wire: Json, role: str) -> list[Part]:
     if role in ("tool", "function"):
         return [result_part(wire.get("tool_call_id"), wire.get("content"), name=wire.get("name"))]
-    thought = text(wire.get("reasoning_content")) or text(wire.get("reasoning"))
+    thought = next((said for name in _THOUGHTS if (said := thought_text(wire.get(name)))), "")
+    hidden = [it for it in objs(wire.get("reasoning_details")) if not thought_text(it)]
     refusal, audio, function = text(wire.get("refusal")), obj(wire.get("audio")), obj(wire.get("function_call"))
     return [
         *([Part(type="reasoning", text=thought)] if thought else []),
+        *[Part(type="reasoning", data=it) for it in hidden],
         *content_parts(wire.get("content")),
         *([Part(type="refusal", text=refusal)] if refusal else []),
-        *([Part(type="media", data=audio)] if audio else []),
-        *[_call_part(call) for call in objs(wire.get("tool_calls"))],
+        *([Part(type="media", data=it) for it in [*([audio] if audio else []), *arr(wire.get("images"))]]),
+        *[_call_part(call) for call in listed(wire.get("tool_calls"))],
         *([_call_part({"function": function})] if function else []),
     ]
 
@@ -351,14 +220,14 @@ def _passages(wire: Json, role: str, answer: bool) -> Iterator[Passage]:
     else:
         if said:
             yield Passage(answer, role, "text", None, None, said)
-        for call in objs(calls) if calls else ():
+        for call in listed(calls) if calls else ():
             yield from of_part(_call_part(call), role, answer)
 
 
 def _call_part(call: Json) -> Part:
-    body = obj(call.get("function")) or obj(call.get("custom"))
-    arguments = text(body.get("arguments") if "arguments" in body else body.get("input"))
-    return Part(type="tool_call", id=text(call.get("id")), name=text(body.get("name")), arguments=arguments or "")
+    body, _ = body_of(call)
+    name, arguments = text(body.get("name")), argument_text(body)
+    return Part(type="tool_call", id=text(call.get("id")), name=name, arguments=arguments)
 
 
 def _source(wire: Json) -> bytes:
@@ -366,16 +235,15 @@ def _source(wire: Json) -> bytes:
     said = flat_text(wire.get("content"))
     if role in ("tool", "function"):
         return orjson.dumps([role, "", [], [[text(wire.get("tool_call_id")), said]]])
-    calls = [_call_source(call) for call in objs(wire.get("tool_calls"))]
+    calls = [_call_source(call) for call in listed(wire.get("tool_calls"))]
     if function := obj(wire.get("function_call")):
         calls.append(_call_source({"function": function}))
     return compared(role, said, calls, [])
 
 
 def _call_source(call: Json) -> list[str | None]:
-    body = obj(call.get("function")) or obj(call.get("custom"))
-    arguments = text(body.get("arguments") if "arguments" in body else body.get("input"))
-    return [text(call.get("id")), text(body.get("name")), same_arguments(arguments or "")]
+    body, _ = body_of(call)
+    return [text(call.get("id")), text(body.get("name")), same_arguments(argument_text(body))]
 
 
 def _tool(item: Json) -> Tool:

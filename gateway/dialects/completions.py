@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from penstock.gateway.dialects.base import Otel
-from penstock.gateway.dialects.chat import Framed
+from penstock.gateway.dialects.framed import Framed
 from penstock.gateway.dialects.json_post import routes
 from penstock.gateway.dialects.loose_json import Json, arr, earliest, joined, text
 from penstock.gateway.dialects.token_ids import IDS, LOGPROBS
@@ -28,8 +28,8 @@ class Completions(Framed):
 
     def fold(self, index: int, pieces: list[Json]) -> Json:
         """The pieces of one choice as a choice of a plain answer."""
-        finish = earliest(pieces, "finish_reason")
-        return {"index": index, "finish_reason": finish, "text": joined(pieces, "text")}
+        said = {key: earliest(pieces, key) for key in ("finish_reason", "error")}
+        return {"index": index, **said, "text": joined(pieces, "text")}
 
     def message(self, choice: Json) -> Message:
         """The text of a choice."""

@@ -9,16 +9,16 @@ Function calls have an id only in newer versions. Tool results stay where they a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import msgspec
-import orjson
 
 from penstock.gateway.dialects.base import Facts, Otel
-from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_error, stream_failed
+from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_error
 from penstock.gateway.dialects.family import GEMINI, VERTEX, Family
-from penstock.gateway.dialects.gemini_wire import field, folded, items, message_of, tools_of, usage_of
+from penstock.gateway.dialects.gemini_wire import StreamedCalls, field, folded, items, message_of, tools_of, usage_of
 from penstock.gateway.dialects.items import Items, cutter
 from penstock.gateway.dialects.json_post import Post, choices_of
 from penstock.gateway.dialects.loose_json import (
@@ -29,13 +29,12 @@ from penstock.gateway.dialects.loose_json import (
     count,
     document,
     label,
-    lenient,
     loads,
     obj,
     objs,
 )
 from penstock.gateway.dialects.parts import fingerprint, headed
-from penstock.gateway.dialects.sse import last
+from penstock.gateway.dialects.stream_events import StreamReader, fitted
 from penstock.gateway.dialects.text_spans import Described, Path, Pointed, Quoted, quoted_text, quoted_tool
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
@@ -44,9 +43,6 @@ _ROUTE = re.compile(
     r"(?:/v1(?:alpha|beta|beta1)?)?(?:/projects/[^/]+/locations/[^/]+)?(?:/publishers/[^/]+)?"
     r"/(models|tunedModels|endpoints)/([^/:]+):([A-Za-z]+)"
 )
-CALL = (b'"functionCall":', b'"function_call":')
-TAIL = 3
-"""Events at the end of a stream: the finish reason and the usage stand in the last, or in one of the last."""
 
 
 class _Part(msgspec.Struct):
@@ -77,21 +73,22 @@ class _Told(Peek):
     contents: list[msgspec.Raw] | dict[str, msgspec.Raw] | None = None
 
 
-class _Called(msgspec.Struct):
+class _Called(msgspec.Struct, gc=False):
     functionCall: Any = None
     function_call: Any = None
 
 
-class _Said(msgspec.Struct):
-    parts: list[_Called] | None = None
+class _Said(msgspec.Struct, gc=False):
+    parts: list[_Called] | _Called | None = None
 
 
-class _Candidate(msgspec.Struct):
+class _Candidate(msgspec.Struct, gc=False):
+    index: Any = None
     finishReason: Any = None
     content: _Said | None = None
 
 
-class _Answer(Said):
+class _Answer(Said, gc=False):
     """Of an answer only what a head wants."""
 
     responseId: Any = None
@@ -101,8 +98,18 @@ class _Answer(Said):
     promptFeedback: Any = None
 
 
+class _Pieces:
+    """What a head wants of one candidate of a stream."""
+
+    __slots__ = ("calls", "finish")
+
+    def __init__(self) -> None:
+        self.finish: Any = None
+        self.calls = StreamedCalls()
+
+
 _request = msgspec.json.Decoder(_Request).decode
-_plain = lenient(_Answer)
+_reader = StreamReader(_Answer)
 
 
 class Gemini(Post):
@@ -151,40 +158,36 @@ class Gemini(Post):
                         yield from quoted_tool(function, place)
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Of a stream of one candidate the last events, and a count of its calls; of several candidates everything."""
-        if not stream or b'"candidateCount"' in request:
-            answer = _plain(response if not stream and _is_plain(response) else self._whole(response, stream))
-            facts = _facts(answer, sum(map(_calls, answer.candidates or ())))
-            facts.failed = self._failed(request, response) if stream else _body_failed(response, answer)
-            return facts
-        answer = _Answer()
-        for chunk in map(_plain, last(response, TAIL)):
-            answer.responseId = chunk.responseId or answer.responseId
-            answer.modelVersion = chunk.modelVersion or answer.modelVersion
-            answer.usageMetadata = chunk.usageMetadata or answer.usageMetadata
-            answer.candidates = answer.candidates or chunk.candidates
-            if answer.candidates and chunk.candidates and (finish := chunk.candidates[0].finishReason):
-                answer.candidates[0].finishReason = finish
-        facts = _facts(answer, sum(map(response.count, CALL)))
-        facts.failed = self._failed(request, response)
-        return facts
+        """Of a stream from all events."""
+        if stream:
+            answer, candidates = _streamed(chain.from_iterable(_reader.events(response)))
+        else:
+            plain = _is_plain(response)
+            answer, candidates = _streamed([_reader.body(response)] if plain else _array(response), plain)
+        failed: Failed | None = None
+        if is_error(answer):
+            failed = "stream_error" if stream or not _is_plain(response) else "error_body"
+        elif stream:
+            failed = None if self._ended(request, answer, candidates) else "ended_early"
+        else:
+            failed = body_failed(answer) or (None if _is_plain(response) or _array(response) else "ended_early")
+        return Facts(
+            model_served=label(answer.modelVersion),
+            response_id=label(answer.responseId),
+            finish=label(candidates[0].finish) if candidates else None,
+            usage=self.usage({"usageMetadata": answer.usageMetadata}),
+            tool_calls=sum(len(candidate.calls.made) for candidate in candidates),
+            choices=len(candidates),
+            failed=failed,
+        )
 
-    def _failed(self, request: bytes, response: bytes) -> Failed | None:
-        """Of a stream. There is no last event: it has ended when every candidate has, or the prompt was blocked."""
-        tail = list(map(_plain, last(response, TAIL)))
-        return stream_failed(response, tail, lambda: self._ended(request, response, tail))
-
-    def _ended(self, request: bytes, response: bytes, tail: list[_Answer]) -> bool:
-        if any(obj(answer.promptFeedback).get("blockReason") for answer in tail):
+    def _ended(self, request: bytes, answer: _Answer, candidates: list[_Pieces]) -> bool:
+        """There is no last event: it has ended when every candidate has, or the prompt was blocked."""
+        if obj(answer.promptFeedback).get("blockReason"):
             return True
-        if b'"candidateCount"' not in request and any(map(_finishes, tail)):
-            return True
-        whole = objs(self.answer(response, True, []).get("candidates"))
-        wanted = count(obj(obj(loads(request)).get("generationConfig")).get("candidateCount")) or 1
-        return len(whole) >= wanted and all(candidate.get("finishReason") for candidate in whole)
-
-    def _whole(self, response: bytes, stream: bool) -> bytes:
-        return orjson.dumps(self.answer(response, stream, []))
+        asked = obj(obj(loads(request)).get("generationConfig")) if b'"candidateCount"' in request else Json()
+        wanted = count(asked.get("candidateCount")) or 1
+        return len(candidates) >= wanted and all(candidate.finish for candidate in candidates)
 
     def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
         """A plain answer, or a stream of either kind folded into one."""
@@ -258,7 +261,7 @@ class GeminiCount(Gemini):
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Nothing was made."""
-        return Facts(failed=None if stream else body_failed(_plain(response)))
+        return Facts(failed=None if stream else body_failed(_reader.body(response)))
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """Those that are counted."""
@@ -280,7 +283,7 @@ class GeminiEmbeddings(Gemini):
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """What it cost, where that is said."""
-        answer = _plain(response)
+        answer = _reader.body(response)
         return Facts(usage=usage_of(answer.usageMetadata), failed=None if stream else body_failed(answer))
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
@@ -325,32 +328,38 @@ def _listed(items: Any, path: Path) -> Iterator[tuple[Any, Path]]:
         yield items, path
 
 
-def _facts(answer: _Answer, calls: int) -> Facts:
-    candidates = answer.candidates or []
-    return Facts(
-        model_served=label(answer.modelVersion),
-        response_id=label(answer.responseId),
-        finish=label(candidates[0].finishReason) if candidates else None,
-        usage=usage_of(answer.usageMetadata),
-        tool_calls=calls,
-        choices=len(candidates),
-    )
+def _streamed(answers: Iterable[_Answer], plain: bool = False) -> tuple[_Answer, list[_Pieces]]:
+    """The answers of a stream as one, and its candidates. No function is called for a text. `plain`: it is one answer,
+    whose candidates are as many as they are."""
+    whole, candidates = _Answer(), dict[int, _Pieces]()
+    for answer in answers:
+        whole.responseId, whole.modelVersion = (
+            answer.responseId or whole.responseId,
+            answer.modelVersion or whole.modelVersion,
+        )
+        whole.usageMetadata = answer.usageMetadata or whole.usageMetadata
+        whole.promptFeedback = answer.promptFeedback or whole.promptFeedback
+        whole.detail = answer.detail
+        if answer.error or answer.type == "error" or answer.object == "error":
+            whole.error = answer.error or True
+        for at, piece in enumerate(answer.candidates or ()):
+            index: int = piece.index if type(piece.index) is int and piece.index >= 0 and not plain else at
+            candidate = candidates.get(index)
+            if candidate is None:
+                candidate = candidates[index] = _Pieces()
+            candidate.finish = piece.finishReason or candidate.finish
+            parts = None if piece.content is None else piece.content.parts
+            for part in parts if isinstance(parts, list) else () if parts is None else (parts,):
+                call = part.function_call if part.functionCall is None else part.functionCall
+                if isinstance(call, dict):
+                    candidate.calls.add(obj(call))
+    return whole, [candidates[index] for index in (candidates if plain else sorted(candidates))]
 
 
-def _calls(candidate: _Candidate) -> int:
-    parts = (candidate.content and candidate.content.parts) or ()
-    return sum(bool(obj(part.functionCall) or obj(part.function_call)) for part in parts)
-
-
-def _finishes(answer: _Answer) -> bool:
-    return any(candidate.finishReason for candidate in answer.candidates or ())
-
-
-def _body_failed(response: bytes, answer: _Answer) -> Failed | None:
-    """Of a plain body, or a stream that is one JSON array."""
-    if _is_plain(response):
-        return body_failed(answer)
-    return "stream_error" if is_error(answer) else None if isinstance(loads(response), list) else "ended_early"
+def _array(response: bytes) -> list[_Answer]:
+    """The answers of a stream that is one JSON array; none where it ended early."""
+    value = loads(response)
+    return [fitted(_Answer, it) for it in objs(value)] if isinstance(value, list) else []
 
 
 def _is_plain(response: bytes) -> bool:

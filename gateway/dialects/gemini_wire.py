@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
-from penstock.gateway.dialects.loose_json import Json, arr, count, dumps, obj, objs, text
+from penstock.gateway.dialects.loose_json import DEEPEST, Json, arr, count, dumps, obj, objs, text
 from penstock.gateway.dialects.parts import result_part, tool_of
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Message, Part, Tool
@@ -14,6 +15,11 @@ from penstock.gateway.model.turn import Message, Part, Tool
 _SNAKE = re.compile(r"(?<=[a-z])[A-Z]")
 ROLES = {"model": "assistant", "function": "tool"}
 MEDIA = ("inlineData", "fileData")
+_PIECE = frozenset({"args", "partialArgs", "partial_args", "willContinue", "will_continue"})
+_STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d{1,6})\]|\[(["'])(.*?)\3\]""")
+"""A step of a JSONPath: a name behind a point, a place in a list, or a name in quotes."""
+_VALUES = ("stringValue", "numberValue", "boolValue", "structValue", "listValue", "value")
+"""Where the value of a partial argument stands; without any of them it is null."""
 
 
 def folded(answers: list[Json], problems: list[str]) -> Json:
@@ -21,12 +27,13 @@ def folded(answers: list[Json], problems: list[str]) -> Json:
     whole: Json = {}
     pieces: dict[int, list[Json]] = {}
     for answer in answers:
-        whole |= {key: value for key, value in answer.items() if key != "candidates" and value is not None}
+        whole |= {key: value for key, value in answer.items() if key != "candidates" and value}
         for at, piece in enumerate(objs(answer.get("candidates"))):
             index = count(piece.get("index"))
             pieces.setdefault(at if index is None else index, []).append(piece)
     candidates = [_candidate(index, pieces[index]) for index in sorted(pieces)]
-    if not ("error" in whole or "promptFeedback" in whole or (candidates and all(map(_finished, candidates)))):
+    blocked = obj(whole.get("promptFeedback")).get("blockReason")
+    if not ("error" in whole or blocked or (candidates and all(map(_finished, candidates)))):
         problems.append("response: the stream ended early")
     return whole | ({"candidates": candidates} if candidates else {})
 
@@ -37,21 +44,100 @@ def _finished(candidate: Json) -> bool:
 
 def _candidate(index: int, pieces: list[Json]) -> Json:
     whole: Json = {}
-    parts: list[Any] = []
+    parts: list[list[Json]] = []
+    calls = StreamedCalls()
     for piece in pieces:
-        whole |= {key: value for key, value in piece.items() if value is not None}
-        for part in items(obj(piece.get("content")).get("parts")):
-            if parts and _goes_on(obj(parts[-1]), obj(part)):
-                parts[-1] = parts[-1] | {"text": parts[-1]["text"] + part["text"]}
+        whole |= {key: value for key, value in piece.items() if value}
+        for item in items(obj(piece.get("content")).get("parts")):
+            part = obj(item)
+            given = field(part, "functionCall")
+            call = calls.add(obj(given)) if isinstance(given, dict) else None
+            if call is not None:
+                parts += [[{**_without_call(part), "functionCall": call}]] if call is calls.begun else []
+            elif parts and _goes_on(parts[-1][-1], part):
+                parts[-1].append(part)
             else:
-                parts.append(part)
-    return whole | {"index": index, "content": {"role": "model", "parts": parts}}
+                parts.append([part or item])
+    return whole | {"index": index, "content": {"role": "model", "parts": [_joined(group) for group in parts]}}
+
+
+def _without_call(part: Json) -> Json:
+    return {key: value for key, value in part.items() if key not in ("functionCall", "function_call")}
+
+
+def _joined(group: list[Any]) -> Any:
+    return group[0] if len(group) == 1 else group[0] | {"text": "".join(part["text"] for part in group)}
 
 
 def _goes_on(one: Json, other: Json) -> bool:
     """Whether two parts are pieces of one text."""
     alone = {*one, *other} <= {"text", "thought"} and one.get("thought") == other.get("thought")
     return alone and isinstance(one.get("text"), str) and isinstance(other.get("text"), str)
+
+
+class StreamedCalls:
+    """The function calls of a candidate. One that is not whole says so (`willContinue`), and those without a name, or
+    with its own, go on with it: their `partialArgs` set values of its arguments, each by its path."""
+
+    __slots__ = ("_open", "_paths", "begun", "made")
+
+    def __init__(self) -> None:
+        self.made: list[Json] = []
+        """All of them, as plain answers have them."""
+        self.begun: Json | None = None
+        """The newest, until more of it comes."""
+        self._open: Json | None = None
+        self._paths: set[str] = set()
+        """Those whose text goes on."""
+
+    def add(self, piece: Json) -> Json | None:
+        """The call that a piece begins or goes on with; None where it is no call."""
+        call, self.begun = self._open, None
+        names = (None, "", call.get("name")) if call is not None else ()
+        if call is None or piece.get("name") not in names or piece.get("id") not in (None, call.get("id")):
+            if not piece:
+                return None
+            call = self.begun = {key: value for key, value in piece.items() if key not in _PIECE} | {"args": {}}
+            self.made.append(call)
+            self._paths.clear()
+        given = piece.get("args")
+        if given:
+            both = isinstance(given, dict) and isinstance(call["args"], dict)
+            call["args"] = call["args"] | given if both else given
+        for one in objs(field(piece, "partialArgs")):
+            self._set(call, one)
+        self._open = call if field(piece, "willContinue") is True else None
+        return call
+
+    def _set(self, call: Json, one: Json) -> None:
+        path = text(field(one, "jsonPath")) or ""
+        keys = [int(at) if at else name or quoted for name, at, _, quoted in _STEP.findall(path)]
+        if keys and isinstance(call["args"], dict):
+            value = next((it for name in _VALUES if (it := field(one, name)) is not None), None)
+            set_at(call["args"], keys[:DEEPEST], value, path in self._paths)
+        if field(one, "willContinue") is True:
+            self._paths.add(path)
+        else:
+            self._paths.discard(path)
+
+
+def set_at(root: Json, keys: list[str | int], value: Any, more: bool) -> None:
+    """Sets the value at a path, making what is not there yet. `more`: a text goes on with the one that stands there."""
+    place: Any = root
+    for key, below in zip(keys, [*keys[1:], None], strict=True):
+        if isinstance(place, list):
+            key = key if isinstance(key, int) and key < len(arr(place)) else len(arr(place))
+            if key == len(arr(place)):
+                arr(place).append(None)
+        elif isinstance(key, int):
+            key = str(key)
+        there = place[key] if isinstance(place, list) else obj(place).get(key)
+        if below is None:
+            place[key] = there + value if more and isinstance(there, str) and isinstance(value, str) else value
+            return
+        wanted: type = list if isinstance(below, int) else dict
+        place[key] = there if isinstance(there, wanted) else wanted()
+        place = place[key]
 
 
 def items(value: Any) -> Iterable[Any]:
@@ -61,7 +147,13 @@ def items(value: Any) -> Iterable[Any]:
 
 def field(wire: Json, name: str) -> Any:
     """A field by its camelCase name, or by the snake_case one."""
-    return wire[name] if name in wire else wire.get(_SNAKE.sub(lambda it: "_" + it[0].lower(), name))
+    return wire[name] if name in wire else wire.get(snake(name))
+
+
+@lru_cache
+def snake(name: str) -> str:
+    """A camelCase name in snake_case."""
+    return _SNAKE.sub(lambda it: "_" + it[0].lower(), name)
 
 
 def message_of(wire: Json, role: str) -> Message:
@@ -77,7 +169,8 @@ def parts_of(item: Any) -> list[Part]:
     call, result = obj(field(wire, "functionCall")), obj(field(wire, "functionResponse"))
     said = text(wire.get("text"))
     if call:
-        arguments = dumps(call.get("args") or {})
+        given = (StreamedCalls().add(call) or call).get("args") or {}
+        arguments = given if isinstance(given, str) else dumps(given)
         return [Part(type="tool_call", id=text(call.get("id")), name=text(call.get("name")), arguments=arguments)]
     if result:
         return [result_part(result.get("id"), dumps(result.get("response")), name=result.get("name"))]

@@ -87,7 +87,7 @@ class Post(Dialect):
             tools=self.tools(asked),
             choices=self.choices(answer),
             usage=self.usage(answer),
-            error=error_message(answer),
+            error=self.error(answer),
             problems=problems,
         )
 
@@ -95,7 +95,7 @@ class Post(Dialect):
         """What stands behind the last item that the model made, and the answer."""
         asked = self.added(request, whole)
         answer = self.answer(response, stream, []) if response else Json()
-        error = error_message(answer)
+        error = self.error(answer)
         return chain(
             of_body(request, False) if asked is None else self.asked_passages(asked),
             self.answer_passages(answer),
@@ -232,6 +232,10 @@ class Post(Dialect):
     def usage(self, answer: Json) -> Usage | None:
         """The token counts of an answer."""
 
+    def error(self, answer: Json) -> str | None:
+        """Why an answer is none."""
+        return error_message(answer)
+
 
 def routes(*paths: str) -> frozenset[str]:
     """Each path with and without /v1."""
@@ -249,11 +253,3 @@ def choices_of(items: Any, message: Callable[[Json], Message], finish: str) -> l
         )
         for at, item in enumerate(objs(items))
     ]
-
-
-def marked(body: bytes, marker: bytes) -> int:
-    """How often a piece of compact JSON stands in a body, or the same as Python's json module spaces it.
-
-    A marker holds unescaped quotes, so it is never found inside a JSON string, where they are escaped.
-    """
-    return body.count(marker.replace(b":", b": ").replace(b",", b", ") if b'": ' in body[:64] else marker)

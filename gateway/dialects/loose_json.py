@@ -5,6 +5,7 @@ A provider's body is read through these, so that an odd value is an absent one a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
@@ -240,8 +241,13 @@ def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:
     for number, event in enumerate(sse.events(body), 1):
         value = loads(event.data)
         if chunk := obj(value):
-            failed = "error" in (event.type, chunk.get("type"))
-            yield {"error": chunk} if failed and "error" not in chunk else chunk
+            failed = "error" in (event.type, chunk.get("type"), chunk.get("object"))
+            if chunk.get("error"):
+                yield chunk
+            else:
+                yield {"error": chunk} if failed else {key: it for key, it in chunk.items() if key != "error"}
+        elif event.type == "error" and event.data.strip():
+            yield {"error": event.data}
         elif value != {} and event.data.strip() != "[DONE]":
             unreadable += 1
             if unreadable <= MOST_PROBLEMS:
@@ -304,8 +310,11 @@ def earliest(pieces: list[Json], key: str) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """A value that came from `loads` as compact JSON text."""
-    return orjson.dumps(value).decode()
+    """A value that was read from JSON as compact JSON text."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def tokens(usage: Any, names: tuple[str, str, str, str]) -> Usage | None:
@@ -343,7 +352,7 @@ def tokens_beside_cache(fields: Json, names: tuple[str, str, str, str], reasonin
 def error_message(answer: Json) -> str | None:
     """The provider's message, if the body is an error in any of the shapes that servers use."""
     error = answer.get("error")
-    if error is None and (answer.get("object") == "error" or ("detail" in answer and len(answer) == 1)):
+    if not error and ("error" in (answer.get("object"), answer.get("type")) or answer.keys() == {"detail"}):
         error = answer
     if not error:
         return None

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from penstock.gateway.dialects.base import Facts, Otel
-from penstock.gateway.dialects.ending import Failed, Said, body_failed, stream_failed
+from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_error
 from penstock.gateway.dialects.family import ANTHROPIC
 from penstock.gateway.dialects.items import cutter
-from penstock.gateway.dialects.json_post import Post, marked, routes
+from penstock.gateway.dialects.json_post import Post, routes
 from penstock.gateway.dialects.loose_json import (
     Json,
     Peek,
@@ -28,7 +28,6 @@ from penstock.gateway.dialects.loose_json import (
     entries,
     joined,
     label,
-    lenient,
     loads,
     obj,
     objs,
@@ -37,22 +36,27 @@ from penstock.gateway.dialects.loose_json import (
     tokens_beside_cache,
 )
 from penstock.gateway.dialects.parts import content_parts, flat_tools, headed, result_content, result_part
-from penstock.gateway.dialects.sse import first, last
+from penstock.gateway.dialects.sse import last
+from penstock.gateway.dialects.stream_events import StreamReader
 from penstock.gateway.dialects.text_spans import Item, Pointed, Quoted, quoted_content, quoted_items, quoted_tools
+from penstock.gateway.dialects.tool_calls import folded_arguments
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
-CALL = b'"type":"tool_use"'
-"""Stands once in a stream for each call, in its content_block_start (`server_tool_use` differs in its first quote)."""
-TAIL = 3
-"""message_delta, message_stop, and a ping."""
+_BEGUN = {
+    "text_delta": "text", "citations_delta": "text", "thinking_delta": "thinking", "signature_delta": "thinking",
+    "input_json_delta": "tool_use", "compaction_delta": "compaction",
+}  # fmt: skip
+"""Types of blocks by their deltas, for those whose start never came."""
+_APART = frozenset({"type", "citation", "partial_json"})
+"""Fields of a delta that are not the block's own."""
 
 
-class _Block(msgspec.Struct):
+class _Block(msgspec.Struct, gc=False):
     type: Any = None
 
 
-class _Answer(Said):
+class _Answer(Said, gc=False):
     """Of a plain body or a stream's message_start only what a head wants."""
 
     id: Any = None
@@ -62,11 +66,18 @@ class _Answer(Said):
     content: list[_Block] | None = None
 
 
-class _Event(Said):
-    """Of message_start the message, of message_delta the rest."""
+class _Delta(msgspec.Struct, gc=False):
+    type: Any = None
+    stop_reason: Any = None
 
+
+class _Event(Said, gc=False):
+    """Of message_start the message, of message_delta the rest; of blocks their types."""
+
+    index: Any = None
     message: _Answer | None = None
-    delta: Any = None
+    content_block: _Block | None = None
+    delta: _Delta | None = None
     usage: Any = None
 
 
@@ -81,8 +92,8 @@ class _Told(Peek):
 
 
 _asked = msgspec.json.Decoder(_Asked).decode
-_plain = lenient(_Answer)
-_event = lenient(_Event)
+_plain = StreamReader(_Answer).body
+_events = StreamReader(_Event).events
 
 
 class Messages(Post):
@@ -116,51 +127,53 @@ class Messages(Post):
         return any(label(obj(loads(data)).get("type")) == "message_stop" for data in last(response, 1))
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Of a stream the first event and the last few, and a count of tool calls where tools were offered."""
+        """Of a stream from all events."""
         asked = asked or peek(request)
-        tail = [_event(data) for data in last(response, TAIL)] if stream else []
-        answer = _ends(response, tail) if stream else _plain(response)
+        answer, ended = _streamed(response) if stream else (_plain(response), True)
+        failed: Failed | None = body_failed(answer)
+        if stream:
+            ended = ended or bool(answer.stop_reason)
+            failed = "stream_error" if is_error(answer) else None if ended else "ended_early"
         return Facts(
             model=label(asked.model),
             model_served=label(answer.model),
             response_id=label(answer.id),
             finish=label(answer.stop_reason),
-            usage=_usage(answer.usage),
-            tool_calls=(marked(response, CALL) if asked.tools else 0)
-            if stream
-            else sum(block.type == "tool_use" for block in answer.content or ()),
+            usage=self.usage({"usage": answer.usage}),
+            tool_calls=sum(block.type == "tool_use" for block in answer.content or ()),
             choices=0 if answer.content is None else 1,
-            failed=self._failed(response, tail) if stream else body_failed(answer),
-        )
-
-    def _failed(self, response: bytes, tail: list[_Event]) -> Failed | None:
-        """Of a stream. One whose message_delta told why it stopped has said all."""
-        return stream_failed(
-            response,
-            tail,
-            lambda: any(map(_ends_it, tail)) or bool(self.assemble(response, []).get("stop_reason")),
+            failed=failed,
         )
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
         """A message, its content blocks each with their deltas, and what is known only at the end."""
         answer: Json = {}
-        blocks: dict[int, list[Json]] = {}
+        blocks: list[list[Json]] = []
+        places: dict[int, int] = {}
         ended = False
         for event in chunks(body, problems):
-            kind, index = event.get("type"), count(event.get("index")) or 0
-            ended = ended or kind == "message_stop" or "error" in event
+            kind, index = event.get("type"), count(event.get("index"))
+            ended = ended or kind == "message_stop"
+            if "error" in event:
+                answer = answer | {"error": event["error"]}
             if kind == "message_start":
-                answer |= obj(event.get("message"))
+                answer |= {key: value for key, value in obj(event.get("message")).items() if value not in (None, "")}
                 answer["usage"] = _begun(answer.get("usage"))
             elif kind == "content_block_start":
-                blocks[index] = [obj(event.get("content_block"))]
+                places[len(blocks) if index is None else index] = len(blocks)
+                blocks.append([obj(event.get("content_block"))])
             elif kind == "content_block_delta":
-                blocks.setdefault(index, [{}]).append(obj(event.get("delta")))
-            elif kind == "message_delta" or "error" in event:
+                delta = obj(event.get("delta"))
+                place = len(blocks) - 1 if index is None else places.get(index, -1)
+                if place < 0:
+                    place = places[index or 0] = len(blocks)
+                    blocks.append([{"type": _BEGUN.get(text(delta.get("type")) or "")}])
+                blocks[place].append(delta)
+            elif kind == "message_delta":
                 answer = _end(answer, event)
         if blocks:
-            answer["content"] = [_block(blocks[index]) for index in sorted(blocks)]
-        if not (ended or answer.get("stop_reason")):
+            answer["content"] = [_block(pieces) for pieces in blocks]
+        if not (ended or answer.get("stop_reason") or answer.get("error")):
             problems.append("response: the stream ended early")
         return answer
 
@@ -215,25 +228,43 @@ def _result(call: Json, result: Part) -> Json:
     return named | {"content": result_content(result)}
 
 
-def _ends_it(event: _Event) -> bool:
-    return event.type == "message_stop" or bool(obj(event.delta).get("stop_reason"))
-
-
-def _ends(body: bytes, tail: list[_Event]) -> _Answer:
-    """A stream's first and last events as a plain answer without content."""
-    answer = next((event.message for event in map(_event, first(body, 2)) if event.message), _Answer())
-    answer.usage = _begun(answer.usage)
-    for event in tail:
-        answer.stop_reason = obj(event.delta).get("stop_reason") or answer.stop_reason
-        answer.usage = _later(answer.usage, event.usage)
-    return answer
+def _streamed(body: bytes) -> tuple[_Answer, bool]:
+    """A stream's events as a plain answer, whose blocks have only their types; whether it says that it ends. No
+    function is called for a delta."""
+    answer, ended = _Answer(usage={}), False
+    blocks: list[_Block] = []
+    indexes: set[int] = set()
+    for event in chain.from_iterable(_events(body)):
+        kind, delta, index = event.type, event.delta, event.index
+        if event.error or kind == "error" or event.object == "error":
+            answer.error = event.error or True
+        if kind == "content_block_delta":
+            known = bool(blocks) if type(index) is not int or index < 0 else index in indexes
+            if not known:
+                indexes.add(count(index) or 0)
+                blocks.append(_Block(_BEGUN.get(text(delta.type) or "") if delta is not None else None))
+        elif kind == "content_block_start":
+            place = count(index)
+            indexes.add(len(blocks) if place is None else place)
+            blocks.append(event.content_block or _Block())
+        elif kind == "message_start":
+            said = event.message or _Answer()
+            answer.id, answer.model = said.id or answer.id, said.model or answer.model
+            answer.content = answer.content if said.content is None else said.content
+            answer.stop_reason = said.stop_reason or answer.stop_reason
+            answer.usage = _begun(said.usage or answer.usage)
+        elif kind == "message_delta":
+            answer.stop_reason = (delta.stop_reason if delta is not None else None) or answer.stop_reason
+            answer.usage = _later(answer.usage, event.usage)
+        ended = ended or kind == "message_stop"
+    answer.content = blocks or answer.content
+    return answer, ended
 
 
 def _end(answer: Json, event: Json) -> Json:
-    """The answer with what a message_delta or an error adds to it."""
-    known = {key: value for key, value in obj(event.get("delta")).items() if value is not None}
-    failed = {"error": event["error"]} if "error" in event else {}
-    return answer | known | failed | {"usage": _later(answer.get("usage"), event.get("usage"))}
+    """The answer with what a message_delta adds to it."""
+    known = {key: value for key, value in obj(event.get("delta")).items() if value}
+    return answer | known | {"usage": _later(answer.get("usage"), event.get("usage"))}
 
 
 def _begun(usage: Any) -> Json:
@@ -247,19 +278,27 @@ def _later(usage: Any, newer: Any) -> Json:
 
 
 def _block(pieces: list[Json]) -> Json:
-    """A content block of a stream as a plain answer would have it: its start, and its deltas put together."""
+    """A content block of a stream as a plain answer would have it: its start, and its deltas put together. A text goes
+    on from the start's; of what has no text the newest counts."""
     start, deltas = pieces[0], pieces[1:]
     whole = dict(start)
-    for key in ("text", "thinking", "signature"):
-        if (added := joined(deltas, key)) is not None:
-            whole[key] = (text(start.get(key)) or "") + added
+    for key in dict.fromkeys(key for delta in deltas for key in delta if key not in _APART):
+        newest = next((it[key] for it in reversed(deltas) if it.get(key) is not None), None)
+        if isinstance(newest, str):
+            whole[key] = (text(start.get(key)) or "") + (joined(deltas, key) or "")
+        elif newest is not None:
+            whole[key] = newest
     citations = [delta["citation"] for delta in deltas if "citation" in delta]
     if citations:
         whole["citations"] = arr(start.get("citations")) + citations
-    if arguments := joined(deltas, "partial_json"):
-        value = loads(arguments)
-        whole["input"] = arguments if value is None else value
-    return whole
+    return whole | _input([it for delta in deltas if (it := delta.get("partial_json"))])
+
+
+def _input(pieces: list[Any]) -> Json:
+    """The input of a call, where its pieces say it: they count more than what stands in its start."""
+    said = folded_arguments(pieces)
+    value = loads(said)
+    return {"input": said if value is None else value} if said else {}
 
 
 def _parts(content: Any) -> list[Part]:

@@ -16,6 +16,13 @@ MEDIA = frozenset(
 )
 
 
+_THINKING = frozenset({"thinking", "reasoning", "reasoning.text", "reasoning.summary"})
+_THOUGHTS = ("text", "thinking", "summary", "content", "reasoning")
+"""Where texts stand in what a model thought."""
+_PIECES = {"text": "text", "thinking": "thinking", "reasoning": "text"} | {
+    "reasoning.text": "text", "reasoning.summary": "summary",
+}  # fmt: skip
+"""Types of parts that come in pieces, and the field of which a piece has more."""
 _SAYING = ("system", "developer", "user", "assistant")
 
 
@@ -54,9 +61,49 @@ def _content_part(item: Any) -> Part:
     kind = text(fields.get("type"))
     if kind in TEXT and isinstance(fields.get("text"), str):
         return Part(type="text", text=fields["text"])
+    if kind in _THINKING and (said := thought_text(fields)):
+        return Part(type="reasoning", text=said)
     if kind == "refusal" and isinstance(fields.get("refusal"), str):
         return Part(type="refusal", text=fields["refusal"])
     return Part(type="media" if kind in MEDIA else "unknown", data=item)
+
+
+def thought_text(value: Any) -> str:
+    """What a model thought, as text: a string, or parts that have texts somewhere."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(map(thought_text, arr(value)))
+    fields = obj(value)
+    return next((said for name in _THOUGHTS if fields and (said := thought_text(fields.get(name)))), "")
+
+
+def pieced(pieces: list[Any]) -> Any:
+    """The pieces of a field as one: a string, or, where there are parts among them, a list of parts. Those that go on
+    with the one before are put together with it. None where there are no pieces."""
+    if all(isinstance(piece, str) for piece in pieces):
+        return "".join(pieces) if pieces else None
+    listed = [item for piece in pieces for item in (arr(piece) if isinstance(piece, list) else [piece])]
+    groups: list[list[Any]] = []
+    for item in listed:
+        part = {"type": "text", "text": item} if isinstance(item, str) else item
+        if groups and _goes_on(obj(groups[-1][-1]), obj(part)):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return [_whole(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _goes_on(one: Json, other: Json) -> bool:
+    same = all(other.get(name) in (None, one.get(name)) for name in ("index", "id"))
+    return same and one.get("type") == other.get("type") and one.get("type") in _PIECES
+
+
+def _whole(group: list[Json]) -> Json:
+    field, whole = _PIECES[group[0]["type"]], Json()
+    for piece in group:
+        whole |= {key: value for key, value in piece.items() if value is not None}
+    return whole | {field: pieced([value for piece in group if (value := piece.get(field))])}
 
 
 def flat(parts: list[Part]) -> str:

@@ -12,16 +12,14 @@ out), is the answer put together from the events before it.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
 import msgspec
-import orjson
 
 from penstock.gateway.dialects.base import DELTA, Facts, Otel
-from penstock.gateway.dialects.ending import Failed, Said, body_failed, stream_failed
+from penstock.gateway.dialects.ending import Failed, body_failed
 from penstock.gateway.dialects.family import CHATGPT, OPENAI, Family
 from penstock.gateway.dialects.items import ANSWERS, Items, cutter, whole
 from penstock.gateway.dialects.json_post import Post, routes
@@ -29,12 +27,8 @@ from penstock.gateway.dialects.loose_json import (
     INPUT,
     Json,
     Peek,
-    arr,
-    chunks,
-    count,
     dumps,
     entries,
-    joined,
     label,
     lenient,
     loads,
@@ -44,7 +38,9 @@ from penstock.gateway.dialects.loose_json import (
     tokens,
 )
 from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, headed, result_content, result_part
+from penstock.gateway.dialects.responses_stream import LOST, EventHead, ResponseHead, assembled, summed_up
 from penstock.gateway.dialects.sse import first, last
+from penstock.gateway.dialects.stream_events import StreamReader
 from penstock.gateway.dialects.text_spans import (
     Described,
     Item,
@@ -55,27 +51,11 @@ from penstock.gateway.dialects.text_spans import (
     quoted_items,
     quoted_tool,
 )
-from penstock.gateway.dialects.websocket_messages import ENDS, about_steering, as_one, received, sent
+from penstock.gateway.dialects.websocket_messages import ENDS, as_one, received, sent
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 
-LOST = ("response.failed", "response.cancelled")
-"""Ends without an answer."""
-TAIL = 3
-"""The last event, what some servers send after it, and the error before it."""
 STARTED = ("queued", "in_progress")
-LISTS = {
-    "response.output_text.delta": ("content", "content_index", "output_text", "text"),
-    "response.refusal.delta": ("content", "content_index", "refusal", "refusal"),
-    "response.reasoning_text.delta": ("content", "content_index", "reasoning_text", "text"),
-    "response.reasoning_summary_text.delta": ("summary", "summary_index", "summary_text", "text"),
-}
-"""Deltas of an item's lists: the list, the field that holds the place in it, the part's type, the part's text field."""
-FIELDS = {
-    "response.function_call_arguments.delta": "arguments",
-    "response.custom_tool_call_input.delta": "input",
-}
-"""Deltas of an item's own fields."""
 ADDED = "additional_tools"
 """An item of the input that offers tools, as Codex does in place of the field."""
 OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
@@ -89,26 +69,6 @@ class _Kind(msgspec.Struct):
     role: Any = None
     generate: Any = None
     prompt_cache_options: Any = None
-
-
-class _Item(msgspec.Struct):
-    type: Any = None
-    call_id: Any = None
-
-
-class _Answer(Said):
-    """Of a response only what a head wants."""
-
-    id: Any = None
-    model: Any = None
-    status: Any = None
-    incomplete_details: Any = None
-    usage: Any = None
-    output: list[_Item] | None = None
-
-
-class _Event(Said):
-    response: _Answer | None = None
 
 
 class _Offer(Described):
@@ -141,8 +101,8 @@ class _Told(Peek):
 _asked = msgspec.json.Decoder(_Asked).decode
 _offered = msgspec.json.Decoder(_Offering).decode
 _kind = lenient(_Kind)
-_plain = lenient(_Answer)
-_event = lenient(_Event)
+_plain = StreamReader(ResponseHead).body
+_event = lenient(EventHead)
 
 
 class Responses(Post):
@@ -196,51 +156,25 @@ class Responses(Post):
         return any(label(obj(loads(data)).get("type")) in ENDS for data in last(response, 1))
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Of a stream the last event, which holds everything."""
-        answer = _last(response) if stream else _plain(response)
-        if stream and not answer.output:
-            answer = _plain(orjson.dumps(self.assemble(response, [])))
+        """Of a stream from all events."""
+        answer, ended = summed_up(response) if stream else (_plain(response), True)
+        failed: Failed | None = "error_body" if _fails(answer) else None
+        if stream:
+            failed = "stream_error" if _fails(answer) else None if ended else "ended_early"
         return Facts(
             model=self.model(request, asked=asked),
             model_served=label(answer.model),
             response_id=label(answer.id),
             finish=label(_finish(answer.status, answer.incomplete_details)),
-            usage=tokens(answer.usage, INPUT),
+            usage=self.usage({"usage": answer.usage}),
             tool_calls=sum(_is_call(item.type, item.call_id) for item in answer.output or ()),
             choices=1 if answer.output else 0,
-            failed=self._failed(response) if stream else "error_body" if _fails(answer) else None,
-        )
-
-    def _failed(self, response: bytes) -> Failed | None:
-        """Of a stream."""
-        tail = [event for data in last(response, TAIL) if not about_steering((event := _event(data)).type)]
-        if any(event.type in LOST for event in tail):
-            return "stream_error"
-        ended = any(event.type in ENDS for event in tail)
-        return stream_failed(
-            response, tail, lambda: ended or any(it.get("type") in ENDS for it in chunks(response, []))
+            failed=failed,
         )
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """The newest state of the response; its items as they were done, or as far as they came."""
-        answer: Json = {}
-        items: dict[int, list[Json]] = {}
-        ended = False
-        for event in chunks(body, problems):
-            kind, index = text(event.get("type")), count(event.get("output_index")) or 0
-            failed = "error" in event and not about_steering(kind)
-            ended = ended or kind in ENDS or failed
-            if failed:
-                answer = answer | {"error": event["error"]}
-            elif isinstance(event.get("response"), dict):
-                answer = obj(event["response"])
-            elif kind in ("response.output_item.added", "response.output_item.done"):
-                items[index] = [obj(event.get("item"))]
-            elif kind in LISTS or kind in FIELDS:
-                items.setdefault(index, [{}]).append(event)
-        if not ended:
-            problems.append("response: the stream ended early")
-        return answer | {"output": arr(answer.get("output")) or [_item(items[index]) for index in sorted(items)]}
+        """The newest of what is said of the response; its items as they were done, or as far as they came."""
+        return assembled(body, problems)
 
     def items(self, request: bytes) -> Items:
         """The instructions, then one for one."""
@@ -291,6 +225,11 @@ class Responses(Post):
         """As reported."""
         return tokens(answer.get("usage"), INPUT)
 
+    def error(self, answer: Json) -> str | None:
+        """Also that there is no answer, where it is not said why."""
+        status = answer.get("status")
+        return super().error(answer) or (f"the response is {status}" if f"response.{status}" in LOST else None)
+
     def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
         """The answer's items, and an item for each result."""
         items = objs(answer.get("output"))
@@ -325,12 +264,7 @@ def _flat(tools: Iterable[Json]) -> list[Json]:
     return [one for tool in tools for one in (objs(tool.get("tools")) if tool.get("type") == "namespace" else [tool])]
 
 
-def _last(body: bytes) -> _Answer:
-    told = (_event(data).response for data in reversed(last(body, TAIL)))
-    return next((answer for answer in told if answer is not None), _Answer())
-
-
-def _fails(answer: _Answer) -> bool:
+def _fails(answer: ResponseHead) -> bool:
     return body_failed(answer) is not None or f"response.{answer.status}" in LOST
 
 
@@ -340,28 +274,6 @@ def _finish(status: Any, details: Any) -> Any:
 
 def _is_call(kind: Any, call_id: Any) -> bool:
     return isinstance(kind, str) and kind.endswith("_call") and isinstance(call_id, str)
-
-
-def _item(pieces: list[Json]) -> Json:
-    """An item that never was done, as far as it came."""
-    start, deltas = pieces[0], pieces[1:]
-    lists: defaultdict[str, dict[int, list[Json]]] = defaultdict(dict)
-    whole = dict(start)
-    for delta in deltas:
-        if (kind := delta["type"]) in LISTS:
-            name, place, _, _ = LISTS[kind]
-            lists[name].setdefault(count(delta.get(place)) or 0, []).append(delta)
-    for name, parts in lists.items():
-        whole[name] = [_part_of(parts[place]) for place in sorted(parts)]
-    for kind, field in FIELDS.items():
-        if (added := joined([delta for delta in deltas if delta["type"] == kind], "delta")) is not None:
-            whole[field] = added
-    return whole
-
-
-def _part_of(deltas: list[Json]) -> Json:
-    _, _, kind, field = LISTS[deltas[0]["type"]]
-    return {"type": kind, field: joined(deltas, "delta") or ""}
 
 
 def _message(item: Json, role: str) -> Message:

@@ -1,0 +1,197 @@
+"""What chat and text completions share: the frame around their choices, plain and streamed.
+
+A stream is folded twice by the same rules: whole, for a Turn (`Framed.assemble`), and for the summary from those few
+fields of all its events that it wants (`_streamed`). What stands in several events is taken from the newest that has
+it, a choice's finish reason from the first. Some servers send `message` in place of `delta`; each of its fields counts
+where no delta has it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_done, is_error
+from penstock.gateway.dialects.family import OPENAI
+from penstock.gateway.dialects.json_post import Post, choices_of
+from penstock.gateway.dialects.loose_json import (
+    PROMPT,
+    Json,
+    Peek,
+    chunks,
+    count,
+    error_message,
+    label,
+    obj,
+    objs,
+    peek,
+    tokens,
+)
+from penstock.gateway.dialects.sse import last
+from penstock.gateway.dialects.stream_events import StreamReader
+from penstock.gateway.dialects.tool_calls import folded_calls, listed
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Choice, Message
+
+FAILED: Final = "error"
+"""The finish reason by which routers of models say that the model failed in the middle of its answer."""
+NEWEST: Final = ("id", "model", "usage", "error")
+"""Fields of the answer that chunks carry again and again."""
+
+
+class _Calls(msgspec.Struct, gc=False):
+    """Of a message or a delta only what a head wants: text is skipped."""
+
+    tool_calls: Any = None
+    function_call: Any = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    """Log-probabilities and token ids are skipped."""
+
+    index: Any = None
+    finish_reason: Any = None
+    error: Any = None
+    message: _Calls | None = None
+    delta: _Calls | None = None
+
+
+class _Answer(Said, gc=False):
+    """A plain body or a chunk."""
+
+    id: Any = None
+    model: Any = None
+    usage: Any = None
+    choices: list[_Choice] | None = None
+
+
+class _Pieces:
+    """What a head wants of one choice of a stream."""
+
+    __slots__ = ("deltas", "error", "finish_reason", "messages")
+
+    def __init__(self) -> None:
+        self.finish_reason: Any = None
+        self.error: Any = None
+        self.deltas: list[_Calls] = []
+        """Those with calls."""
+        self.messages: list[_Calls] = []
+
+
+_reader = StreamReader(_Answer)
+
+
+class Framed(Post):
+    """The frame."""
+
+    family = OPENAI
+    last_mark = b"[DONE]"
+    calls_tools: ClassVar[bool] = False
+    """Whether what a choice says may be tool calls."""
+
+    def over(self, response: bytes) -> bool:
+        """True after `[DONE]`."""
+        return last(response, 1) == [b"[DONE]"]
+
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
+        """Of a stream from all events."""
+        asked = asked or peek(request)
+        answer, pieces = _streamed(response) if stream else (_reader.body(response), list[_Pieces]())
+        ends: Sequence[_Pieces | _Choice] = pieces if stream else answer.choices or ()
+        failed = is_error(answer) or any(end.error or end.finish_reason == FAILED for end in ends)
+        if stream:
+            wanted = count(asked.n) or 1
+            ended = is_done(response) or (len(ends) >= wanted and all(end.finish_reason for end in ends))
+            why: Failed | None = "stream_error" if failed else None if ended else "ended_early"
+        else:
+            why = "error_body" if failed else body_failed(answer)
+        return Facts(
+            model=label(asked.model),
+            model_served=label(answer.model),
+            response_id=label(answer.id),
+            finish=label(ends[0].finish_reason) if ends else None,
+            usage=self.usage({"usage": answer.usage}),
+            tool_calls=sum(map(_called, ends)) if self.calls_tools else 0,
+            choices=len(ends),
+            failed=why,
+        )
+
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """Chunks carry the answer's own fields again and again, and pieces of its choices."""
+        answer: Json = {}
+        pieces: dict[int, list[Json]] = {}
+        for chunk in chunks(body, problems):
+            answer |= {key: value for key in NEWEST if (value := chunk.get(key))}
+            for piece in objs(chunk.get("choices")):
+                pieces.setdefault(count(piece.get("index")) or 0, []).append(piece)
+        answer["choices"] = [self.fold(index, pieces[index]) for index in sorted(pieces)]
+        if not (_complete(answer["choices"]) or self.error(answer) or is_done(body)):
+            problems.append("response: the stream ended early")
+        return answer
+
+    @abstractmethod
+    def fold(self, index: int, pieces: list[Json]) -> Json:
+        """The pieces of one choice as a choice of a plain answer."""
+
+    @abstractmethod
+    def message(self, choice: Json) -> Message:
+        """What a choice says."""
+
+    def choices(self, answer: Json) -> list[Choice]:
+        """As many as there are, by index."""
+        return choices_of(answer.get("choices"), self.message, "finish_reason")
+
+    def usage(self, answer: Json) -> Usage | None:
+        """As reported."""
+        return tokens(answer.get("usage"), PROMPT)
+
+    def error(self, answer: Json) -> str | None:
+        """Also that of a choice, or the finish reason that says that there was one."""
+        choices = objs(answer.get("choices"))
+        told = (error_message({"error": choice.get("error")}) for choice in choices)
+        found = error_message(answer) or next(filter(None, told), None)
+        ends = any(choice.get("finish_reason") == FAILED for choice in choices)
+        return found or ("the answer ended with finish_reason 'error'" if ends else None)
+
+
+def _streamed(response: bytes) -> tuple[_Answer, list[_Pieces]]:
+    """A stream's chunks as one, and its choices. No function is called for a chunk."""
+    whole, choices = _Answer(), dict[int, _Pieces]()
+    for chunk in chain.from_iterable(_reader.events(response)):
+        whole.id, whole.model = chunk.id or whole.id, chunk.model or whole.model
+        whole.usage = chunk.usage or whole.usage
+        if chunk.error or chunk.type == "error" or chunk.object == "error":
+            whole.error = chunk.error or True
+        for piece in chunk.choices or ():
+            index: int = piece.index if type(piece.index) is int and piece.index > 0 else 0
+            choice = choices.get(index)
+            if choice is None:
+                choice = choices[index] = _Pieces()
+            choice.finish_reason = choice.finish_reason or piece.finish_reason
+            choice.error = choice.error or piece.error
+            if (said := piece.delta) is not None and (said.tool_calls or said.function_call):
+                choice.deltas.append(said)
+            if (said := piece.message) is not None and (said.tool_calls or said.function_call):
+                choice.messages.append(said)
+    return whole, [choices[index] for index in sorted(choices)]
+
+
+def _called(choice: _Pieces | _Choice) -> int:
+    """How many calls it makes."""
+    if isinstance(choice, _Choice):
+        said = choice.message
+        return 0 if said is None else len(listed(said.tool_calls)) + bool(obj(said.function_call))
+    calls = [it.tool_calls for it in choice.deltas if it.tool_calls] or [it.tool_calls for it in choice.messages]
+    functions = any(obj(it.function_call) for it in choice.deltas) or any(
+        obj(it.function_call) for it in choice.messages
+    )
+    return len(folded_calls(calls)) + functions
+
+
+def _complete(choices: list[Json]) -> bool:
+    return bool(choices) and all(choice["finish_reason"] for choice in choices)
