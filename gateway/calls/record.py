@@ -40,6 +40,8 @@ _OVERHEAD = 1024
 _MANY = 64
 """Chunks of one read from which on they are kept as one piece: of a byte each they would take ten times the memory."""
 _CAME = About(answer=True)
+_BEGINNINGS = b"deir:\r\n\xef\0"
+"""With one of these bytes a stream of any format begins, and no JSON does."""
 ALWAYS_KEPT = 1 << 20
 """Bytes of an answer that are kept whatever other calls hold."""
 PROMPTS = "penstock.prompts.sha256"
@@ -188,6 +190,8 @@ class Record:
         elapsed = int((now - self.request.started) * 1e9)
         if self.first_byte_ns is None:
             self.first_byte_ns = elapsed
+            if not self.stream and pieces[0][:1] in _BEGINNINGS:
+                self.stream = self._is_stream(pieces[0])
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         self.response_bytes += size
         if not self.truncated and self._may_keep(self._size + size):
@@ -197,6 +201,10 @@ class Record:
             self.marks += (elapsed // 1000, size)
         else:
             self.truncated = True
+
+    def _is_stream(self, response: bytes) -> bool:
+        """Whether the answer is a stream, by its first bytes."""
+        return self.call.dialect.is_stream(self.stream, self.plain, self.call.path, response)
 
     def _may_keep(self, size: int) -> bool:
         return size <= self._limit and (size <= ALWAYS_KEPT or not self._held.too_much)
@@ -296,6 +304,8 @@ class Record:
         return entry
 
     def _close(self, entry: Entry, request: bytes, response: Kept) -> None:
+        if response.plain:
+            self.stream = self._is_stream(response.plain)
         facts, call = self._facts(request, response), self.call
         kept = not self._secrets.masked
         # An alias has replaced the name that was asked for.

@@ -27,6 +27,7 @@ from penstock.gateway.dialects.family import Family
 from penstock.gateway.dialects.items import Items
 from penstock.gateway.dialects.loose_json import Json, Peek, label, peek
 from penstock.gateway.dialects.passages import of_turn
+from penstock.gateway.dialects.sse import begins
 from penstock.gateway.dialects.text_spans import Place, Texts
 from penstock.gateway.dialects.websocket_messages import ClientMessage, Event, Received, Sent
 from penstock.gateway.model.passage import Passage
@@ -37,6 +38,8 @@ EVENT_STREAM = b"text/event-stream"
 STRING = rb'"\s*:\s*"((?:[^"\\]++|\\.)*+)"'
 """What stands in JSON behind the name of a member that is a string."""
 SAID = re.compile(rb'"(?:content|t(?:ext|hinking)|re(?:asoning(?:_content)?|fusal)|arguments|partial_json)' + STRING)
+_STREAM = re.compile(rb'"stream"[ \t\r\n]*:[ \t\r\n]*true')
+_BLANK = b"\xef\xbb\xbf \t\r\n"
 DELTA = re.compile(rb'"delta' + STRING)
 """Where texts stand in answers: images and other data are left out."""
 
@@ -119,6 +122,21 @@ class Dialect(ABC):
         """The model a request names in its body or path; None if it names none or cannot be read. `asked`: what was
         read of the body already."""
         return label((asked or peek(request)).model)
+
+    def asks_stream(self, request: bytes, path: str) -> bool:
+        """Whether a request wants its answer as a stream."""
+        return _STREAM.search(request) is not None
+
+    def begins_stream(self, body: bytes) -> bool | None:
+        """Whether an answer that begins so is a stream; None while there are too few bytes to tell."""
+        return begins(body)
+
+    def is_stream(self, labelled: bool, request: bytes, path: str, response: bytes) -> bool:
+        """Whether an answer is a stream, whatever its head calls it. `labelled`: that calls it one. Servers stream what
+        was asked for under any type, and answer an error or the whole under that of streams."""
+        if labelled:
+            return response.lstrip(_BLANK)[:1] not in (b"{", b"[")
+        return self.begins_stream(response) is True and self.asks_stream(request, path)
 
     @abstractmethod
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:

@@ -23,7 +23,7 @@ import orjson
 from penstock.gateway.dialects.base import Facts, Otel
 from penstock.gateway.dialects.bedrock_wire import block_of, calls_of, message_of, result_of, tools_of, usage_of
 from penstock.gateway.dialects.ending import Failed
-from penstock.gateway.dialects.event_stream import Frame, frames
+from penstock.gateway.dialects.event_stream import Frame, begins_frame, frames
 from penstock.gateway.dialects.family import Family, named
 from penstock.gateway.dialects.items import cutter
 from penstock.gateway.dialects.json_post import Post
@@ -133,6 +133,14 @@ class Converse(Post):
         """The model id, the inference profile or the ARN in the path."""
         found = _ROUTE.fullmatch(path.partition("?")[0])
         return None if found is None else label(unquote(found[1]))
+
+    def asks_stream(self, request: bytes, path: str) -> bool:
+        """Its operation says so."""
+        return path.partition("?")[0].endswith("/converse-stream")
+
+    def begins_stream(self, body: bytes) -> bool | None:
+        """With a frame."""
+        return begins_frame(body)
 
     def quoted_system(self, request: bytes) -> Pointed:
         """The system texts, then messages of the role system."""

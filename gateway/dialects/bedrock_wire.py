@@ -102,7 +102,7 @@ def block_of(start: Json, deltas: list[Json]) -> Json:
     if call or (called and not start):
         # Its pieces count more than what stands in its start.
         given = folded_arguments(it.get("input") for it in called)
-        value = loads(given) if given else {} if call.get("input") is None else call["input"]
+        value: Any = loads(given) if given else {} if call.get("input") is None else call["input"]
         return {"toolUse": call | {"input": given if value is None else value}}
     if result := obj(start.get("toolResult")):
         return {"toolResult": result | {"content": [one for it in deltas for one in arr(it.get("toolResult"))]}}

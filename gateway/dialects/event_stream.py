@@ -47,6 +47,14 @@ class Frame(NamedTuple):
         return next(filter(None, names), "")
 
 
+def begins_frame(body: bytes) -> bool | None:
+    """Whether a body begins with a frame; None while there are too few bytes to tell."""
+    if len(body) < PRELUDE:
+        return None
+    size, headers, checksum = _prelude(body, 0)
+    return crc32(body[:8]) == checksum and size >= LEAST + headers
+
+
 def frames(body: bytes, problems: list[str], skipped: bytes | None = None) -> Iterator[Frame]:
     """The frames of a body, as far as they are whole. What is wrong with the rest is noted. `skipped`: frames with
     these bytes among their headers are passed over unread."""

@@ -172,7 +172,7 @@ def _streamed(response: bytes) -> tuple[_Answer, list[_Pieces]]:
             choice = choices.get(index)
             if choice is None:
                 choice = choices[index] = _Pieces()
-            choice.finish_reason = choice.finish_reason or piece.finish_reason
+            choice.finish_reason = choice.finish_reason or piece.finish_reason or None
             choice.error = choice.error or piece.error
             if (said := piece.delta) is not None and (said.tool_calls or said.function_call):
                 choice.deltas.append(said)

@@ -144,6 +144,10 @@ class Gemini(Post):
         found = _ROUTE.fullmatch(path.partition("?")[0])
         return None if found is None else label(found[2] if found[1] == "models" else f"{found[1]}/{found[2]}")
 
+    def asks_stream(self, request: bytes, path: str) -> bool:
+        """Its method says so."""
+        return ":streamGenerateContent" in path
+
     def quoted_system(self, request: bytes) -> Pointed:
         """The parts of the system instruction."""
         return _instructions(request), None

@@ -114,7 +114,7 @@ class StreamedCalls:
         keys = [int(at) if at else name or quoted for name, at, _, quoted in _STEP.findall(path)]
         if keys and isinstance(call["args"], dict):
             value = next((it for name in _VALUES if (it := field(one, name)) is not None), None)
-            set_at(call["args"], keys[:DEEPEST], value, path in self._paths)
+            set_at(obj(call["args"]), keys[:DEEPEST], value, path in self._paths)
         if field(one, "willContinue") is True:
             self._paths.add(path)
         else:
@@ -125,19 +125,17 @@ def set_at(root: Json, keys: list[str | int], value: Any, more: bool) -> None:
     """Sets the value at a path, making what is not there yet. `more`: a text goes on with the one that stands there."""
     place: Any = root
     for key, below in zip(keys, [*keys[1:], None], strict=True):
-        if isinstance(place, list):
-            key = key if isinstance(key, int) and key < len(arr(place)) else len(arr(place))
-            if key == len(arr(place)):
-                arr(place).append(None)
-        elif isinstance(key, int):
-            key = str(key)
-        there = place[key] if isinstance(place, list) else obj(place).get(key)
+        listed = isinstance(place, list)
+        at: Any = min(key if isinstance(key, int) else len(arr(place)), len(arr(place))) if listed else str(key)
+        if listed and at == len(arr(place)):
+            arr(place).append(None)
+        there: Any = arr(place)[at] if listed else obj(place).get(at)
         if below is None:
-            place[key] = there + value if more and isinstance(there, str) and isinstance(value, str) else value
+            place[at] = there + value if more and isinstance(there, str) and isinstance(value, str) else value
             return
         wanted: type = list if isinstance(below, int) else dict
-        place[key] = there if isinstance(there, wanted) else wanted()
-        place = place[key]
+        place[at] = there if isinstance(there, wanted) else wanted()
+        place = place[at]
 
 
 def items(value: Any) -> Iterable[Any]:
@@ -169,7 +167,7 @@ def parts_of(item: Any) -> list[Part]:
     call, result = obj(field(wire, "functionCall")), obj(field(wire, "functionResponse"))
     said = text(wire.get("text"))
     if call:
-        given = (StreamedCalls().add(call) or call).get("args") or {}
+        given: Any = (StreamedCalls().add(call) or call).get("args") or {}
         arguments = given if isinstance(given, str) else dumps(given)
         return [Part(type="tool_call", id=text(call.get("id")), name=text(call.get("name")), arguments=arguments)]
     if result:

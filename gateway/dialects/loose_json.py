@@ -245,7 +245,7 @@ def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:
             if chunk.get("error"):
                 yield chunk
             else:
-                yield {"error": chunk} if failed else {key: it for key, it in chunk.items() if key != "error"}
+                yield chunk | {"error": chunk} if failed else {key: it for key, it in chunk.items() if key != "error"}
         elif event.type == "error" and event.data.strip():
             yield {"error": event.data}
         elif value != {} and event.data.strip() != "[DONE]":

@@ -48,6 +48,10 @@ class Mcp(Opaque):
         """None: no model is asked."""
         return None
 
+    def asks_stream(self, request: bytes, path: str) -> bool:
+        """None does: it is the server that chooses."""
+        return False
+
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """How the request was answered. Of several in one body (revision 2025-03-26) the first counts."""
         first = next((one for one in messages(request) if one.kind == "request"), None)

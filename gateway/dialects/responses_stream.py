@@ -92,7 +92,7 @@ def assembled(body: bytes, problems: list[str]) -> Json:
         kind, index = text(event.get("type")) or "", event.get("output_index")
         ended = ended or kind in ENDS
         if isinstance(event.get("response"), dict):
-            said = {key: value for key, value in obj(event["response"]).items() if value is not None}
+            said = {key: value for key, value in obj(event["response"]).items() if value}
             answer |= ({"status": kind.removeprefix("response.")} if kind in ENDS else {}) | said
         elif kind in ITEMS:
             item = obj(event.get("item"))
@@ -120,9 +120,9 @@ def summed_up(body: bytes) -> tuple[ResponseHead, bool]:
             ended = ended or kind in ENDS
             for name in _NEWEST:
                 value = getattr(said, name)
-                if value is None and name == "status" and kind in ENDS:
+                if not value and name == "status" and kind in ENDS:
                     value = kind.removeprefix("response.")
-                if value is not None:
+                if value:
                     setattr(answer, name, value)
         elif kind in _MORE:
             known_as, index = event.item_id, event.output_index
@@ -201,7 +201,7 @@ def _item(events: list[Json]) -> Json:
     done = [obj(event.get("item")) for event in events if event["type"] == ITEMS[1]]
     more = [event for event in events if event["type"] in _MORE]
     known = {"type": _MORE[more[0]["type"]], "id": more[0].get("item_id")} if more else Json()
-    if "call" in known.get("type", ""):
+    if "call" in str(known.get("type")):
         known |= {"call_id": text(known["id"]) or "", "name": next((it["name"] for it in more if it.get("name")), None)}
     whole = (started[-1] if started else known) | _pieces(more)
     return whole | {key: value for it in done for key, value in it.items() if value or key not in whole}

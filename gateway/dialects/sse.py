@@ -10,11 +10,15 @@ instead of walking through every line, and give the undecoded data, which is wha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 BOM = b"\xef\xbb\xbf"
 BLOCK = 1 << 16
+_FIELD = re.compile(rb"(?:\xef\xbb\xbf)?[\r\n]*+(?:(?:data|event|id|retry)(?:[:\r\n])|:)")
+_FIELDS = (b"data:", b"event:", b"id:", b"retry:")
+_LOOKED_AT = 64
 TAIL = 256
 
 
@@ -80,6 +84,14 @@ class Parser:
     def _dispatch(self) -> Event | None:
         kind, data, self._type, self._data = self._type, self._data, b"", []
         return Event(_text(kind) or "message", _text(b"\n".join(data)), _text(self._id)) if data else None
+
+
+def begins(body: bytes) -> bool | None:
+    """Whether these are the first bytes of a stream of events; None while there are too few to tell."""
+    if _FIELD.match(body[:_LOOKED_AT]) is not None:
+        return True
+    told = body[:_LOOKED_AT].removeprefix(BOM).lstrip(b"\r\n")
+    return None if BOM.startswith(body) or not told or any(it.startswith(told) for it in _FIELDS) else False
 
 
 def events(body: bytes) -> Iterator[Event]:

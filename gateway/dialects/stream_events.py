@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import NoneType
-from typing import Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -35,7 +35,7 @@ class StreamReader(Generic[S]):
     def __init__(self, kind: type[S]) -> None:
         self._kind = kind
         self._one = msgspec.json.Decoder(kind).decode
-        self._all: Callable[[bytes], list[S]] = msgspec.json.Decoder(list[kind]).decode
+        self._all: Callable[[bytes], list[S]] = msgspec.json.Decoder(cast(Any, list)[kind]).decode
 
     def body(self, body: bytes) -> S:
         """A plain body."""

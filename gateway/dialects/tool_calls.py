@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from penstock.gateway.dialects.loose_json import Json, arr, count, dumps, loads, obj, objs, text
+from penstock.gateway.dialects.loose_json import Json, count, dumps, loads, obj, objs, text
 
 BODIES: Final = ("function", "custom")
 """Where name and arguments stand; some leave the envelope out."""
@@ -127,13 +127,14 @@ def folded_calls(deltas: Iterable[Any]) -> list[CallPieces]:
     newest = CallPieces()
     for pieces in deltas:
         touched: set[int] = set()
-        for piece in arr(pieces) if isinstance(pieces, list) else [pieces]:
-            if not isinstance(piece, dict):
+        given: list[Any] = pieces if pieces.__class__ is list else [pieces]
+        for piece in given:
+            if piece.__class__ is not dict:
                 continue
             # Most only go on.
-            body = piece.get("function")  # type: ignore[reportUnknownMemberType]
-            if calls and isinstance(body, dict) and not body.get("name") and not piece.get("id"):
-                said = body.get("arguments")
+            body: Any = piece.get("function")
+            if calls and body.__class__ is dict and not body.get("name") and not piece.get("id"):
+                said: Any = body.get("arguments")
                 if isinstance(said, str) and said[:1] not in _SLOW and piece.get("index") == newest.index:
                     newest.pieces.append(said)
                     continue

@@ -16,7 +16,8 @@ from typing import Final
 
 from penstock.gateway.dialects.base import EVENT_STREAM
 from penstock.gateway.dialects.json_scan import whole_bytes
-from penstock.gateway.masking.framing import Events, aws_frames, looks_like_events, server_sent
+from penstock.gateway.dialects.sse import begins
+from penstock.gateway.masking.framing import Events, aws_frames, server_sent
 from penstock.gateway.masking.json_walk import Found, Malformed, looks_like_json, walk
 from penstock.gateway.masking.looking import Looking, Rules, Unsure
 from penstock.gateway.masking.quick import is_json, possible
@@ -53,7 +54,7 @@ def look(root: Root, looking: Looking, about: About) -> None:
         if _OPAQUE.match(kind) is None:
             raise Unsure(f"{looking.rules.first}: it is no UTF-8, and its content type is none that no rule can read")
         return
-    elif kind == _EVENTS or looks_like_events(body):
+    elif kind == _EVENTS or begins(body):
         events = server_sent(root)
         _events(looking, events)
         if kind != _EVENTS and events.other:
@@ -75,7 +76,7 @@ def without_tokens(body: bytes, about: About) -> bytes:
         if kind == _AWS:
             take_out(aws_frames(text).datas)
         else:
-            take_out(server_sent(text).datas if kind == _EVENTS or looks_like_events(body) else [text])
+            take_out(server_sent(text).datas if kind == _EVENTS or begins(body) else [text])
     except Malformed:
         _ = root.write(0, len(body))
     return root.masked

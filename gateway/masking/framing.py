@@ -16,7 +16,6 @@ from penstock.gateway.masking.text import Joined, Slice, Text, literal
 
 _LINE: Final = re.compile(rb"([^\r\n]*+)(?:\r\n|\r|\n|\Z)")
 _DATA: Final = re.compile(rb"data(?:: ?|\Z)")
-_FIELD: Final = re.compile(rb"\A(?:\xef\xbb\xbf)?(?:[\r\n]*+)(?:(?:data|event|id|retry)(?::|[\r\n])|:)")
 _KNOWN: Final = re.compile(rb"(?:event|id|retry)(?:: ?|\Z)")
 _prelude: Final = struct.Struct(">III").unpack_from
 
@@ -30,11 +29,6 @@ class Events(NamedTuple):
     """What else the format has: names and ids of events, headers of frames."""
     other: list[Text]
     """What it does not have, and comments."""
-
-
-def looks_like_events(body: bytes) -> bool:
-    """Whether it begins as server-sent events do."""
-    return _FIELD.match(body[:64]) is not None
 
 
 def server_sent(body: Text) -> Events:

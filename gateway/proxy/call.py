@@ -103,7 +103,7 @@ class Call(Choosing):
     def _adopt(self, send: Send) -> None:
         record = self.record
         self._pools, self._parts, self._given, self._aliases = send.pools, send.parts, send.given, send.aliases
-        self._whole = send.whole
+        self._whole, self._streams = send.whole, send.streams
         self.request.headers = send.headers
         record.call, record.body, record.convert, record.captured = send.call, send.body, send.convert, send.captured
         record.versions, record.arm, record.texts = send.versions, send.arm, send.texts

@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import whole
+from penstock.gateway.dialects.base import EVENT_STREAM
+from penstock.gateway.dialects.sse import begins
 from penstock.gateway.http.client_connection import ClientConnection
 from penstock.gateway.http.errors import ClientFault, Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
@@ -54,7 +56,7 @@ class Choosing(RecordedCall):
     """One call, with what upstreams have made of it so far."""
 
     __slots__ = ("_again", "_beginning", "_given_at", "_heard", "_held", "_pools", "_queued_at", "_refused",
-                 "_sent_at", "_size", "_spoke_at", "_tries", "_whole")  # fmt: skip
+                 "_sent_at", "_size", "_spoke_at", "_streams", "_tries", "_whole")  # fmt: skip
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
@@ -70,6 +72,8 @@ class Choosing(RecordedCall):
         """Pieces of its connection that were looked at."""
         self._spoke_at: float | None = None
         """When it said something; monotonic seconds."""
+        self._streams = False
+        """Whether a part of it changes a stream."""
         self._whole = False
         """Whether an answer is held until it is whole."""
         self._refused: Answered | None = None
@@ -182,8 +186,9 @@ class Choosing(RecordedCall):
     # An answer that is held -----------------------------------------------------------------------------------------
 
     def _must_hold(self, connection: UpstreamConnection) -> bool:
-        """Whether an answer may not be the one."""
-        return self._has_spare() or (connection.status == 400 and bool(self._parts))
+        """Whether an answer may not be the one, or its first bytes must tell whether it is a stream."""
+        unlabelled = self._streams and connection.status < 300 and not connection.events
+        return self._has_spare() or unlabelled or (connection.status == 400 and bool(self._parts))
 
     def _hold(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Does not pass on the head of an answer before it is clear that this is the one."""
@@ -213,18 +218,24 @@ class Choosing(RecordedCall):
                 else:
                     self._pass_over(connection, head, b"".join(pieces))
             return
-        if self._beginning is not None and self._hear(connection) == "an error":
+        if self._beginning is not None and self._hear(connection) == "an error" and self._has_spare():
             self._held = None
             self._blame("error_event")
             self.cancel_upstream()
             self._try_next("error_event")
         elif connection.done or not self._waits_for_more():
             (head, pieces), self._held = self._held, None
+            if self._streams and begins(b"".join(connection.pieces)):
+                connection.content_type = EVENT_STREAM
             self._tell(connection, head, b"".join(pieces))
 
     def _waits_for_more(self) -> bool:
         """Whether what there is of an answer may still be dropped."""
-        return self._size < _ANSWER and (self._beginning is not None or (self._whole and self._has_spare()))
+        if self._size >= _ANSWER:
+            return False
+        if self._has_spare():
+            return self._beginning is not None or self._whole
+        return self._beginning is not None and not self._beginning.is_told
 
     def _listen(self, connection: UpstreamConnection) -> None:
         """From now on it is heard when its answer says something."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
 from penstock.gateway.dialects.base import EVENT_STREAM, Dialect
+from penstock.gateway.dialects.sse import begins
 
 AGAIN_S: Final = 0.1
 """How long after a fault the same upstream is asked once more, seconds: most are over by then, and it has the prompt's
@@ -67,17 +68,32 @@ def is_too_long(body: bytes) -> bool:
 class Beginning:
     """The beginning of an answer, read by read, until it says something. Every byte is looked at once."""
 
-    __slots__ = ("_line", "_opaque")
+    __slots__ = ("_first", "_line", "_opaque")
 
     def __init__(self, content_type: bytes, encoded: bool = False) -> None:
-        """An answer whose content is `encoded` is not looked into, nor is one that is no stream of events."""
-        self._opaque = encoded or not content_type.startswith(EVENT_STREAM)
+        """An answer whose content is `encoded` is not looked into, nor is one that is no stream of events, which its
+        first bytes tell if its type does not."""
+        self._opaque = encoded
+        self._first: bytes | None = None if encoded or content_type.startswith(EVENT_STREAM) else b""
+        """The first bytes, while they do not tell."""
         self._line: list[bytes] = []
         """Pieces of a line whose end has not come."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it is known if the answer is a stream of events."""
+        return self._first is None
 
     def says(self, payload: Sequence[bytes]) -> Said:
         """What there is in one more read. Of a stream of events: nothing while there are only comments and the events
         that come before content."""
+        if self._first is not None:
+            payload = [b"".join([self._first, *payload])]
+            told = begins(payload[0])
+            self._first = payload[0] if told is None else None
+            if told is None:
+                return "nothing"
+            self._opaque = not told
         if self._opaque:
             return "something" if any(payload) else "nothing"
         for piece in payload:

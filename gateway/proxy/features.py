@@ -41,6 +41,7 @@ class TrainedModels:
         asked = ask(send.call.dialect, send.body) if route is not None and route.train else None
         if asked is not None:
             send.body, send.captured, send.headers = asked.body, asked.added, identity(send.headers)
+            send.streams = send.streams or asked.stream
             send.parts.append(Captured(asked, self._metrics))
 
 

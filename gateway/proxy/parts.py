@@ -98,6 +98,8 @@ class Send:
     parts: list[Part] = field(default_factory=list[Part])
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     """What each upstream calls the model, where they do not all call it the same."""
+    streams: bool = False
+    """Whether a part of it changes a stream, which is one whatever its head calls it."""
     whole: bool = False
     """Whether its answer is passed on when all of it is there, while another upstream is left."""
 

@@ -2,7 +2,8 @@
 
 A plain answer is held until it is whole, because engines write it in one go, and gets its new length. A stream passes
 event by event; its chunks are made anew. An answer that needs no change passes as it came, framing included. Errors,
-encoded answers and answers that are neither JSON nor events are not looked into.
+encoded answers and answers that are neither JSON nor events are not looked into. What an answer is its bytes tell, and
+not only its type: servers answer JSON under the type of streams.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Final, Protocol
 
 from penstock.gateway.calls.capture.answer import Changes, Cleaner, Events
 from penstock.gateway.calls.capture.request import Asked
+from penstock.gateway.dialects.sse import begins
 from penstock.gateway.http.upstream_connection import Headers, UpstreamConnection
 
 LIMIT: Final = 64 << 20
 """Bytes of a plain answer, or of one event, beyond which it passes as it came."""
 LENGTH: Final = re.compile(rb"(?<=\r\n)(content-length:[ \t]*)[0-9]+", re.IGNORECASE)
 _IDENTITY: Final = (None, b"identity")
+_BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 
 
 class Framing(Protocol):
@@ -49,7 +52,7 @@ def cleaned(asked: Asked, connection: UpstreamConnection, chunked: bool, limit: 
         return None
     if connection.events and not connection.length_known:
         return Stream(Cleaner(asked), chunked, limit)
-    if connection.events or _is_json(connection.headers):
+    if connection.events or _is_json(connection.headers) or b"".join(connection.pieces).lstrip(_BLANK)[:1] == b"{":
         return Whole(Cleaner(asked), connection.events, chunked, limit)
     return None
 
@@ -66,6 +69,10 @@ class Stream:
         self.cleaner = cleaner
         self._events = Events(cleaner, limit)
         self._chunked = chunked
+        self._limit = limit
+        self._document: list[bytes] | None = None
+        """A plain answer under the type of streams, as far as it has come."""
+        self._begun = False
 
     @property
     def ids(self) -> bool:
@@ -75,7 +82,7 @@ class Stream:
     @property
     def held(self) -> int:
         """Bytes that are held back."""
-        return self._events.held
+        return self._events.held + sum(map(len, self._document or ()))
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """The head at once."""
@@ -83,8 +90,22 @@ class Stream:
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """The events that are whole now."""
-        out = self._events.feed(b"".join(connection.pieces)) + (self._events.rest() if connection.done else b"")
+        data = b"".join(connection.pieces)
+        if not self._begun and (first := data.lstrip(_BLANK)):
+            self._begun, self._document = True, [] if first.startswith(b"{") else None
+        if self._document is None:
+            out = self._events.feed(data) + (self._events.rest() if connection.done else b"")
+        else:
+            self._document.append(data)
+            out = self._cleaned(self._document, connection.done)
         return framed(connection, out) if self._chunked else out
+
+    def _cleaned(self, pieces: list[bytes], done: bool) -> bytes:
+        """A plain answer, once it is whole or too large."""
+        whole = b"".join(pieces) if done or sum(map(len, pieces)) > self._limit else b""
+        if whole:
+            pieces.clear()
+        return self.cleaner.document(whole) if done and whole else whole
 
     def broken(self) -> bytes:
         """Nothing: half an event says nothing."""
@@ -97,7 +118,8 @@ class Whole:
     def __init__(self, cleaner: Changes, events: bool, chunked: bool, limit: int) -> None:
         self.cleaner = cleaner
         self._limit = limit
-        self._events = Events(cleaner, limit) if events else None
+        self._events = Events(cleaner, limit)
+        self._labelled = events
         self._chunked = chunked
         self._head = b""
         self._raw: list[bytes] = []
@@ -140,7 +162,8 @@ class Whole:
 
     def _cleaned(self, connection: UpstreamConnection) -> bytes:
         body = b"".join(self._pieces)
-        made = self.cleaner.document(body) if self._events is None else self._events.feed(body) + self._events.rest()
+        stream = begins(body) or (self._labelled and not body.lstrip(_BLANK).startswith(b"{"))
+        made = self._events.feed(body) + self._events.rest() if stream else self.cleaner.document(body)
         if made == body:
             return self._head + b"".join(self._raw)
         return LENGTH.sub(rb"\g<1>%d" % len(made), self._head) + (framed(connection, made) if self._chunked else made)

@@ -24,7 +24,7 @@ from penstock.gateway.http.request import Headers
 from penstock.gateway.model.attributes import CAPTURED
 
 _ABOUT_LOGPROBS: Final = frozenset({LOGPROBS, "top_logprobs", "logprob_token_ids"})
-_WATCHED: Final[Tree] = dict.fromkeys((IDS, "echo", *_ABOUT_LOGPROBS), LEAF)
+_WATCHED: Final[Tree] = dict.fromkeys((IDS, "echo", "stream", *_ABOUT_LOGPROBS), LEAF)
 _ENCODING: Final = b"accept-encoding"
 _EMPTY = re.compile(rb"[ \t\n\r]*\}")
 
@@ -39,6 +39,8 @@ class Asked:
     """Names of the fields that are not the client's."""
     fillers: bool
     """True when events that bring nothing but tokens are there because of these fields."""
+    stream: bool = False
+    """Whether its answer is wanted as a stream."""
 
 
 def ask(dialect: Dialect, body: bytes) -> Asked | None:
@@ -54,7 +56,8 @@ def ask(dialect: Dialect, body: bytes) -> Asked | None:
     added = {name: value for name, value in fields.items() if name not in taken}
     if not added or said.get("echo"):
         return None
-    return Asked(_with(body, added), tuple(added), dialect.name == "chat" and not (said.get(IDS) or said.get(LOGPROBS)))
+    fillers = dialect.name == "chat" and not (said.get(IDS) or said.get(LOGPROBS))
+    return Asked(_with(body, added), tuple(added), fillers, said.get("stream") is True)
 
 
 def original(dialect: Dialect, body: bytes, attributes: Mapping[str, Any] | None) -> bytes:

@@ -130,7 +130,7 @@ class Translator:
         send.call, send.body = replace(call, dialect=find("POST", PATH), path=PATH), chat
         send.convert = lambda body: self.chat(dialect, document(body))
         send.attributes |= {ATTRIBUTE: dialect} | _unsaid(dialect, asked)
-        send.headers = identity(headers(send.headers))
+        send.headers, send.streams = identity(headers(send.headers)), bool(asked.get("stream"))
         send.parts.append(Translation(call, bool(asked.get("stream")), converter(self._library, asked), own))
 
     def chat(self, dialect: str, asked: Json) -> bytes:

@@ -68,10 +68,11 @@ class Reply:
 def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor) -> tuple[Turn | None, str | None]:
     """(the exchange read, why it failed): one of them. Completes the entry."""
     secrets = redactor.secrets(question.request.headers, question.path).noting()
-    encoding, stream = reply.header(b"content-encoding"), reply.stream
+    encoding = reply.header(b"content-encoding")
     came = About(reply.header(b"content-type"), answer=True, cut=reply.error == "too_large")
     dialect, asked = question.dialect, secrets.hide(question.body)
     kept = keep(secrets, reply.body, encoding, about=came)
+    stream = dialect.is_stream(reply.stream, question.body, question.path, kept.plain)
     if secrets.masked:
         asked, kept = secrets.without_tokens(asked, About()), without_tokens(secrets, kept, came)
         plain = decode_body(reply.body, encoding)[0] if encoding else reply.body
