@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -84,6 +85,7 @@ class _Pieces:
 
 
 _reader = StreamReader(_Answer)
+_function_call = attrgetter("function_call")
 
 
 class Framed(Post):
@@ -187,10 +189,8 @@ def _called(choice: _Pieces | _Choice) -> int:
         said = choice.message
         return 0 if said is None else len(listed(said.tool_calls)) + bool(obj(said.function_call))
     calls = [it.tool_calls for it in choice.deltas if it.tool_calls] or [it.tool_calls for it in choice.messages]
-    functions = any(obj(it.function_call) for it in choice.deltas) or any(
-        obj(it.function_call) for it in choice.messages
-    )
-    return len(folded_calls(calls)) + functions
+    functions = [it for it in (*choice.deltas, *choice.messages) if it.function_call.__class__ is dict]
+    return len(folded_calls(calls)) + any(map(_function_call, functions))
 
 
 def _complete(choices: list[Json]) -> bool:

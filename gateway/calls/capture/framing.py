@@ -20,6 +20,8 @@ LIMIT: Final = 64 << 20
 """Bytes of a plain answer, or of one event, beyond which it passes as it came."""
 LENGTH: Final = re.compile(rb"(?<=\r\n)(content-length:[ \t]*)[0-9]+", re.IGNORECASE)
 _IDENTITY: Final = (None, b"identity")
+_UNTOLD: Final = (b"", b"text/plain", b"application/octet-stream")
+"""Content types that say nothing of what an answer is."""
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 
 
@@ -52,7 +54,9 @@ def cleaned(asked: Asked, connection: UpstreamConnection, chunked: bool, limit: 
         return None
     if connection.events and not connection.length_known:
         return Stream(Cleaner(asked), chunked, limit)
-    if connection.events or _is_json(connection.headers) or b"".join(connection.pieces).lstrip(_BLANK)[:1] == b"{":
+    untold = connection.content_type.partition(b";")[0].strip() in _UNTOLD
+    json = untold and b"".join(connection.pieces).lstrip(_BLANK).startswith(b"{")
+    if connection.events or json or _is_json(connection.headers):
         return Whole(Cleaner(asked), connection.events, chunked, limit)
     return None
 
