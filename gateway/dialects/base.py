@@ -1,7 +1,7 @@
 """What a dialect is: one wire format, in one file, pure. Bytes in, values out.
 
 A dialect owns its routes, says which model a request names, reads a recorded exchange into a `Turn`, draws the few
-facts that a list shows out of it (`Facts`, cheap: it must not parse every event of a stream), and fingerprints the
+facts that a list shows out of it (`Facts`, cheap: no call of a function for an event of a stream), and fingerprints the
 conversation so that clients that say nothing can be followed. What it shares with the other formats of its API, the
 shape of errors among them, is its `Family`. No other package knows a dialect by its name: what depends on the format is
 asked of it here.
@@ -140,7 +140,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """The summary's facts from decoded bodies. Must be cheap: of a stream only first and last events are parsed.
+        """The summary's facts from decoded bodies. Must be cheap, but of a stream all events count.
         `asked`: what was read of the request already."""
 
     @abstractmethod
