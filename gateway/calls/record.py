@@ -304,7 +304,7 @@ class Record:
         return entry
 
     def _close(self, entry: Entry, request: bytes, response: Kept) -> None:
-        if response.plain:
+        if response.plain and (self.stream or response.plain[:1] in _BEGINNINGS):
             self.stream = self._is_stream(response.plain)
         facts, call = self._facts(request, response), self.call
         kept = not self._secrets.masked

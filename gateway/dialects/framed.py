@@ -105,13 +105,16 @@ class Framed(Post):
         asked = asked or peek(request)
         answer, pieces = _streamed(response) if stream else (_reader.body(response), list[_Pieces]())
         ends: Sequence[_Pieces | _Choice] = pieces if stream else answer.choices or ()
-        failed = is_error(answer) or any(end.error or end.finish_reason == FAILED for end in ends)
-        if stream:
-            wanted = count(asked.n) or 1
-            ended = is_done(response) or (len(ends) >= wanted and all(end.finish_reason for end in ends))
-            why: Failed | None = "stream_error" if failed else None if ended else "ended_early"
+        failed = False
+        for end in ends:
+            failed = failed or bool(end.error) or end.finish_reason == FAILED
+        if not stream:
+            why: Failed | None = "error_body" if failed else body_failed(answer)
+        elif failed or is_error(answer):
+            why = "stream_error"
         else:
-            why = "error_body" if failed else body_failed(answer)
+            enough = len(ends) >= (count(asked.n) or 1) and all(end.finish_reason for end in ends)
+            why = None if enough or is_done(response) else "ended_early"
         return Facts(
             model=label(asked.model),
             model_served=label(answer.model),
@@ -187,7 +190,9 @@ def _called(choice: _Pieces | _Choice) -> int:
     """How many calls it makes."""
     if isinstance(choice, _Choice):
         said = choice.message
-        return 0 if said is None else len(listed(said.tool_calls)) + bool(obj(said.function_call))
+        if said is None or not (said.tool_calls or said.function_call):
+            return 0
+        return len(listed(said.tool_calls)) + bool(obj(said.function_call))
     calls = [it.tool_calls for it in choice.deltas if it.tool_calls] or [it.tool_calls for it in choice.messages]
     functions = [it for it in (*choice.deltas, *choice.messages) if it.function_call.__class__ is dict]
     return len(folded_calls(calls)) + any(map(_function_call, functions))
