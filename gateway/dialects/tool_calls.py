@@ -31,7 +31,7 @@ _OWN: Final = frozenset({"index", "id", *BODIES, "name", *ARGUMENTS})
 class CallPieces:
     """One call, as far as it has come."""
 
-    __slots__ = ("body", "id", "index", "more", "name", "pieces")
+    __slots__ = ("body", "id", "index", "more", "name", "pieces", "replaced")
 
     def __init__(self, index: int | None = None) -> None:
         self.index = index
@@ -39,6 +39,8 @@ class CallPieces:
         self.name: str | None = None
         self.body: str = "function"
         self.pieces: list[str] = []
+        self.replaced: str | None = None
+        """Arguments whose place others have taken."""
         self.more: Json = {}
         """What else its pieces say."""
 
@@ -73,6 +75,7 @@ class CallPieces:
         if anew and self.pieces and (self.whole or not isinstance(given, str)):
             if loads(piece) in ({}, []):
                 return
+            self.replaced = "".join(self.pieces)
             self.pieces.clear()
         self.pieces.append(piece)
 
@@ -138,14 +141,15 @@ def folded_calls(deltas: Iterable[Any]) -> list[CallPieces]:
                 if isinstance(said, str) and said[:1] not in _SLOW and piece.get("index") == newest.index:
                     newest.pieces.append(said)
                     continue
-            newest = _placed(calls, piece, touched)
+            newest = placed(calls, piece, touched)
             newest.add(piece)
             touched.add(id(newest))
     return calls
 
 
-def _placed(calls: list[CallPieces], piece: Json, touched: set[int]) -> CallPieces:
-    """The call that a piece belongs to; a new one where it begins one."""
+def placed(calls: list[CallPieces], piece: Json, touched: set[int]) -> CallPieces:
+    """The call that a piece belongs to; a new one where it begins one. `touched`: ids of the objects of those that have
+    had a piece of the same delta."""
     index, known_as = count(piece.get("index")), text(piece.get("id")) or None
     looked = (look(calls, index, known_as) for look in _LOOKUPS[index is not None, known_as is not None])
     call = next((found for found in looked if found is not None), None)

@@ -20,6 +20,7 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.proxy.translation.answer import AnswerConverter
 from penstock.gateway.proxy.translation.chat_pieces import Answer as Read
 from penstock.gateway.proxy.translation.chat_pieces import Piece, Untold
+from penstock.gateway.proxy.translation.chat_pieces import called as read_calls
 from penstock.gateway.proxy.translation.framing import Stream
 from penstock.gateway.proxy.translation.litellm import Library
 from penstock.gateway.proxy.translation.messages_answer import Messages
@@ -260,6 +261,27 @@ def test_arguments_of_a_stream_begin_as_an_object_does(litellm: Library, pieces:
             if (found := loads(event.data)).get("index") == 0 and "delta" in found
         ]
         assert [delta["partial_json"] for delta in deltas] == made
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [(0, "a", "f", '{"x":1}'), (0, "b", "g", "{}")],
+        [(None, "a", "f", '{"x":'), (None, None, None, "1}"), (None, "b", "g", "{}")],
+        [(0, "a", "f", '{"x"'), (0, "a", "f", ":1}"), (1, "b", "g", "{}")],
+        [(0, "", "f", {"x": 1}), (1, "", "g", {})],
+        [(0, "a", "f", '{"x":1}'), (0, "a", None, '{"x":1}'), (0, "b", "g", "{}")],
+    ],
+    ids=["one index", "no index", "names again", "objects, no ids", "whole again"],
+)
+def test_calls_of_odd_engines(deltas: list[Any]) -> None:
+    answer, found = Read(), list[Piece]()
+    for index, id, name, arguments in deltas:
+        call = {"index": index, "id": id, "function": {"name": name, "arguments": arguments}}
+        found += answer.chunk(json.dumps({"id": "c", "choices": [{"delta": {"tool_calls": [call]}}]}))
+    calls = read_calls(found)
+    assert [(call.name, loads(arguments)) for call, arguments in calls] == [("f", {"x": 1}), ("g", {})]
+    assert len({call.text for call, _ in calls} - {""}) == 2
 
 
 def test_an_answer_that_says_nothing(litellm: Library) -> None:

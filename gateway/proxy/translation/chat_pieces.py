@@ -2,7 +2,8 @@
 
 A chunk may bring nothing at all (the tokens of a tool call's frame), text with a finish reason, or two tool calls at
 once. The pieces come in the order in which an answer is written: a tool call first has its head (id and name), then its
-arguments; an older call is not continued. A plain answer becomes the same pieces, so it is written like a streamed one.
+arguments; an older call is not continued. To which call a piece belongs `dialects.tool_calls` says.
+A plain answer becomes the same pieces, so it is written like a streamed one.
 
 `Untold` is raised for an answer that cannot be written: an engine that was stopped in the middle (`abort`) has not
 answered, and an answer that was cut must not pass as a whole one.
@@ -10,10 +11,11 @@ answered, and an answer that was cut must not pass as a whole one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from penstock.gateway.dialects.loose_json import Json, count, error_message, loads, obj, objs, text
+from penstock.gateway.dialects.tool_calls import CallPieces, listed, placed
 
 Kind = Literal["reasoning", "text", "refusal", "call", "arguments"]
 FINISHES: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
@@ -49,8 +51,8 @@ class Answer:
     usage: Json | None = None
     ids: bool = False
     """True once there were token ids."""
-    calls: int = 0
-    """How many tool calls have begun."""
+    calls: list[CallPieces] = field(default_factory=list[CallPieces])
+    """Tool calls that have begun, as far as they have come; the newest goes on."""
 
     def chunk(self, data: str | bytes) -> list[Piece]:
         """What a chunk of a stream adds; raises `Untold`."""
@@ -94,24 +96,43 @@ class Answer:
             *([Piece("reasoning", thought)] if thought else []),
             *([Piece("text", found)] if (found := text(said.get("content"))) else []),
             *([Piece("refusal", found)] if (found := text(said.get("refusal"))) else []),
-            *[piece for at, call in enumerate(objs(said.get("tool_calls"))) for piece in self._call(call, key, at)],
+            *self._called(listed(said.get("tool_calls")), whole=key == "message"),
         ]
 
-    def _call(self, call: Json, key: str, at: int) -> list[Piece]:
-        """A call, or more of the newest one."""
-        index = at if key == "message" else count(call.get("index"))
-        if index is None:
-            index = self.calls - (0 if call.get("id") else 1)
-        function = obj(call.get("function"))
-        arguments = text(function.get("arguments"))
-        more = [Piece("arguments", arguments)] if arguments else []
-        if index == self.calls - 1:
-            return more
-        name, known_as = text(function.get("name")), text(call.get("id"))
-        if index != self.calls or not name or not known_as:
-            raise Untold("the engine's tool calls come out of order, or without a name or an id")
-        self.calls += 1
-        return [Piece("call", known_as, name), *more]
+    def _called(self, pieces: list[Json], whole: bool) -> list[Piece]:
+        """What pieces of calls add; of a `whole` message each is a call."""
+        made: list[Piece] = []
+        touched: set[int] = set()
+        for piece in pieces:
+            begun = len(self.calls)
+            if whole:
+                self.calls.append(CallPieces())
+            call = self.calls[-1] if whole else placed(self.calls, piece, touched)
+            if call is not self.calls[-1]:
+                raise Untold("the engine's tool calls come out of order")
+            touched.add(id(call))
+            made += self._more(call, piece, len(self.calls) > begun)
+        return made
+
+    def _more(self, call: CallPieces, piece: Json, begins: bool) -> list[Piece]:
+        """What a piece adds to the newest call."""
+        name, begun = call.name, len(call.pieces)
+        call.replaced = None
+        call.add(piece)
+        if not call.name or (not begins and call.name != name):
+            raise Untold("the engine's tool calls come without a name, or it comes late")
+        if begins:
+            # Some give none, and the agent needs one to answer.
+            call.id = call.id or f"call_{self.id}_{len(self.calls)}"
+        added = "".join(call.pieces[begun:])
+        if call.replaced is not None:
+            # What is said once more is nothing new.
+            said = "".join(call.pieces)
+            if not said.startswith(call.replaced):
+                raise Untold("the engine said other arguments of a tool call, once more")
+            added = said[len(call.replaced) :]
+        head = [Piece("call", call.id or "", call.name)] if begins else []
+        return head + ([Piece("arguments", added)] if added else [])
 
 
 def joined(pieces: list[Piece], kind: Kind) -> str | None:
