@@ -166,24 +166,33 @@ class Framed(Post):
 
 def _streamed(response: bytes) -> tuple[_Answer, list[_Pieces]]:
     """A stream's chunks as one, and its choices. No function is called for a chunk."""
-    whole, choices = _Answer(), dict[int, _Pieces]()
+    choices = {0: _Pieces()}
+    id = model = usage = error = None
+    at, choice, met = 0, choices[0], set[int]()
     for chunk in chain.from_iterable(_reader.events(response)):
-        whole.id, whole.model = chunk.id or whole.id, chunk.model or whole.model
-        whole.usage = chunk.usage or whole.usage
+        if chunk.id:
+            id = chunk.id
+        if chunk.model:
+            model = chunk.model
+        if chunk.usage:
+            usage = chunk.usage
         if chunk.error or chunk.type == "error" or chunk.object == "error":
-            whole.error = chunk.error or True
+            error = chunk.error or True
         for piece in chunk.choices or ():
             index: int = piece.index if type(piece.index) is int and piece.index > 0 else 0
-            choice = choices.get(index)
-            if choice is None:
-                choice = choices[index] = _Pieces()
-            choice.finish_reason = choice.finish_reason or piece.finish_reason or None
-            choice.error = choice.error or piece.error
+            if index != at:
+                at, choice = index, choices.setdefault(index, _Pieces())
+            met.add(index)
+            if piece.finish_reason and not choice.finish_reason:
+                choice.finish_reason = piece.finish_reason
+            if piece.error and not choice.error:
+                choice.error = piece.error
             if (said := piece.delta) is not None and (said.tool_calls or said.function_call):
                 choice.deltas.append(said)
             if (said := piece.message) is not None and (said.tool_calls or said.function_call):
                 choice.messages.append(said)
-    return whole, [choices[index] for index in sorted(choices)]
+    whole = _Answer(id=id, model=model, usage=usage, error=error)
+    return whole, [choices[index] for index in sorted(met)]
 
 
 def _called(choice: _Pieces | _Choice) -> int:

@@ -124,7 +124,7 @@ async def test_a_call_that_another_worker_ends_in_the_breath_in_which_it_asks_re
         return here.reserve(asked, NOW)
 
     reserving = others.reserve(kept, reserve)
-    others.settled(told, [(0, False)])
+    others.settled(told, [(0, False, False)])
     _ = await reserving
     assert here.reserved() == {}
     assert others._open == {}
