@@ -180,7 +180,8 @@ def _begins(call: CallPieces, piece: Json, index: int | None, known_as: str | No
         return name != call.name and call.whole
     if name != call.name:
         return True
-    return given.startswith(_OPEN) and call.whole and loads(given) not in (loads("".join(call.pieces)), {})
+    known = loads("".join(call.pieces)) if given.startswith(_OPEN) and call.whole else {}
+    return bool(known) and loads(given) not in (known, {})
 
 
 def _by_both(calls: Sequence[CallPieces], index: int | None, known_as: str | None) -> CallPieces | None:
