@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.gateway.dialects.ending import Said
-from penstock.gateway.dialects.loose_json import Json, arr, chunks, count, obj, text
+from penstock.gateway.dialects.loose_json import Json, arr, chunks, count, obj, objs, text
 from penstock.gateway.dialects.stream_events import StreamReader
 from penstock.gateway.dialects.tool_calls import folded_arguments
 from penstock.gateway.dialects.websocket_messages import ENDS, about_steering
@@ -92,7 +92,11 @@ def assembled(body: bytes, problems: list[str]) -> Json:
         kind, index = text(event.get("type")) or "", event.get("output_index")
         ended = ended or kind in ENDS
         if isinstance(event.get("response"), dict):
-            said = {key: value for key, value in obj(event["response"]).items() if value}
+            said = {
+                key: value
+                for key, value in obj(event["response"]).items()
+                if (objs(value) if key == "output" else value)
+            }
             answer |= ({"status": kind.removeprefix("response.")} if kind in ENDS else {}) | said
         elif kind in ITEMS:
             item = obj(event.get("item"))
