@@ -180,7 +180,7 @@ def _begins(call: CallPieces, piece: Json, index: int | None, known_as: str | No
         return name != call.name and call.whole
     if name != call.name:
         return True
-    known = loads("".join(call.pieces)) if given.startswith(_OPEN) and call.whole else {}
+    known: Any = loads("".join(call.pieces)) if given.startswith(_OPEN) and call.whole else {}
     return bool(known) and loads(given) not in (known, {})
 
 

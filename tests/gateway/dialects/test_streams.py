@@ -479,7 +479,9 @@ def test_calls_are_read_however_they_are_cut(data: st.DataObject) -> None:
 
 # A summary and a Turn -----------------------------------------------------------------------------------------------
 
-ODD = st.sampled_from([None, "", 0, 1, "x", "[]", {}, {"message": "No."}, [], [{}], {"x": 1}, True])
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [None, "", 0, 1, "x", "[]", {}, {"message": "No."}, [], [{}], {"x": 1}, True]
+)
 TEXT = st.sampled_from([None, "", "f", "g", '{"x"', ":1}", '{"x":1}', "{}", "data: [DONE]", "\n\ndata: {}\n\n"]) | ODD
 INDEX = st.sampled_from([None, 0, 0, 0, 1, 2, -1, "0"])
 ID = st.sampled_from([None, None, "", "a", "b", "i", "j"])
@@ -592,9 +594,9 @@ FORM: st.SearchStrategy[Callable[[Any], str]] = st.sampled_from(
         lambda it: f"data: {json.dumps(it)}\r\r",
     ]
 )
-PLAIN_FORM = st.sampled_from(["data: {}\n\n", "data: {}\n\n", "event: x\ndata: {}\n\n"]).map(
-    lambda form: lambda it: form.replace("{}", json.dumps(it))
-)
+PLAIN_FORM: st.SearchStrategy[Callable[[Any], str]] = st.sampled_from(
+    ["data: {}\n\n", "data: {}\n\n", "event: x\ndata: {}\n\n"]
+).map(lambda form: lambda it: form.replace("{}", json.dumps(it)))
 
 
 @pytest.mark.parametrize("name", DRAWN)
