@@ -33,7 +33,7 @@ from penstock.gateway.model.grouping import By
 from penstock.gateway.model.prices import Prices, Tokens
 from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import Rollout, RolloutSummary, Totals
-from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.span import Span, SpanStatus
 
 QUARTILES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 SCANNED: Final = 20_000
@@ -79,6 +79,7 @@ class _Group:
     rollouts: set[str] = field(default_factory=set[str])
     costs: list[float] = field(default_factory=list[float])
     unpriced: int = 0
+    reported: int = 0
 
 
 def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000, prices: Prices | None = None) -> Breakdown:
@@ -93,8 +94,7 @@ def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000, pric
         if span.kind != "llm" or own(span) or span.status == SpanStatus.OPEN:
             continue
         settled = answered.settles(span)
-        usage = span.usage or Usage()
-        tokens = Tokens(usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.cache_write_tokens)
+        tokens = Tokens.of(span.usage)
         cost = prices.cost(span.model_served, span.model, span.start_ns, tokens)
         values = _values(by, span, rollout, tools) if wanted(span) else ()
         for value in values:
@@ -103,6 +103,7 @@ def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000, pric
             group.durations += [] if span.duration_ns is None else [span.duration_ns]
             group.rollouts.add(span.rollout)
             group.costs += [] if cost is None else [cost]
+            group.reported += tokens.own_cost is not None
             group.unpriced += cost is None and tokens[:2] != (None, None)
     rows = [_row(value, group, rollout) for value, group in groups.items()]
     rows.sort(key=lambda row: (-row.calls, row.value))
@@ -128,6 +129,7 @@ def _row(value: str, group: _Group, rollout: Callable[[str], RolloutSummary | No
         reward_quartiles=quartiles,
         cost=sum(group.costs) if group.costs else None,
         unpriced=group.unpriced,
+        reported=group.reported,
         **sums,
     )
 

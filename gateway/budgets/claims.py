@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from penstock.gateway.budgets.bounds import Bound, Prompts, bound
-from penstock.gateway.budgets.limits import MOST, Limit, cost
+from penstock.gateway.budgets.limits import MOST, Limit, nanodollars
 from penstock.gateway.budgets.operations import Claim
 from penstock.gateway.budgets.refusal import uncountable, unpriced
 from penstock.gateway.budgets.unread import Unread, is_read, unread
@@ -28,10 +28,14 @@ def budgets_of(limits: Iterable[Limit], call: Admitted, record: Record) -> list[
 
 
 def claims_of(
-    found: Sequence[tuple[Limit, str | None]], asked: Bound | Unread, model: str | None, prices: Sequence[Price]
+    found: Sequence[tuple[Limit, str | None]],
+    asked: Bound | Unread,
+    model: str | None,
+    prices: Sequence[Price],
+    body: bytes,
 ) -> Iterator[Claim]:
     """What a call may use of these; raises `Refusal` where it may not pass because nobody can say. `prices`: those that
-    it may have."""
+    it may have; `body`: its request."""
     for limit, of in found:
         budget = limit.budget
         if isinstance(asked, Unread):
@@ -45,7 +49,9 @@ def claims_of(
             yield Claim(limit, of, min(MOST, asked.prompt + asked.answered(budget.answer_tokens)))
         elif prices:
             answer = min(MOST, asked.answered(budget.answer_tokens))
-            yield Claim(limit, of, min(MOST, max(cost(price, asked.prompt, answer) for price in prices)))
+            yield Claim(
+                limit, of, min(MOST, nanodollars(max(price.most(asked.prompt, answer, body) for price in prices)))
+            )
         elif budget.unpriced == "refuse":
             raise unpriced(budget, model)
 

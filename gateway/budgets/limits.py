@@ -13,7 +13,6 @@ from math import ceil
 from typing import Final
 
 from penstock.gateway.model.budget import Budget, Unit
-from penstock.gateway.model.prices import Price
 
 PARTS: Final[dict[Unit, int]] = {"calls": 1, "tokens": 1, "usd": 10**9}
 """Of one of a unit: what is counted."""
@@ -65,12 +64,6 @@ class Limit:
 def _pattern(patterns: Iterable[str]) -> re.Pattern[str]:
     # A bracket is one of the name, as in prices.
     return re.compile("|".join(translate(one.replace("[", "[[]")) for one in patterns))
-
-
-def cost(price: Price, prompt: int, answer: int) -> int:
-    """What so many tokens cost at most, read from a cache or written to it or not."""
-    read = max(price.input, price.cached or 0.0, price.cache_write or 0.0)
-    return nanodollars((prompt * read + answer * price.output) / 1e6)
 
 
 def nanodollars(dollars: float) -> int:

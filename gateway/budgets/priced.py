@@ -14,8 +14,7 @@ def prices_of(config: Config) -> Prices:
     except ConfigError as error:
         raise ConfigError(f"prices: {error}") from None
     money = [budget for budget in config.budget if budget.unit == "usd"]
-    currency = prices.file.currency
-    if money and currency.upper() != "USD":
+    if money and (currency := prices.file.currency).upper() != "USD":
         raise ConfigError(
             f"budget {money[0].name!r} has unit = 'usd', and the prices in {prices.path} are in {currency}: name a "
             "file of prices in USD, or count tokens"

@@ -193,10 +193,10 @@ class Budgets:
         units, began = {limit.budget.unit for limit, _ in found}, record.request.started_ns
         models = self._models(call, record, names) if "usd" in units else []
         if unread is not None:
-            return list(claims_of(found, unread, call.model, [])), models
+            return list(claims_of(found, unread, call.model, [], b"")), models
         priced = [price for name in models if (price := self._prices.price(name, began)) is not None]
         bound = Bound(0, 0) if units == {"calls"} else bound_of(self._prompts, call, record)
-        return list(claims_of(found, bound, call.model, priced)), models
+        return list(claims_of(found, bound, call.model, priced, call.body)), models
 
     def _models(self, call: Admitted, record: Record, names: Iterable[str]) -> list[str]:
         """What its model is called: by its client, and on its way."""

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from penstock.gateway.budgets.limits import nanodollars
 from penstock.gateway.budgets.operations import Claim, Used
 from penstock.gateway.model.prices import Tokens
-from penstock.gateway.model.span import Usage
 from penstock.gateway.store.records import Entry
 
 
@@ -29,14 +28,14 @@ def spent(entry: Entry) -> Spent | None:
     refused = entry.http_status is None or entry.http_status >= 400 or entry.error == "error_body"
     if entry.upstream is None or entry.first_byte_ns is None or refused:
         return None
-    usage, (asked, made) = entry.usage or Usage(), entry.estimate or (None, None)
-    output, guessed = usage.output_tokens, asked is not None or made is not None
+    told, (asked, made) = Tokens.of(entry.usage), entry.estimate or (None, None)
+    output, guessed = told.output, asked is not None or made is not None
     if entry.heard is not None and output is not None and entry.heard > output:
         # Of an answer that was broken off, some providers have told only how it began.
         output, guessed = entry.heard, True
-    prompt = asked if usage.input_tokens is None else usage.input_tokens
+    prompt = asked if told.input is None else told.input
     output = made if output is None else output
-    return Spent(Tokens(prompt, output, usage.cached_tokens, usage.cache_write_tokens), guessed)
+    return Spent(told._replace(input=prompt, output=output), guessed)
 
 
 def used(claims: Sequence[Claim], found: Spent | None, cost: Callable[[Tokens], float | None]) -> list[Used]:
@@ -48,9 +47,9 @@ def _used(claim: Claim, found: Spent, cost: Callable[[Tokens], float | None]) ->
     unit, tokens = claim.limit.budget.unit, found.tokens
     if unit == "calls":
         return Used(1)
-    if tokens.input is None and tokens.output is None:
-        return Used(claim.amount, guessed=True)
     if unit == "tokens":
-        return Used((tokens.input or 0) + (tokens.output or 0), found.guessed)
+        uncounted = tokens.input is None and tokens.output is None
+        used = claim.amount if uncounted else (tokens.input or 0) + (tokens.output or 0)
+        return Used(used, uncounted or found.guessed)
     dollars = cost(tokens)
     return Used(claim.amount, guessed=True) if dollars is None else Used(nanodollars(dollars), found.guessed)

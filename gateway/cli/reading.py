@@ -203,8 +203,10 @@ def stats(
     import time
 
     from rich.console import Group
+    from rich.text import Text
 
     from penstock.gateway.display import breakdown, queue, rollouts
+    from penstock.gateway.model.prices import old
 
     terms = joined_terms(filter) + (f' since:"{since}"' if since else "")
     if by is None and terms:
@@ -215,8 +217,10 @@ def stats(
             found = await client.breakdown(by, terms.strip())
             show([found], json, lambda: breakdown.breakdown(found))
             return
-        figures, status = await asyncio.gather(client.stats(spans), client.queue())
-        show([figures, status], json, lambda: Group(rollouts.stats(figures), queue.queue(status, time.time_ns())))
+        figures, status, prices = await asyncio.gather(client.stats(spans), client.queue(), client.prices())
+        aged, now_ns = old(prices.as_of, time.time_ns()), time.time_ns()
+        said = [Text(f"Warning: {aged}.", style="yellow")] if aged else []
+        show([figures, status], json, lambda: Group(rollouts.stats(figures), queue.queue(status, now_ns), *said))
 
     with_client(gateway, ask)
 

@@ -127,7 +127,7 @@ def reward(
 def doctor(
     *rollouts: Which, model: str | None = None, limit: Limit = 100, json: Json = False, gateway: Url = LOCAL
 ) -> None:
-    """Say of each call whether it can be trained on and, if not, why.
+    """Say of each call if it can be trained on, else why.
 
     One rollout is told call by call, several in a line each.
 

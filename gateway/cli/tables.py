@@ -10,7 +10,6 @@ class Command(NamedTuple):
     """A row of the table."""
 
     path: str
-    """Module and function."""
     help: str
     """The first sentence of its docstring, which cannot be read without loading it."""
 
@@ -37,9 +36,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "tools": Command(
         "penstock.gateway.cli.reading:tools", "List the tools that a rollout used, and what asked for each."
     ),
-    "doctor": Command(
-        "penstock.gateway.cli.rollouts:doctor", "Say of each call whether it can be trained on and, if not, why."
-    ),
+    "doctor": Command("penstock.gateway.cli.rollouts:doctor", "Say of each call if it can be trained on, else why."),
     "rollouts": Command("penstock.gateway.cli.reading:rollouts", "List rollouts, newest first."),
     "spans": Command(
         "penstock.gateway.cli.reading:spans", "List the spans of a rollout, in order: its calls, rewards and events."
@@ -52,7 +49,6 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.gateway.cli.reading:show_rollout",
         "Show a rollout as a tree: attempts, calls, and what each call added to the conversation.",
     ),
-    "prices": Command("penstock.gateway.cli.prices:prices", "Show the prices of models that costs are computed with."),
     "budgets": Command("penstock.gateway.cli.budgets:budgets", "Show what is used of budgets, the fullest first."),
     "sql": Command("penstock.gateway.cli.sql:sql", "Ask the tape by SQL: one SELECT, in DuckDB's SQL."),
     "stats": Command(
@@ -288,6 +284,14 @@ GROUPS: Final[dict[str, Group]] = {
             "rebuild": Command("penstock.gateway.cli.index:rebuild", "Make the index anew from the tape."),
         },
         usual="status",
+    ),
+    "prices": Group(
+        "What models cost. Without a command: list.",
+        {
+            "list": Command("penstock.gateway.cli.prices:prices", "Show the prices that costs are computed with."),
+            "update": Command("penstock.gateway.cli.prices:update", "Take prices from a newer list."),
+        },
+        usual="list",
     ),
     "retention": Group(
         "How long rollouts stay, and what was forgotten. Without a command: status.",

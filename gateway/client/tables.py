@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import NoneType, UnionType
 from typing import IO, Any, Final, Literal, Union, get_args, get_origin
@@ -99,7 +99,10 @@ def _columns(noun: type[BaseModel], name: str, annotation: Any) -> Iterator[Colu
     optional = get_origin(annotation) in (UnionType, Union)
     kind = next(inner for inner in get_args(annotation) if inner is not NoneType) if optional else annotation
     if kind in SPREAD:
-        yield from (Column(SPREAD[kind] + inner, "whole", kind) for inner in kind.model_fields)
+        for inner, field in kind.model_fields.items():
+            yield from (
+                replace(column, name=SPREAD[kind] + inner) for column in _columns(kind, inner, field.annotation)
+            )
     elif kind in KINDS:
         yield Column(name, KINDS[kind], noun)
     else:

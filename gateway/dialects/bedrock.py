@@ -21,7 +21,7 @@ import msgspec
 import orjson
 
 from penstock.gateway.dialects.base import Facts, Otel
-from penstock.gateway.dialects.bedrock_wire import block_of, calls_of, message_of, result_of, tools_of, usage_of
+from penstock.gateway.dialects.bedrock_wire import block_of, calls_of, message_of, result_of, tools_of
 from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.dialects.event_stream import Frame, begins_frame, frames
 from penstock.gateway.dialects.family import Family, named
@@ -41,6 +41,7 @@ from penstock.gateway.dialects.loose_json import (
 )
 from penstock.gateway.dialects.parts import headed
 from penstock.gateway.dialects.text_spans import SYSTEM, Described, Item, Pointed, Quoted, quoted_text, quoted_tool
+from penstock.gateway.dialects.usage import converse_usage
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
@@ -171,7 +172,7 @@ class Converse(Post):
         message = _message(answer)
         return Facts(
             finish=label(answer.get("stopReason")) if message else None,
-            usage=usage_of(answer.get("usage")),
+            usage=converse_usage(answer),
             tool_calls=len(calls_of(message)),
             choices=1 if message else 0,
             failed=failed,
@@ -244,7 +245,7 @@ class Converse(Post):
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported, cached tokens added to the input."""
-        return usage_of(answer.get("usage"))
+        return converse_usage(answer)
 
     def server_tools(self, asked: Json) -> list[str]:
         """Those of the list that are no specifications."""

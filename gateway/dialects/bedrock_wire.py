@@ -6,16 +6,14 @@ from base64 import b64decode, b64encode
 from binascii import Error
 from typing import Any
 
-from penstock.gateway.dialects.loose_json import Json, arr, dumps, joined, loads, obj, objs, text, tokens_beside_cache
+from penstock.gateway.dialects.loose_json import Json, arr, dumps, joined, loads, obj, objs, text
 from penstock.gateway.dialects.parts import tool_of
 from penstock.gateway.dialects.tool_calls import folded_arguments
-from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Message, Part, Tool
 
 MEDIA = ("image", "document", "video", "audio", "searchResult")
 SERVER = "server_tool_use"
 """The type of a call that Bedrock answers itself."""
-_USAGE = ("inputTokens", "outputTokens", "cacheReadInputTokens", "cacheWriteInputTokens")
 
 
 def message_of(wire: Json) -> Message:
@@ -89,11 +87,6 @@ def tools_of(offered: Any) -> list[Tool]:
         elif own:
             found.append(Tool(name=text(own.get("name")) or "systemTool"))
     return found
-
-
-def usage_of(usage: Any) -> Usage | None:
-    """Usage as reported, what was read from the cache and written to it added to the input."""
-    return tokens_beside_cache(obj(usage), _USAGE)
 
 
 def block_of(start: Json, deltas: list[Json]) -> Json:

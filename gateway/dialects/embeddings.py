@@ -9,7 +9,8 @@ from penstock.gateway.dialects.completions import prompts
 from penstock.gateway.dialects.ending import Said, body_failed
 from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.json_post import Post, routes
-from penstock.gateway.dialects.loose_json import PROMPT, Json, Peek, label, lenient, tokens
+from penstock.gateway.dialects.loose_json import Json, Peek, label, lenient
+from penstock.gateway.dialects.usage import embeddings_usage
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message
 
@@ -35,7 +36,7 @@ class Embeddings(Post):
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """Model and usage; the vectors are skipped."""
         answer = _decode(response)
-        usage = tokens(answer.usage, PROMPT)
+        usage = embeddings_usage({"usage": answer.usage})
         model, failed = self.model(request, asked=asked), None if stream else body_failed(answer)
         return Facts(model=model, model_served=label(answer.model), usage=usage, failed=failed)
 
@@ -54,4 +55,4 @@ class Embeddings(Post):
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported."""
-        return tokens(answer.get("usage"), PROMPT)
+        return embeddings_usage(answer)

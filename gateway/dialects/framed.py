@@ -21,7 +21,6 @@ from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_done,
 from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.json_post import Post, choices_of
 from penstock.gateway.dialects.loose_json import (
-    PROMPT,
     Json,
     Peek,
     chunks,
@@ -31,17 +30,17 @@ from penstock.gateway.dialects.loose_json import (
     obj,
     objs,
     peek,
-    tokens,
 )
 from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.stream_events import StreamReader
 from penstock.gateway.dialects.tool_calls import folded_calls, listed
+from penstock.gateway.dialects.usage import newest, openai_usage, placed, shown
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message
 
 FAILED: Final = "error"
 """The finish reason by which routers of models say that the model failed in the middle of its answer."""
-NEWEST: Final = ("id", "model", "usage", "error")
+NEWEST: Final = ("id", "model", "error")
 """Fields of the answer that chunks carry again and again."""
 
 
@@ -58,6 +57,7 @@ class _Choice(msgspec.Struct, gc=False):
     index: Any = None
     finish_reason: Any = None
     error: Any = None
+    usage: Any = None
     message: _Calls | None = None
     delta: _Calls | None = None
 
@@ -68,6 +68,8 @@ class _Answer(Said, gc=False):
     id: Any = None
     model: Any = None
     usage: Any = None
+    x_groq: Any = None
+    service_tier: Any = None
     choices: list[_Choice] | None = None
 
 
@@ -120,7 +122,7 @@ class Framed(Post):
             model_served=label(answer.model),
             response_id=label(answer.id),
             finish=label(ends[0].finish_reason) if ends else None,
-            usage=self.usage({"usage": answer.usage}),
+            usage=self.usage(shown(answer)),
             tool_calls=sum(map(_called, ends)) if self.calls_tools else 0,
             choices=len(ends),
             failed=why,
@@ -131,7 +133,7 @@ class Framed(Post):
         answer: Json = {}
         pieces: dict[int, list[Json]] = {}
         for chunk in chunks(body, problems):
-            answer |= {key: value for key in NEWEST if (value := chunk.get(key))}
+            answer |= {key: value for key in NEWEST if (value := chunk.get(key))} | placed(chunk)
             for piece in objs(chunk.get("choices")):
                 pieces.setdefault(count(piece.get("index")) or 0, []).append(piece)
         answer["choices"] = [self.fold(index, pieces[index]) for index in sorted(pieces)]
@@ -153,7 +155,7 @@ class Framed(Post):
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported."""
-        return tokens(answer.get("usage"), PROMPT)
+        return openai_usage(answer)
 
     def error(self, answer: Json) -> str | None:
         """Also that of a choice, or the finish reason that says that there was one."""
@@ -167,15 +169,17 @@ class Framed(Post):
 def _streamed(response: bytes) -> tuple[_Answer, list[_Pieces]]:
     """A stream's chunks as one, and its choices. No function is called for a chunk."""
     choices = {0: _Pieces()}
-    id = model = usage = error = None
+    id = model = tier = error = None
+    counted: list[_Answer] = []
     at, choice, met = 0, choices[0], set[int]()
     for chunk in chain.from_iterable(_reader.events(response)):
         if chunk.id:
             id = chunk.id
         if chunk.model:
             model = chunk.model
-        if chunk.usage:
-            usage = chunk.usage
+        if chunk.usage or chunk.x_groq or chunk.service_tier != tier:
+            tier = chunk.service_tier
+            counted.append(chunk)
         if chunk.error or chunk.type == "error" or chunk.object == "error":
             error = chunk.error or True
         for piece in chunk.choices or ():
@@ -187,11 +191,15 @@ def _streamed(response: bytes) -> tuple[_Answer, list[_Pieces]]:
                 choice.finish_reason = piece.finish_reason
             if piece.error and not choice.error:
                 choice.error = piece.error
+            if piece.usage:
+                counted.append(chunk)
             if (said := piece.delta) is not None and (said.tool_calls or said.function_call):
                 choice.deltas.append(said)
             if (said := piece.message) is not None and (said.tool_calls or said.function_call):
                 choice.messages.append(said)
-    whole = _Answer(id=id, model=model, usage=usage, error=error)
+    told = newest(map(shown, counted))
+    usage, tier = told.get("usage"), told.get("service_tier")
+    whole = _Answer(id=id, model=model, usage=usage, service_tier=tier, error=error)
     return whole, [choices[index] for index in sorted(met)]
 
 

@@ -18,7 +18,7 @@ import msgspec
 from penstock.gateway.dialects.base import Facts, Otel
 from penstock.gateway.dialects.ending import Failed, Said, body_failed, is_error
 from penstock.gateway.dialects.family import GEMINI, VERTEX, Family
-from penstock.gateway.dialects.gemini_wire import StreamedCalls, field, folded, items, message_of, tools_of, usage_of
+from penstock.gateway.dialects.gemini_wire import StreamedCalls, field, folded, items, message_of, tools_of
 from penstock.gateway.dialects.items import Items, cutter
 from penstock.gateway.dialects.json_post import Post, choices_of
 from penstock.gateway.dialects.loose_json import (
@@ -36,6 +36,7 @@ from penstock.gateway.dialects.loose_json import (
 from penstock.gateway.dialects.parts import fingerprint, headed
 from penstock.gateway.dialects.stream_events import StreamReader, fitted
 from penstock.gateway.dialects.text_spans import Described, Path, Pointed, Quoted, quoted_text, quoted_tool
+from penstock.gateway.dialects.usage import gemini_usage
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
@@ -85,6 +86,7 @@ class _Said(msgspec.Struct, gc=False):
 class _Candidate(msgspec.Struct, gc=False):
     index: Any = None
     finishReason: Any = None
+    groundingMetadata: Any = None
     content: _Said | None = None
 
 
@@ -101,10 +103,11 @@ class _Answer(Said, gc=False):
 class _Pieces:
     """What a head wants of one candidate of a stream."""
 
-    __slots__ = ("calls", "finish")
+    __slots__ = ("calls", "finish", "grounded")
 
     def __init__(self) -> None:
         self.finish: Any = None
+        self.grounded: Any = None
         self.calls = StreamedCalls()
 
 
@@ -175,11 +178,12 @@ class Gemini(Post):
             failed = None if self._ended(request, answer, candidates) else "ended_early"
         else:
             failed = body_failed(answer) or (None if _is_plain(response) or _array(response) else "ended_early")
+        grounded = [{"groundingMetadata": candidate.grounded} for candidate in candidates]
         return Facts(
             model_served=label(answer.modelVersion),
             response_id=label(answer.responseId),
             finish=label(candidates[0].finish) if candidates else None,
-            usage=self.usage({"usageMetadata": answer.usageMetadata}),
+            usage=self.usage({"usageMetadata": answer.usageMetadata, "candidates": grounded}),
             tool_calls=sum(len(candidate.calls.made) for candidate in candidates),
             choices=len(candidates),
             failed=failed,
@@ -239,7 +243,7 @@ class Gemini(Post):
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported, thoughts added to the output."""
-        return usage_of(answer.get("usageMetadata"))
+        return gemini_usage(answer)
 
     def server_tools(self, asked: Json) -> list[str]:
         """All but functions, by their field."""
@@ -288,7 +292,9 @@ class GeminiEmbeddings(Gemini):
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
         """What it cost, where that is said."""
         answer = _reader.body(response)
-        return Facts(usage=usage_of(answer.usageMetadata), failed=None if stream else body_failed(answer))
+        return Facts(
+            usage=gemini_usage({"usageMetadata": answer.usageMetadata}), failed=None if stream else body_failed(answer)
+        )
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
         """A user's message per content."""
@@ -352,6 +358,7 @@ def _streamed(answers: Iterable[_Answer], plain: bool = False) -> tuple[_Answer,
             if candidate is None:
                 candidate = candidates[index] = _Pieces()
             candidate.finish = piece.finishReason or candidate.finish
+            candidate.grounded = piece.groundingMetadata or candidate.grounded
             parts = None if piece.content is None else piece.content.parts
             for part in parts if isinstance(parts, list) else () if parts is None else (parts,):
                 call = part.function_call if part.functionCall is None else part.functionCall

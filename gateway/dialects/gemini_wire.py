@@ -9,7 +9,6 @@ from typing import Any
 
 from penstock.gateway.dialects.loose_json import DEEPEST, Json, arr, count, dumps, obj, objs, text
 from penstock.gateway.dialects.parts import result_part, tool_of
-from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Message, Part, Tool
 
 _SNAKE = re.compile(r"(?<=[a-z])[A-Z]")
@@ -192,18 +191,3 @@ def tools_of(wire: Json) -> list[Tool]:
         ],
         *[Tool(name=name) for name in own],
     ]
-
-
-def usage_of(usage: Any) -> Usage | None:
-    """Usage as reported; thoughts are output, results of Google's own tools are input."""
-    fields = obj(usage)
-    if not fields:
-        return None
-    asked, results = count(fields.get("promptTokenCount")), count(fields.get("toolUsePromptTokenCount"))
-    said, thought = count(fields.get("candidatesTokenCount")), count(fields.get("thoughtsTokenCount"))
-    return Usage(
-        input_tokens=None if asked is None else asked + (results or 0),
-        output_tokens=None if said is None and thought is None else (said or 0) + (thought or 0),
-        cached_tokens=count(fields.get("cachedContentTokenCount")),
-        reasoning_tokens=thought,
-    )

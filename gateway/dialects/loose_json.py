@@ -16,7 +16,6 @@ import orjson
 
 from penstock.gateway.dialects import sse
 from penstock.gateway.dialects.json_scan import DEEPEST, finite, has_large_numbers, readable, shallow
-from penstock.gateway.model.span import Usage
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -35,9 +34,6 @@ _SLICE = 1 << 20
 _BEGINS = re.compile(rb'(?:\xef\xbb\xbf)?[ \t\n\r]*+[\[{"NI0-9-]')
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 MOST_TOKENS = 1 << 53
-PROMPT = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
-INPUT = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
-"""Where the token counts stand: in the older APIs, and in responses."""
 
 
 class Peek(msgspec.Struct):
@@ -315,38 +311,6 @@ def dumps(value: Any) -> str:
         return orjson.dumps(value).decode()
     except TypeError:  # an integer of more than 64 bits
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def tokens(usage: Any, names: tuple[str, str, str, str]) -> Usage | None:
-    """Usage as OpenAI's APIs write it, under either set of names."""
-    fields = obj(usage)
-    if not fields:
-        return None
-    asked, made, asked_details, made_details = names
-    read, written = obj(fields.get(asked_details)), obj(fields.get(made_details))
-    return Usage(
-        input_tokens=count(fields.get(asked)),
-        output_tokens=count(fields.get(made)),
-        cached_tokens=count(read.get("cached_tokens")),
-        cache_write_tokens=count(read.get("cache_write_tokens")),
-        reasoning_tokens=count(written.get("reasoning_tokens")),
-    )
-
-
-def tokens_beside_cache(fields: Json, names: tuple[str, str, str, str], reasoning: int | None = None) -> Usage | None:
-    """Usage of an API whose input tokens leave out what was read from the cache and written to it; both are added.
-    `names`: of the input, the output, what was read, what was written; `reasoning`: tokens of the output.
-    """
-    if not fields:
-        return None
-    fresh, made, cached, written = (count(fields.get(name)) for name in names)
-    return Usage(
-        input_tokens=None if fresh is None else fresh + (cached or 0) + (written or 0),
-        output_tokens=made,
-        cached_tokens=cached,
-        cache_write_tokens=written,
-        reasoning_tokens=reasoning,
-    )
 
 
 def error_message(answer: Json) -> str | None:

@@ -33,13 +33,13 @@ from penstock.gateway.dialects.loose_json import (
     objs,
     peek,
     text,
-    tokens_beside_cache,
 )
 from penstock.gateway.dialects.parts import content_parts, flat_tools, headed, result_content, result_part
 from penstock.gateway.dialects.sse import last
 from penstock.gateway.dialects.stream_events import StreamReader
 from penstock.gateway.dialects.text_spans import Item, Pointed, Quoted, quoted_content, quoted_items, quoted_tools
 from penstock.gateway.dialects.tool_calls import folded_arguments
+from penstock.gateway.dialects.usage import messages_usage
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 
@@ -196,7 +196,7 @@ class Messages(Post):
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported, cached tokens added to the input."""
-        return _usage(answer.get("usage"))
+        return messages_usage(answer)
 
     def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
         """The answer's blocks, and a user's message of all results."""
@@ -328,9 +328,3 @@ def _call_part(block: Json) -> Part:
     given = block.get("input")
     arguments = given if isinstance(given, str) else dumps({} if given is None else given)
     return Part(type="tool_call", id=text(block.get("id")), name=text(block.get("name")), arguments=arguments)
-
-
-def _usage(usage: Any) -> Usage | None:
-    fields = obj(usage)
-    names = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-    return tokens_beside_cache(fields, names, count(obj(fields.get("output_tokens_details")).get("thinking_tokens")))

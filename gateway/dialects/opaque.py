@@ -13,19 +13,10 @@ import msgspec
 
 from penstock.gateway.dialects.base import Dialect, Facts
 from penstock.gateway.dialects.family import OPENAI
-from penstock.gateway.dialects.loose_json import (
-    INPUT,
-    PROMPT,
-    Json,
-    Peek,
-    error_message,
-    lenient,
-    loads,
-    obj,
-    tokens,
-)
+from penstock.gateway.dialects.loose_json import Json, Peek, error_message, lenient, loads, obj
 from penstock.gateway.dialects.passages import of_body
 from penstock.gateway.dialects.sse import last
+from penstock.gateway.dialects.usage import openai_usage
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Turn
@@ -42,8 +33,8 @@ _answer = lenient(_Answer)
 
 
 def _used(usage: Any) -> Usage | None:
-    found = (tokens(usage, names) for names in (INPUT, PROMPT))
-    return next((it for it in found if it is not None and it != Usage()), None)
+    found = openai_usage({"usage": usage})
+    return None if found == Usage() else found
 
 
 class Opaque(Dialect):

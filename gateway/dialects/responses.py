@@ -24,7 +24,6 @@ from penstock.gateway.dialects.family import CHATGPT, OPENAI, Family
 from penstock.gateway.dialects.items import ANSWERS, Items, cutter, whole
 from penstock.gateway.dialects.json_post import Post, routes
 from penstock.gateway.dialects.loose_json import (
-    INPUT,
     Json,
     Peek,
     dumps,
@@ -35,7 +34,6 @@ from penstock.gateway.dialects.loose_json import (
     obj,
     objs,
     text,
-    tokens,
 )
 from penstock.gateway.dialects.parts import content_parts, fingerprint, flat_tools, headed, result_content, result_part
 from penstock.gateway.dialects.responses_stream import LOST, EventHead, ResponseHead, assembled, summed_up
@@ -51,6 +49,7 @@ from penstock.gateway.dialects.text_spans import (
     quoted_items,
     quoted_tool,
 )
+from penstock.gateway.dialects.usage import openai_usage, shown
 from penstock.gateway.dialects.websocket_messages import ENDS, as_one, received, sent
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
@@ -166,7 +165,7 @@ class Responses(Post):
             model_served=label(answer.model),
             response_id=label(answer.id),
             finish=label(_finish(answer.status, answer.incomplete_details)),
-            usage=self.usage({"usage": answer.usage}),
+            usage=self.usage(shown(answer)),
             tool_calls=sum(_is_call(item.type, item.call_id) for item in answer.output or ()),
             choices=1 if answer.output else 0,
             failed=failed,
@@ -223,7 +222,7 @@ class Responses(Post):
 
     def usage(self, answer: Json) -> Usage | None:
         """As reported."""
-        return tokens(answer.get("usage"), INPUT)
+        return openai_usage(answer)
 
     def error(self, answer: Json) -> str | None:
         """Also that there is no answer, where it is not said why."""

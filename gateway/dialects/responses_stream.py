@@ -18,9 +18,10 @@ from penstock.gateway.dialects.ending import Said
 from penstock.gateway.dialects.loose_json import Json, arr, chunks, count, obj, objs, text
 from penstock.gateway.dialects.stream_events import StreamReader
 from penstock.gateway.dialects.tool_calls import folded_arguments
+from penstock.gateway.dialects.usage import placed
 from penstock.gateway.dialects.websocket_messages import ENDS, about_steering
 
-_NEWEST = ("id", "model", "status", "incomplete_details", "usage", "output", "error")
+_NEWEST = ("id", "model", "status", "incomplete_details", "usage", "service_tier", "tool_usage", "output", "error")
 LOST = ("response.failed", "response.cancelled")
 """Ends without an answer."""
 LISTS = {
@@ -59,6 +60,7 @@ class ItemHead(msgspec.Struct, gc=False):
     type: Any = None
     id: Any = None
     call_id: Any = None
+    action: Any = None
 
 
 class ResponseHead(Said, gc=False):
@@ -69,6 +71,8 @@ class ResponseHead(Said, gc=False):
     status: Any = None
     incomplete_details: Any = None
     usage: Any = None
+    service_tier: Any = None
+    tool_usage: Any = None
     output: list[ItemHead] | None = None
 
 
@@ -76,6 +80,7 @@ class EventHead(Said, gc=False):
     output_index: Any = None
     item_id: Any = None
     item: ItemHead | None = None
+    usage: Any = None
     response: ResponseHead | None = None
 
 
@@ -85,12 +90,14 @@ _events = StreamReader(EventHead).events
 def assembled(body: bytes, problems: list[str]) -> Json:
     """A stream as a plain answer: the newest of what is said of the response, and its items."""
     answer: Json = {}
+    beside: Json = {}
     places = _Places()
     items: dict[_Place, list[Json]] = {}
     ended = False
     for event in chunks(body, problems):
         kind, index = text(event.get("type")) or "", event.get("output_index")
         ended = ended or kind in ENDS
+        beside |= placed({"usage": event.get("usage")})
         if isinstance(event.get("response"), dict):
             said = {
                 key: value
@@ -107,19 +114,22 @@ def assembled(body: bytes, problems: list[str]) -> Json:
             answer["error"] = event["error"]
     if not (ended or answer.get("error")):
         problems.append("response: the stream ended early")
-    return answer | {"output": arr(answer.get("output")) or [_item(items[place]) for place in sorted(items)]}
+    return beside | answer | {"output": arr(answer.get("output")) or [_item(items[place]) for place in sorted(items)]}
 
 
 def summed_up(body: bytes) -> tuple[ResponseHead, bool]:
     """A stream's events as a plain answer, and whether one says that it ends. No function is called for a delta of an
     item that is known."""
     answer, ended, error = ResponseHead(), False, None
+    beside: Json = {}
     places = _Places()
     items: dict[_Place, ItemHead] = {}
     for event in chain.from_iterable(_events(body)):
         kind: str = event.type if type(event.type) is str else ""
         if (event.error or kind == "error" or event.object == "error") and not about_steering(kind):
             error = event.error or True
+        if event.usage:
+            beside |= placed({"usage": event.usage})
         if (said := event.response) is not None:
             ended = ended or kind in ENDS
             for name in _NEWEST:
@@ -141,10 +151,13 @@ def summed_up(body: bytes) -> tuple[ResponseHead, bool]:
             item = event.item or ItemHead()
             place = places.of(event.output_index, item.id, kind == ITEMS[0])
             before = items.setdefault(place, item)
-            items[place] = ItemHead(item.type or before.type, item.id, item.call_id or before.call_id)
+            items[place] = ItemHead(
+                item.type or before.type, item.id, item.call_id or before.call_id, item.action or before.action
+            )
         else:
             ended = ended or kind in ENDS
     answer.error = error or answer.error
+    answer.usage = answer.usage or beside.get("usage")
     answer.output = answer.output or [items[place] for place in sorted(items)]
     return answer, ended
 

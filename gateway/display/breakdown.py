@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Group
 from rich.text import Text
 
@@ -9,6 +11,7 @@ from penstock.gateway.display.rollouts import sums
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import duration, number, plain
 from penstock.gateway.model.breakdown import Breakdown
+from penstock.gateway.model.prices import old
 
 
 def breakdown(found: Breakdown) -> Group:
@@ -28,6 +31,10 @@ def breakdown(found: Breakdown) -> Group:
     said = [Text(f"{found.more:,} more values; a filter leaves out some.")] if found.more else []
     if unpriced := sum(row.unpriced for row in found.rows):
         said.append(Text(f"In no cost: {unpriced:,} calls of models without a price (penstock prices)."))
+    if reported := sum(row.reported for row in found.rows):
+        said.append(Text(f"By the provider's own word, and not by the list: the cost of {reported:,} calls."))
+    if aged := old(found.prices_as_of, time.time_ns()):
+        said.append(Text(f"Warning: {aged}.", style="yellow"))
     head = f"Sums over {over}; reward is the mean of rollouts that have one, cost is in {found.currency}."
     return Group(Text(head), listing, *said)
 

@@ -2,24 +2,61 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 from rich.console import Group
 from rich.text import Text
 
 from penstock.gateway.display.table import Column, Listing, figure
 from penstock.gateway.display.text import number, plain
 from penstock.gateway.model.answers import PriceList
+from penstock.gateway.model.price_lists import Difference
+from penstock.gateway.model.prices import Price, old
+from penstock.gateway.model.wording import counted
+
+_MOST = 40
+"""Differences of a kind, and models without a price, that are named."""
 
 
-def prices(found: PriceList) -> Group:
-    """A row for each, and where they are from."""
+def prices(found: PriceList, unpriced: Sequence[str] = ()) -> Group:
+    """A row for each, and where they are from. `unpriced`: models that were called and have no price."""
     listing = Listing(
         Column("model", narrows="cut", least=8), Column("since"), figure("input"), figure("output"), figure("cached"),
-        figure("cache write"),
+        figure("cache write"), figure("long"), Column("besides", narrows="cut", least=8),
     )  # fmt: skip
     for one in found.prices:
         listing.add_row(
-            plain(one.model), str(one.since), number(one.input), number(one.output), number(one.cached),
-            number(one.cache_write),
+            plain(one.model), str(one.since or ""), number(one.input), number(one.output), number(one.cached),
+            number(one.cache_write), number(one.cache_write_long), plain(_besides(one)),
         )  # fmt: skip
     file = "the list that comes with Penstock" if found.builtin else "the file that penstock.toml names"
-    return Group(Text(f"{found.currency} for a million tokens, as of {found.as_of}: {file}."), listing)
+    said = [Text(f"{found.currency} for a million tokens, as of {found.as_of}: {file}.")]
+    if aged := old(found.as_of, time.time_ns()):
+        said.append(Text(f"Warning: {aged}.", style="yellow"))
+    none = [Text(f"Called, and without a price: {_named(unpriced)}.")] if unpriced else []
+    return Group(*said, listing, *none)
+
+
+def _besides(price: Price) -> str:
+    """What else changes what a call costs."""
+    lengths = sorted({it.above for it in price.rates if it.above is not None})
+    tiers = dict.fromkeys(it.tier for it in price.rates if it.tier is not None)
+    return ", ".join([*(f"> {above:,}" for above in lengths), *tiers, *price.tools, *price.factors])
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + more
+
+
+def differences(found: Sequence[Difference]) -> Group:
+    """What an update changes, what stays first."""
+    listing = Listing(Column("model", narrows="cut", least=8), Column(""), Column("price", narrows="cut", least=8))
+    heads: list[Text] = []
+    for what in ("kept", "changed", "new"):
+        some = [one for one in found if one.what == what]
+        heads += [Text(f"{what}: {counted(len(some), 'price')}")] if some else []
+        for one in some[:_MOST]:
+            listing.add_row(plain(one.model), one.what, plain(one.said))
+    return Group(*(heads or [Text("Nothing differs.")]), *([listing] if found else []))

@@ -34,7 +34,8 @@ COLUMNS: Final = {
         "http_status": "integer", "error": "varchar", "model": "varchar", "model_served": "varchar",
         "stream": "boolean", "finish": "varchar", "input_tokens": "bigint", "output_tokens": "bigint",
         "cached_tokens": "bigint", "cache_write_tokens": "bigint", "reasoning_tokens": "bigint",
-        "cost": "double", "tool_calls": "integer", "choices": "integer", "agent": "varchar", "request_bytes": "bigint",
+        "cost": "double", "cost_reported": "boolean", "tool_calls": "integer", "choices": "integer",
+        "agent": "varchar", "request_bytes": "bigint",
         "response_bytes": "bigint", "truncated": "boolean", "retry_of": "bigint", "versions": "varchar[]",
         "arm": "varchar", "tools": "varchar[]", "ambiguous": "boolean", "of_release": "boolean", "uncounted": "boolean",
         "reward": "double", "reward_source": "varchar", "reward_trusted": "boolean",
@@ -60,6 +61,7 @@ _KIND, _STATUS, _DIALECT, _UPSTREAM, _HTTP, _ERROR = map(
     STYLE.index, ("kind", "status", "dialect", "upstream", "http_status", "error")
 )
 _SHOWN: Final = {name: STYLE.index(name) for name in COLUMNS["spans"] if name in STYLE}
+_COUNTS: Final = USAGE.index("billed")
 _OWN_USUAL: Final[list[Any]] = [Span.model_fields[name].default for name in OWN]
 _AT: Final = {name: at for at, name in enumerate(OWN)}
 
@@ -136,20 +138,20 @@ class Head:
 def span_row(head: Head, cursor: int, number: int, tools: list[str], prices: Prices) -> Row:
     """A span's row. `number`: its rollout's."""
     style, own, attributes = head.style, head.own, head.attributes
-    usage: list[int | None] = own[_AT["usage"]] or []
-    usage = [*usage, *[None] * (len(USAGE) - len(usage))]
+    told: list[Any] = own[_AT["usage"]] or []
+    tokens = Tokens(*told, *[None] * (len(USAGE) - len(told)))
+    usage = list(tokens[:_COUNTS])
     kind, start = style[_KIND], own[_AT["start_ns"]]
     is_reward = kind == "reward"
     versions = own[_AT["versions"]]
     shown = {name: style[at] for name, at in _SHOWN.items()}
-    tokens = Tokens(*usage[:4])
     cost = prices.cost(shown["model_served"], shown["model"], start, tokens) if kind == "llm" else None
     return (
         cursor, number, head.rollout, head.attempt, head.sequence, kind, shown["name"], style[_STATUS], start,
         own[_AT["end_ns"]], own[_AT["first_byte_ns"]], style[_DIALECT], shown["path"], style[_UPSTREAM], style[_HTTP],
         style[_ERROR], shown["model"], shown["model_served"], shown["stream"], shown["finish"], *usage,
-        cost, own[_AT["tool_calls"]], shown["choices"], shown["agent"], own[_AT["request_bytes"]],
-        own[_AT["response_bytes"]], shown["truncated"], own[_AT["retry_of"]],
+        cost, tokens.own_cost is not None, own[_AT["tool_calls"]], shown["choices"], shown["agent"],
+        own[_AT["request_bytes"]], own[_AT["response_bytes"]], shown["truncated"], own[_AT["retry_of"]],
         None if versions is None else released(versions), own[_AT["arm"]], tools, AMBIGUOUS in attributes,
         REPLAY_OF in attributes or SHADOW_OF in attributes or rehearsed(head.rollout),
         _uncounted(style, usage), attributes.get(f"{REWARD_PREFIX}value") if is_reward else None,

@@ -26,7 +26,7 @@ NEAR: Final = 5_000
 NOW, LINKED, SPILL = "now", "linked", "spill"
 """Where snapshots of what is in memory are, where links to them are made for those who need them for longer, and where
 a question that needs more memory than it may have puts what it has."""
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Of the columns and of the manifest. An index of another one is made anew."""
 _MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20

@@ -32,7 +32,7 @@ _ANSWERED: Final = (
 """The last answer that each attempt got. A refusal before it is none of its errors (`gateway.model.negotiation`)."""
 _COLUMNS: Final = (
     "value", "calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted", "cost",
-    "unpriced", "median_ns", "p95_ns",
+    "unpriced", "reported", "median_ns", "p95_ns",
 )  # fmt: skip
 _EARNED: Final = ("rollouts", "rewarded", "reward", "reward_quartiles")
 
@@ -66,7 +66,8 @@ def summed_calls(ask: Ask, by: By, where: Sql) -> list[dict[str, Any]]:
     answers = f" left join ({_ANSWERED}) d on d.number = s.number and d.attempt = s.attempt" if refused else ""
     calls = (
         f"select {_VALUES[by]} as value, s.number, s.status, s.duration_ns, s.input_tokens, s.output_tokens, "
-        f"s.tool_calls, s.uncounted, s.cost, {settled} as settled from spans s{answers} where {condition}"
+        f"s.tool_calls, s.uncounted, s.cost, s.cost_reported, {settled} as settled from spans s{answers} "
+        f"where {condition}"
     )
     rows = ask(
         f"with c as ({calls}) select coalesce(value, '') as value, count(*) as calls, "
@@ -75,6 +76,7 @@ def summed_calls(ask: Ask, by: By, where: Sql) -> list[dict[str, Any]]:
         "cast(coalesce(sum(output_tokens), 0) as bigint), cast(sum(tool_calls) as bigint), "
         "count(*) filter (uncounted), sum(cost), "
         "count(*) filter (cost is null and (input_tokens is not null or output_tokens is not null)), "
+        "count(*) filter (cost_reported), "
         f"{quantiles('duration_ns')} from c group by 1 order by calls desc, 1",
         where.values,
     )

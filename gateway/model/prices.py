@@ -1,41 +1,189 @@
 """What calls cost, by a list of prices: a file with dates in it, so that a call costs what was right when it was made.
 
-`prices.toml` beside this module is the list that is used where no other is configured.
+`prices.toml` beside this module is the list that is used where no other is configured. One function (`Prices.cost`)
+says what a call costs, for sums, SQL and budgets alike. Where the answer tells what the provider charges, that counts.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field, model_validator
 
+from penstock.gateway.model.model_names import Pattern, hyphened, names, stem
+from penstock.gateway.model.span import Usage
 from penstock.gateway.model.toml import Section, read, validated
 
 BUILTIN: Final = Path(__file__).with_name("prices.toml")
+STALE_DAYS: Final = 60
+"""A list that is older may be wrong: models and prices change every month."""
 _REMEMBERED: Final = 10_000
+_SAID: Final = 1_000
+_CALL: Final = "call"
+"""Among tools: what every call costs besides its tokens."""
+_AS: Final = {
+    "input": "", "output": "", "cached": "input", "cache_write": "input", "cache_write_long": "cache_write",
+    "reasoning": "output", "input_audio": "input", "input_image": "input", "cached_audio": "cached",
+    "cached_image": "cached", "output_audio": "output", "output_image": "output",
+}  # fmt: skip
+"""Kinds of tokens, and what each costs like where a price does not say it."""
+_MARKS: Final = {
+    "tier": (b"service_tier", b"serviceTier", b'"speed"', b"inference_geo"),
+    "long": (b'"ttl"', b"_retention"),
+    "audio": (b"audio", b"AUDIO"),
+}
+"""What stands in a request that may be billed by more than text at the usual tier."""
+_BY: Final = b"2"
+"""How costs are computed: another number makes indexes anew."""
+_AS_OF = re.compile(r"as_of *= *(\d{4}-\d\d-\d\d)")
+_log = logging.getLogger("penstock.prices")
 
 
-class Price(Section):
-    """What the tokens of some models cost from a day on; for a million."""
+class Rates(Section):
+    """What a million tokens of a kind cost; None: as another kind does."""
+
+    input: float | None = Field(default=None, ge=0)
+    """Prompt tokens that are read anew."""
+    output: float | None = Field(default=None, ge=0)
+    """Generated tokens."""
+    cached: float | None = Field(default=None, ge=0)
+    """Prompt tokens that are read from the provider's cache; None: like `input`."""
+    cache_write: float | None = Field(default=None, ge=0)
+    """Prompt tokens that are written to it; None: like `input`."""
+    cache_write_long: float | None = Field(default=None, ge=0)
+    """Those of them that are kept longer: 1 hour at Anthropic, 12 hours at OpenAI; None: like `cache_write`."""
+    reasoning: float | None = Field(default=None, ge=0)
+    """Generated tokens that are reasoning; None: like `output`."""
+    input_audio: float | None = Field(default=None, ge=0)
+    """Audio in the prompt; None: like `input`."""
+    input_image: float | None = Field(default=None, ge=0)
+    """Images in the prompt; None: like `input`."""
+    cached_audio: float | None = Field(default=None, ge=0)
+    """Audio from the cache; None: like `cached`."""
+    cached_image: float | None = Field(default=None, ge=0)
+    """Images from the cache; None: like `cached`."""
+    output_audio: float | None = Field(default=None, ge=0)
+    """Generated audio; None: like `output`."""
+    output_image: float | None = Field(default=None, ge=0)
+    """Generated images; None: like `output`."""
+
+
+class Special(Rates):
+    """Rates in place of a price's own."""
+
+    tier: str | None = Field(default=None, min_length=1, max_length=32)
+    """Of calls that this tier served: batch, flex, priority ..."""
+    above: int | None = Field(default=None, ge=0)
+    """Of calls whose prompt has more tokens than this: all tokens of such a call cost so."""
+
+
+class Price(Rates):
+    """What a model costs from a day on; tokens for a million."""
 
     known_by: ClassVar[str] = "model"
 
     model: str = Field(min_length=1, max_length=256)
     """A name, or a pattern with `*` and `?`, whatever its case."""
-    since: date
-    """The first day, in UTC."""
-    input: float = Field(ge=0)
-    """Prompt tokens that are read anew."""
-    output: float = Field(ge=0)
-    """Generated tokens, reasoning included."""
-    cached: float | None = Field(default=None, ge=0)
-    """Prompt tokens that are read from the provider's cache; None: like `input`."""
-    cache_write: float | None = Field(default=None, ge=0)
-    """Prompt tokens that are written to it; None: like `input`."""
+    since: date | None = None
+    """The first day, in UTC; None: ever."""
+    source: str | None = Field(default=None, max_length=512)
+    """Where the price is from. A row of one's own has none, and no update changes it."""
+    rates: list[Special] = Field(default_factory=list[Special])
+    """What tiers and long prompts cost."""
+    tools: dict[str, float] = Field(default_factory=dict[str, float])
+    """What a thousand runs of the provider's tools cost; `call`: what a thousand calls cost besides."""
+    factors: dict[str, float] = Field(default_factory=dict[str, float])
+    """What tokens cost more by the place (`us`) or the speed (`fast`) that served a call."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Price:
+        missing = next((name for name in ("input", "output") if getattr(self, name) is None), None)
+        if missing:
+            raise ValueError(f"{self.model!r} has no price for {missing}: give it, 0 where it costs nothing")
+        wrong = next((name for of in (self.tools, self.factors) for name, it in of.items() if not 0 <= it < 1e6), None)
+        if wrong:
+            raise ValueError(f"{self.model!r} has a price or factor for {wrong!r} that is below 0 or above a million")
+        return self
+
+    def cost(self, tokens: Tokens) -> float:
+        """What these tokens and tools cost, without what ran within the call by another price."""
+        billed: Mapping[str, Any] = tokens.billed or {}
+        asked, said = tokens.input or 0, tokens.output or 0
+        rates = self._rates(billed.get("tier"), asked)
+        read, written = tokens.cached or 0, tokens.cache_write or 0
+        long = min(written, billed.get("cache_write_long", 0))
+        heard, seen = (min(read, billed.get(f"cached_{kind}", 0)) for kind in ("audio", "image"))
+        media = (("audio", heard), ("image", seen))
+        audio, image = (max(0, billed.get(f"input_{kind}", 0) - held) for kind, held in media)
+        fresh = max(0, asked - read - written)
+        audio = min(audio, fresh)
+        image = min(image, fresh - audio)
+        spoken = min(billed.get("output_audio", 0), said)
+        drawn = min(billed.get("output_image", 0), said - spoken)
+        thought = min(tokens.reasoning or 0, said - spoken - drawn)
+        millions = (
+            (fresh - audio - image) * rates["input"] + audio * rates["input_audio"] + image * rates["input_image"]
+            + max(0, read - heard - seen) * rates["cached"] + heard * rates["cached_audio"]
+            + seen * rates["cached_image"] + (written - long) * rates["cache_write"]
+            + long * rates["cache_write_long"] + (said - spoken - drawn - thought) * rates["output"]
+            + thought * rates["reasoning"] + spoken * rates["output_audio"] + drawn * rates["output_image"]
+        )  # fmt: skip
+        return millions / 1e6 * self._factor(billed.get("geo"), billed.get("speed")) + self._run(billed.get("calls"))
+
+    def most(self, prompt: int, answer: int, body: bytes) -> float:
+        """What a call costs at most that asks for so many tokens, runs of tools apart. `body`: its request: tiers, long
+        storage and audio are reserved for where it names them."""
+        named = {name for name, marks in _MARKS.items() if any(mark in body for mark in marks)}
+        some = [it for it in self.rates if (it.tier is None or "tier" in named) and (it.above or 0) <= prompt]
+        found = [self._plain, *(self._resolved([it, self]) for it in some)]
+        kinds = [name for name in _AS if "audio" not in name or "audio" in named]
+        reads = [name for name in kinds if "output" not in name and name != "reasoning"]
+        reads = [name for name in reads if name != "cache_write_long" or "long" in named]
+        read = max(rates[name] for rates in found for name in reads)
+        made = max(rates[name] for rates in found for name in kinds if name not in reads and name != "cache_write_long")
+        factor = max([1.0, *self.factors.values()]) if "tier" in named else 1.0
+        return (prompt * read + answer * made) / 1e6 * factor + self._run(None)
+
+    def _rates(self, tier: str | None, prompt: int) -> Mapping[str, float]:
+        """The rates of a call, of its tier and its length first."""
+        long = [it for it in self.rates if it.above is not None and it.above < prompt and it.tier in (tier, None)]
+        long.sort(key=lambda it: (it.tier is None, -(it.above or 0)))
+        usual = [it for it in self.rates if it.above is None and it.tier == tier and tier]
+        return self._resolved([*long, *usual, self]) if long or usual else self._plain
+
+    @cached_property
+    def _plain(self) -> Mapping[str, float]:
+        return self._resolved([self])
+
+    def _resolved(self, chain: Sequence[Rates]) -> Mapping[str, float]:
+        """Each rate by the first of these that names it, else as the rate that stands for it."""
+        found: dict[str, float] = {}
+        for name, other in _AS.items():
+            # What says a price of all output says it of reasoning too.
+            named = (name, "output") if name == "reasoning" else (name,)
+            own = next((rate for it in chain for one in named if (rate := getattr(it, one)) is not None), None)
+            found[name] = found.get(other, 0.0) if own is None else own
+        return found
+
+    def _factor(self, *names: str | None) -> float:
+        factor = 1.0
+        for name in names:
+            factor *= self.factors.get(name, 1.0) if name else 1.0
+        return factor
+
+    def _run(self, calls: Mapping[str, int] | None) -> float:
+        if not self.tools:
+            return 0.0
+        ran = {_CALL: 1} | dict(calls or {})
+        return sum(self.tools.get(name, 0.0) * times for name, times in ran.items()) / 1e3
 
 
 class PriceFile(Section):
@@ -49,7 +197,7 @@ class PriceFile(Section):
 
     @model_validator(mode="after")
     def _differ(self) -> PriceFile:
-        seen = set[tuple[str, date]]()
+        seen = set[tuple[str, date | None]]()
         for one in self.price:
             if (key := (one.model.lower(), one.since)) in seen:
                 raise ValueError(f"there are two prices of {one.model!r} since {one.since}: leave one out")
@@ -58,44 +206,113 @@ class PriceFile(Section):
 
 
 class Tokens(NamedTuple):
-    """Those of a call; None where nobody has counted."""
+    """Those of a call, as a span's usage has them; None where nobody has counted."""
 
     input: int | None
     """Prompt tokens, cached and written ones included."""
     output: int | None
     cached: int | None = None
     cache_write: int | None = None
+    reasoning: int | None = None
+    billed: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, usage: Usage | None) -> Tokens:
+        """Those of a usage."""
+        u = usage or Usage()
+        return cls(u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens, u.billed)
+
+    @property
+    def own_cost(self) -> float | None:
+        """What the provider itself says that the call costs."""
+        return (self.billed or {}).get("cost")
+
+    def less(self, parts: Sequence[Tokens]) -> Tokens:
+        """Without these."""
+        asked = max(0, (self.input or 0) - sum(it.input or 0 for it in parts))
+        said = max(0, (self.output or 0) - sum(it.output or 0 for it in parts))
+        cached = max(0, (self.cached or 0) - sum(it.cached or 0 for it in parts))
+        written = max(0, (self.cache_write or 0) - sum(it.cache_write or 0 for it in parts))
+        long = sum((it.billed or {}).get("cache_write_long", 0) for it in parts)
+        billed = dict(self.billed or {})
+        billed["cache_write_long"] = max(0, billed.get("cache_write_long", 0) - long)
+        return Tokens(asked, said, cached, written, self.reasoning, billed)
+
+    def parts(self) -> Iterator[tuple[str | None, Tokens]]:
+        """(the model where it is another one, tokens) of what ran within the call. Tools ran in the call itself."""
+        billed = self.billed or {}
+        of = {name: value for name, value in billed.items() if name in ("tier", "speed", "geo")}
+        for model, asked, said, cached, written, long in billed.get("parts", ()):
+            yield model, Tokens(asked, said, cached, written, None, of | {"cache_write_long": long or 0})
 
 
 class Prices:
     """A list of prices that calls are asked of. Safe to share: all it does is remember."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises `ConfigError` where the file cannot be read or is wrong."""
+        """Raises `ConfigError` where the file cannot be read or is wrong. The list that comes with Penstock is read
+        when it is first asked: no start waits for it."""
         self.path = path or BUILTIN
-        tree = read(self.path)
-        self.file = validated(PriceFile, tree, str(self.path))
-        self.digest = hashlib.blake2b(self.file.model_dump_json().encode(), digest_size=8).hexdigest()
-        """Tells it from any other list."""
-        # The longest pattern counts, and of its prices the newest that was there already.
-        ordered = sorted(self.file.price, key=lambda one: (len(one.model), one.since), reverse=True)
-        self._ordered = [(one.model.lower(), _ns(one.since), one) for one in ordered]
         self._found = dict[str, list[tuple[int, Price]]]()
+        self._missed = set[str]()
+        if self.path != BUILTIN:
+            _ = self.file
+
+    @cached_property
+    def file(self) -> PriceFile:
+        """What the list says."""
+        return validated(PriceFile, read(self.path), str(self.path))
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells it from any other list, and from what was computed of it otherwise."""
+        return hashlib.blake2b(_BY + self.file.model_dump_json().encode(), digest_size=8).hexdigest()
+
+    @cached_property
+    def _rows(self) -> tuple[dict[str, list[Price]], list[tuple[Pattern, Price]]]:
+        """(those of names, those of patterns), the longest pattern first, and of its prices the newest."""
+        ordered = sorted(self.file.price, key=lambda one: (len(one.model), one.since or date.min), reverse=True)
+        named, patterns = dict[str, list[Price]](), list[tuple[Pattern, Price]]()
+        for one in ordered:
+            if "*" in one.model or "?" in one.model:
+                patterns.append((Pattern(one.model), one))
+            else:
+                for name in dict.fromkeys((one.model.lower(), hyphened(one.model))):
+                    named.setdefault(name, []).append(one)
+        return named, patterns
+
+    def stale(self, now_ns: int) -> str | None:
+        """That it is old, and what to do; None where it is not."""
+        with self.path.open(encoding="utf-8") as lines:
+            # A start needs no more of the list than this.
+            found = next((it for line in islice(lines, 64) if (it := _AS_OF.match(line))), None)
+        as_of = self.file.as_of if found is None else date.fromisoformat(found[1])
+        return old(as_of, now_ns)
 
     def cost(self, served: str | None, asked: str | None, start_ns: int, tokens: Tokens) -> float | None:
-        """What a call costs, by the model that answered, or else the one that was asked for. None where nobody has
-        counted its tokens, or where there is no price for it."""
+        """What a call costs: what its provider says, else by the model that answered, or else the one that was asked
+        for. None where nobody has counted its tokens, or where there is no price for it."""
+        if tokens.own_cost is not None:
+            return tokens.own_cost
         if tokens.input is None and tokens.output is None:
             return None
-        price = self.price(served, start_ns) or self.price(asked, start_ns)
+        price = self.price(served, start_ns)
+        if price is None and not _succeeds(served, asked):
+            price = self.price(asked, start_ns)
         if price is None:
+            self._miss(served or asked)
             return None
-        read, written = tokens.cached or 0, tokens.cache_write or 0
-        fresh = max(0, (tokens.input or 0) - read - written)
-        cached = price.input if price.cached is None else price.cached
-        cache_write = price.input if price.cache_write is None else price.cache_write
-        millions = fresh * price.input + read * cached + written * cache_write + (tokens.output or 0) * price.output
-        return millions / 1e6
+        if not (tokens.billed and tokens.billed.get("parts")):
+            return price.cost(tokens)
+        parts = list(tokens.parts())
+        priced = [(self.price(model, start_ns) if model else price, part) for model, part in parts]
+        if unknown := next(
+            (model for (model, _), (found, _) in zip(parts, priced, strict=True) if found is None), None
+        ):
+            self._miss(unknown)
+            return None
+        left = price.cost(tokens.less([part for _, part in parts]))
+        return left + sum(found.cost(part) for found, part in priced if found is not None)
 
     def price(self, model: str | None, at_ns: int) -> Price | None:
         """The price of a model at that time."""
@@ -105,12 +322,38 @@ class Prices:
         if known is None:
             if len(self._found) >= _REMEMBERED:
                 self._found.clear()
-            name = model.lower()
-            known = self._found[model] = [
-                (since, one) for pattern, since, one in self._ordered if fnmatchcase(name, pattern.replace("[", "[[]"))
-            ]
+            known = self._found[model] = [(_ns(one.since), one) for one in self._listed(model)]
         return next((one for since, one in known if since <= at_ns), None)
 
+    def _listed(self, model: str) -> list[Price]:
+        called, (named, patterns) = list(names(model)), self._rows
+        found = [one for name in called for one in named.get(name, ())]
+        found += [one for pattern, one in patterns if any(map(pattern.matches, called))]
+        # A row of one's own goes before what an update has brought.
+        return sorted(found, key=lambda one: one.source is not None)
 
-def _ns(day: date) -> int:
-    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 10**9
+    def _miss(self, model: str | None) -> None:
+        """Says of a model once that it has no price."""
+        if model and model not in self._missed and len(self._missed) < _SAID:
+            self._missed.add(model)
+            _log.info("model %r has no price in %s: its calls are in no cost (`penstock prices`)", model, self.path)
+
+
+def old(as_of: date, now_ns: int) -> str | None:
+    """Of a list of that day: that it is old, and what to do; None where it is not."""
+    days = (datetime.fromtimestamp(now_ns / 1e9, UTC).date() - as_of).days
+    if days <= STALE_DAYS:
+        return None
+    return f"the list of prices is of {as_of}, {days} days old: `penstock prices update FILE` takes a newer one"
+
+
+def _succeeds(served: str | None, asked: str | None) -> bool:
+    """Whether what answered is another version of what was asked for: that has no price of an older one."""
+    if not served or not asked:
+        return False
+    rest = stem(served).rpartition("/")[2].partition(stem(asked).rpartition("/")[2])
+    return not rest[0] and rest[2][:1] in ("", "-", "_", ":", "@", ".")
+
+
+def _ns(day: date | None) -> int:
+    return 0 if day is None else int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 10**9

@@ -49,6 +49,9 @@ class Usage(Noun):
     """Prompt tokens written to the provider's prompt cache."""
     reasoning_tokens: int | None = None
     """The part of `output_tokens` that was hidden reasoning."""
+    billed: dict[str, Any] | None = None
+    """What else a price needs, where the answer says it (docs/finding.md#costs): parts of the counts that have another
+    price, runs of the provider's tools, the tier that served it, the provider's own cost."""
 
 
 class Estimate(Noun):

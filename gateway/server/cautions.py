@@ -18,7 +18,8 @@ _log = logging.getLogger("penstock.app")
 
 def warn(config: Config, prices: Prices) -> None:
     """Logs them."""
-    for problem in (*_unpriced(config, prices), *_keys_of_others(config)):
+    old = prices.stale(time.time_ns())
+    for problem in (*([old] if old else []), *_unpriced(config, prices), *_keys_of_others(config)):
         _log.warning("%s", problem)
 
 

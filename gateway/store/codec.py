@@ -96,13 +96,14 @@ def values(noun: BaseModel, names: list[str]) -> list[Any]:
     return [_storable(getattr(noun, name)) for name in names]
 
 
-def usage_values(usage: Usage | None) -> list[int | None] | None:
+def usage_values(usage: Usage | None) -> list[Any] | None:
     """Usage as positions; a number that no provider can mean is dropped."""
     if usage is None:
         return None
     u = usage
     counts = [u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens]
-    return [None if count is None or not 0 <= count < _WHOLE else count for count in counts]
+    known: list[Any] = [None if count is None or not 0 <= count < _WHOLE else count for count in counts]
+    return known if u.billed is None else [*known, u.billed]
 
 
 @dataclass(slots=True)

@@ -185,7 +185,7 @@ class Entry:
             self.name,
         )
 
-    def summary(self, style: int | Style, body: int | None, usage: list[int | None] | None) -> bytes:
+    def summary(self, style: int | Style, body: int | None, usage: list[Any] | None) -> bytes:
         """The stored summary: the style, then the values of `OWN` in its order."""
         took = None if self.end_ns is None or self.deferred is not None else self.end_ns - self.start_ns
         return codec.encode(
@@ -367,7 +367,7 @@ def new_attempt(sequence: int, created_ns: int) -> list[Any]:
     return made
 
 
-def count(sums: list[int], entry: Entry, usage: list[int | None] | None = None) -> None:
+def count(sums: list[int], entry: Entry, usage: list[Any] | None = None) -> None:
     """Adds a finished call to the values of `TOTALS`, in its order; what is no call is not counted."""
     if entry.kind != "llm":
         return

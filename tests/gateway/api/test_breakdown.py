@@ -91,6 +91,11 @@ def test_costs_are_summed_and_calls_without_a_price_are_counted() -> None:
     rows = asked(tape, "agent")
     assert rows["a"].cost == pytest.approx(2.5 + 5.0 + 0.15 + 0.3)
     assert (rows["a"].unpriced, rows["b"].cost, rows["b"].unpriced) == (1, None, 0)
+    told = millions.model_copy(update={"billed": {"cost": 0.25}})
+    tape.add(call(5, agent="c", model="gpt-4o", usage=told))
+    tape.add(call(6, agent="c", model="gpt-5", usage=millions.model_copy(update={"billed": {"tier": "flex"}})))
+    row = asked(tape, "agent")["c"]
+    assert (row.cost, row.reported, rows["a"].reported) == (pytest.approx(0.25 + 0.625 + 2.5), 1, 0)
 
 
 async def test_a_person_asks(start_gateway: StartGateway, tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import openai
 import pytest
 from fakes.budgets import CHAT, budget, call, spans_of, toml, uses, world
 from fakes.formats import Failure
+from fakes.odd import odd, request, send
 from fakes.process import running, upstream, upstreams
 from fakes.provider import serving
+from fakes.raw import reply
 
 from penstock.gateway.demo.model import Answer
 
@@ -152,6 +154,28 @@ async def test_money_is_counted_by_the_prices_of_the_day(tmp_path: Path, http: a
         assert (unknown.status, json.loads(unknown.body)["error"]["code"]) == (403, "budget_price")
         assert "model 'unheard-of' has no price" in unknown.message
         assert len(provider.log) == 1
+
+
+async def test_money_is_settled_as_the_provider_bills(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """By the tier that served, or by its own word; sums have the same costs."""
+    flex = {"service_tier": "flex", "usage": {"prompt_tokens": 1e5, "completion_tokens": 1e5}}
+    answers = [
+        {"model": "gpt-5-2025-08-07"} | flex,
+        {"model": "none-such", "usage": {"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.315}},
+        {"model": "gpt-5", "choices": [{"usage": {"prompt_tokens": "1000", "completion_tokens": 0}}]},
+    ]
+    bodies = [json.dumps({"choices": [{}]} | one).encode() for one in answers]
+    script = [step for body in bodies for step in (request(), send(reply(200, body)))]
+    config = toml(budget(unit="usd", limit=9))
+    async with odd(script) as up, running(tmp_path, upstreams(up.url + "/v1") + config) as gateway:
+        for _ in answers:
+            assert (await call(http, gateway, model="gpt-5", max_tokens=9)).status == 200
+        right = 0.5625 + 0.315 + 0.00125
+        assert await uses(http, gateway.url) == [("b", "", pytest.approx(right), 0)]
+        await spans_of(http, gateway, "", len(answers))
+        async with http.get(gateway.url + "/api/breakdown?by=status") as page:
+            (row,) = (await page.json())["rows"]
+        assert (row["cost"], row["reported"], row["unpriced"]) == (pytest.approx(right), 1, 0)
 
 
 async def test_a_model_that_costs_nothing_here_is_free_where_that_is_said(

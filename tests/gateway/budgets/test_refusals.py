@@ -9,7 +9,7 @@ import pytest
 from fakes.process import ROOT
 
 from penstock.gateway.budgets.bounds import Bound
-from penstock.gateway.budgets.limits import Limit, cost
+from penstock.gateway.budgets.limits import Limit, nanodollars
 from penstock.gateway.budgets.operations import Claim, Short, Sum
 from penstock.gateway.budgets.refusal import refusal, unpriced
 from penstock.gateway.budgets.windows import Window, window_at
@@ -151,5 +151,5 @@ def test_what_a_call_may_cost_is_rounded_up_and_takes_the_dearest_way_to_read() 
     from datetime import date
 
     price = Price(model="m", since=date(2024, 1, 1), input=3.0, output=15.0, cache_write=3.75)
-    assert cost(price, 1000, 100) == 3_750_000 + 1_500_000
-    assert cost(Price(model="m", since=date(2024, 1, 1), input=1e-9, output=0.0), 1, 0) == 1
+    assert nanodollars(price.most(1000, 100, b"{}")) == 3_750_000 + 1_500_000
+    assert nanodollars(Price(model="m", input=1e-9, output=0.0).most(1, 0, b"{}")) == 1

@@ -176,7 +176,7 @@ def test_every_help_names_the_key(name: str, capsys: pytest.CaptureFixture[str])
         "sidecar release",
         "sidecar iptables",
     )
-    alone += ("train merge", "train apo report", "masking try")
+    alone += ("train merge", "train apo report", "masking try", "prices update")
     if name in alone:
         return
     main([*name.split(), "--help"])

@@ -206,7 +206,7 @@ def test_a_plain_answer(agreed: Agreed) -> None:
     facts = agreed("responses", body(REQUEST), body(WHOLE), False)
     assert (facts.model, facts.model_served, facts.response_id) == ("gpt-x", "gpt-x-1", "resp_1")
     counted = Usage(input_tokens=30, output_tokens=12, cached_tokens=16, cache_write_tokens=2, reasoning_tokens=4)
-    assert facts.usage == counted
+    assert facts.usage == counted.model_copy(update={"billed": {"calls": {"web_search": 1}}})
     assert (facts.tool_calls, facts.choices) == (2, 1)
 
 

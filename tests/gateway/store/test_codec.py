@@ -177,8 +177,10 @@ def test_nouns_as_positions() -> None:
 
 
 def test_usage_as_positions_follows_the_model() -> None:
-    usage = Usage(**{name: at for at, name in enumerate(Usage.model_fields)})
-    assert codec.usage_values(usage) == list(range(len(Usage.model_fields)))
+    *counts, last = Usage.model_fields
+    usage = Usage.model_validate({name: at for at, name in enumerate(counts)})
+    assert codec.usage_values(usage) == list(range(len(counts)))
+    assert codec.usage_values(usage.model_copy(update={last: {"cost": 0.1}})) == [*range(len(counts)), {"cost": 0.1}]
     assert codec.usage_values(None) is None
 
 
