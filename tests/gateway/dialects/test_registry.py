@@ -16,6 +16,7 @@ NAMES = {dialect.name for dialect in DIALECTS} | set(FAMILIES)
 OTHERS = {
     "gateway/calls/capture/request.py": "which of chat's events are there for token ids alone",
     "gateway/demo/demo.py": "the two agents of the demo",
+    "gateway/model/price_lists.py": "providers, as LiteLLM's list of prices names them",
     "gateway/proxy/exact/exact_call.py": "engines render chat completions only",
     "gateway/proxy/system_messages.py": "templates that take one system message get chat completions",
     "gateway/proxy/translation/translator.py": "the formats that are translated to chat completions",

@@ -63,7 +63,7 @@ def piece(index: Any = None, id: Any = None, name: Any = None, arguments: Any = 
 
 def called(*deltas: Any, key: str = "delta") -> list[Any]:
     """A stream whose deltas have these pieces of calls, one or several each."""
-    given = [it if isinstance(it, list) else [it] for it in deltas]
+    given: list[Any] = [it if isinstance(it, list) else [it] for it in deltas]
     return [chunk({"tool_calls": it}, key=key) for it in given] + [chunk(finish="tool_calls"), "[DONE]"]
 
 
@@ -225,7 +225,7 @@ def block(index: int | None, start: Json, *deltas: Json) -> list[Any]:
 
 
 def message(*blocks: list[Any]) -> list[Any]:
-    begun = {
+    begun: dict[str, Any] = {
         "type": "message_start",
         "message": {"id": "m1", "model": "m", "content": [], "usage": {"input_tokens": 1}},
     }
@@ -268,7 +268,10 @@ MESSAGES: dict[str, tuple[list[Any], list[str]]] = {
 
 
 def response(*events: Json, output: Any = None) -> list[Any]:
-    begun = {"type": "response.created", "response": {"id": "r", "model": "m", "status": "in_progress", "output": []}}
+    begun: dict[str, Any] = {
+        "type": "response.created",
+        "response": {"id": "r", "model": "m", "status": "in_progress", "output": []},
+    }
     return [
         begun,
         *events,
@@ -356,7 +359,7 @@ RESPONSES: dict[str, tuple[list[Any], list[str]]] = {
 
 
 def gemini(*parts: Any, finish: str = "STOP") -> list[Any]:
-    said = [{"candidates": [{"content": {"parts": it if isinstance(it, list) else [it]}}]} for it in parts]
+    said: list[Any] = [{"candidates": [{"content": {"parts": it if isinstance(it, list) else [it]}}]} for it in parts]
     return [*said, {"candidates": [{"finishReason": finish}], "responseId": "r", "modelVersion": "m"}]
 
 
