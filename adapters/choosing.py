@@ -13,7 +13,7 @@ from penstock.adapters.judging import Judged, judge
 from penstock.adapters.options import Options, Which
 from penstock.adapters.report import Reason, Report
 from penstock.adapters.turns import Call, Episode, Try
-from penstock.gateway.diagnosis.findings import RETRIED, of_attempt, of_head, settled
+from penstock.gateway.diagnosis.findings import RETRIED, of_attempt, of_head, of_unread, settled
 from penstock.gateway.diagnosis.rows import superseded
 from penstock.gateway.dialects import by_name
 from penstock.gateway.model.answers import Finding
@@ -61,10 +61,14 @@ def usable(
         else:
             report.drop(call.span, None, *trouble)
     late = superseded(call.span for call in found)
+    lost: dict[int, tuple[Reason, str]] = {sequence: ("retry", RETRIED) for sequence in late}
     for call in found:
-        if call.span.sequence in late:
-            report.drop(call.span, None, "retry", RETRIED)
-    return judged, [call for call in found if call.span.sequence not in late]
+        unread = of_unread(episode.rollout, call.span, *(call.bodies or (b"", b"")))
+        told = next((it for it in _of(call, unread, None) if it[0] not in options.allow), None)
+        if (trouble := lost.get(call.span.sequence, told)) is not None:
+            lost[call.span.sequence] = trouble
+            report.drop(call.span, None, *trouble)
+    return judged, [call for call in found if call.span.sequence not in lost]
 
 
 def main_model(episode: Episode) -> str | None:

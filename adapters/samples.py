@@ -26,6 +26,7 @@ from penstock.adapters.turns import Call, Episode, Try
 from penstock.gateway.diagnosis.findings import CUT
 from penstock.gateway.diagnosis.rows import Lack, Rows, lacks
 from penstock.gateway.diagnosis.turn_tree import Node
+from penstock.gateway.dialects.token_ids import miscounted
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
@@ -111,6 +112,9 @@ def _choices(call: Call, options: Options, report: Report) -> list[Output]:
     """The choices that have everything that training needs."""
     if not call.outputs:
         report.drop(call.span, None, "no_token_ids", f"no engine returns token ids for {call.span.dialect}")
+    if "token_counts" not in options.allow and (why := _miscounted(call)) is not None:
+        report.drop(call.span, None, "token_counts", why)
+        return []
     found: list[Output] = []
     for output in call.outputs or ():
         trouble = _trouble(output, options)
@@ -121,9 +125,16 @@ def _choices(call: Call, options: Options, report: Report) -> list[Output]:
     return found
 
 
+def _miscounted(call: Call) -> str | None:
+    outputs = call.outputs or ()
+    generated = sum(len(output.ids) for output in outputs)
+    asked = [len(output.prompt) for output in outputs]
+    return miscounted(outputs[0].usage, asked, generated) if generated else None
+
+
 def _trouble(output: Output, options: Options) -> tuple[Lack, str] | None:
     lack = lacks(output.given, len(output.ids), "no_logprobs" in options.allow or output.scored)
-    said = f"not every one of its {len(output.ids):,} tokens has a log-probability"
+    said = f"not every one of its {len(output.ids):,} tokens has a log-probability that can be one"
     why: dict[Lack, str] = {"no_token_ids": "the engine returned no token ids", "empty": "nothing was generated"}
     return None if lack is None else (lack, why.get(lack, said))
 

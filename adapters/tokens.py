@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.gateway.diagnosis.rows import Spelt
 from penstock.gateway.dialects import sse
+from penstock.gateway.dialects.token_ids import HIGHEST, UNKNOWN
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 Logprobs: TypeAlias = npt.NDArray[np.float32]
@@ -47,6 +48,7 @@ class _Answer(msgspec.Struct, gc=False):
 
     prompt_token_ids: list[int] | None = None
     choices: list[_Choice] | None = None
+    usage: Any = None
 
 
 _answer = msgspec.json.Decoder(_Answer)
@@ -64,11 +66,13 @@ class Output:
     ids: Ids
     """[R] Token ids that it generated."""
     logprobs: Logprobs
-    """[R] The engine's log-probabilities, in nats; nan where it gave none."""
+    """[R] The engine's log-probabilities, in nats; nan where it gave none, or what cannot be one."""
     finish: str | None
     """Why it stopped, as the engine wrote it."""
     given: bool
     """True when the engine gave ids, of an answer that may be empty."""
+    usage: Any = None
+    """What the engine counted of all choices together, as it came."""
 
     @property
     def spelt(self) -> Spelt:
@@ -98,16 +102,17 @@ def _listed(body: bytes) -> bytes:
 
 def _folded(answers: Iterable[_Answer]) -> tuple[Output, ...]:
     prompt: list[int] | None = None
+    usage: Any = None
     pieces: dict[int, list[_Choice]] = {}
     for answer in answers:
-        prompt = prompt or answer.prompt_token_ids
+        prompt, usage = prompt or answer.prompt_token_ids, answer.usage or usage
         for choice in answer.choices or ():
             pieces.setdefault(choice.index, []).append(choice)
     whole = array(prompt or [])
-    return tuple(_output(index, pieces[index], whole) for index in sorted(pieces))
+    return tuple(_output(index, pieces[index], whole, usage) for index in sorted(pieces))
 
 
-def _output(index: int, pieces: list[_Choice], prompt: Ids) -> Output:
+def _output(index: int, pieces: list[_Choice], prompt: Ids, usage: Any) -> Output:
     own = next((piece.prompt_token_ids for piece in pieces if piece.prompt_token_ids), None)
     given = [piece.token_ids for piece in pieces if piece.token_ids is not None]
     ids = array([id for piece in given for id in piece])
@@ -118,6 +123,7 @@ def _output(index: int, pieces: list[_Choice], prompt: Ids) -> Output:
         logprobs=_logprobs(pieces, len(ids)),
         finish=next((piece.finish_reason for piece in pieces if piece.finish_reason), None),
         given=bool(given) and bool(own or len(prompt)),
+        usage=usage,
     )
 
 
@@ -127,7 +133,8 @@ def _logprobs(pieces: list[_Choice], size: int) -> Logprobs:
     for logprobs in (piece.logprobs for piece in pieces if piece.logprobs is not None):
         found += [entry.logprob for entry in logprobs.content or ()] or logprobs.token_logprobs or []
     made = np.array(found, dtype=np.float32) if len(found) == size else np.full(size, np.nan, dtype=np.float32)
-    return np.where(np.isfinite(made), made, np.float32(np.nan))
+    known = np.isfinite(made) & (made > UNKNOWN) & (made <= HIGHEST)
+    return np.where(known, made, np.float32(np.nan))
 
 
 def _bytes(ids: Ids) -> bytes | memoryview:

@@ -127,7 +127,7 @@ class Gateway:
         self.store = open_store(config.data, secrets=self._redactor.tape, lock=lock)
         self.feed = Feed(self.store.cursor())
         self.auth = make_auth(self.store, config)
-        tell = call_log.teller(config.log)
+        tell = call_log.teller(config.log, self.metrics)
         self.recorder = Recorder(self.store, config.tape, self.metrics, self._committed, tell, self._work.written)
         self.state = State(self.recorder)
         # Times are counted from here, so that they never run backwards while the process lives.

@@ -4,7 +4,7 @@
 unlabelled counter or gauge is an attribute of `Metrics` named without `penstock_` and `_total`, and its owner adds to
 it directly (`metrics.inflight_calls += 1`); what has labels or buckets has a method. Labels are few and fixed (dialect,
 status, mode, source, names from the configuration or of registered resources; names of releases only for those that
-`gateway.releases.measure` shows): never a model, a rollout or a path.
+`gateway.releases.measure` shows; as many paths of keys as `calls.call_log` counts): never a model or a rollout.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ METRICS: dict[str, Figure] = {
     "penstock_masked_total": Figure("counter", "What masking rules have found in what was recorded.", ("rule",)),
     "penstock_masking_failures_total": Figure(
         "counter", "Bodies and texts that were not kept, since a masking rule could not be applied.", ("rule",)
+    ),
+    "penstock_unread_total": Figure(
+        "counter", "Answers that hold something which was not read, by what it stands under.", ("dialect", "key")
     ),
     "penstock_commits_total": Figure("counter", "Commits to the tape."),
     "penstock_commit_seconds": Figure("histogram", "Length of a commit, fsync included."),
@@ -221,6 +224,7 @@ class Metrics:
         "response_bytes",
         "rewards",
         "tape_bytes",
+        "unread",
         "upstream_checks",
         "upstream_connections",
         "upstream_health",
@@ -234,19 +238,14 @@ class Metrics:
     def __init__(self) -> None:
         self._ended: dict[tuple[str, str], Histogram] = {}
         self._arms: dict[tuple[str, str], Histogram] = {}
-        self.first_byte_seconds = Histogram()
-        self.overhead_seconds = Histogram()
-        self.commit_seconds = Histogram()
+        self.first_byte_seconds, self.overhead_seconds, self.commit_seconds = Histogram(), Histogram(), Histogram()
         self.upstream_connections: dict[tuple[str, ...], int] = {}
         self.request_bytes = self.response_bytes = self.inflight_calls = self.clients = self.ambiguous_calls = 0
-        self.recorder_held_bytes = 0
-        self.recorder_queue_bytes = self.recorder_queue_calls = self.recording_gaps = self.forgotten_rollouts = 0
-        self.commits = self.commit_spans = self.tape_bytes = 0
-        self.recorder_oldest_seconds = self.recorder_wait_seconds = self.certificate_expires_timestamp_seconds = 0.0
+        self.recorder_held_bytes = self.recorder_queue_bytes = self.recorder_queue_calls = self.queue_claimed = 0
+        self.recording_gaps = self.forgotten_rollouts = self.commits = self.commit_spans = self.tape_bytes = 0
+        self.recorder_oldest_seconds = self.recorder_wait_seconds = self.queue_oldest_seconds = 0.0
+        self.certificate_expires_timestamp_seconds, self.workers, self.claim_seconds = 0.0, 0, Histogram()
         self.queue_rollouts: dict[tuple[str, ...], int] = {}
-        self.queue_oldest_seconds = 0.0
-        self.queue_claimed = self.workers = 0
-        self.claim_seconds = Histogram()
         self.attempts: Counter[tuple[str, ...]] = Counter()
         self.rewards: Counter[tuple[str, ...]] = Counter()
         self.captured_calls: Counter[tuple[str, ...]] = Counter()
@@ -254,6 +253,7 @@ class Metrics:
         self.budget_refusals: Counter[tuple[str, ...]] = Counter()
         self.budget_unread: Counter[tuple[str, ...]] = Counter()
         self.masked: Counter[tuple[str, ...]] = Counter()
+        self.unread: Counter[tuple[str, ...]] = Counter()
         self.masking_failures: Counter[tuple[str, ...]] = Counter()
         self.mcp_definitions: Counter[tuple[str, ...]] = Counter()
         self.otlp_spans: Counter[tuple[str, ...]] = Counter()

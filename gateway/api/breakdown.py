@@ -4,9 +4,10 @@ of the newest spans.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -19,16 +20,18 @@ from pydantic import Field
 
 from penstock.gateway.api.contents import contents
 from penstock.gateway.api.context import CONTROL
+from penstock.gateway.api.finding import finder
 from penstock.gateway.api.guard import answer, query_of
 from penstock.gateway.api.openapi import Route
-from penstock.gateway.api.pages import SCAN_BODIES, Tape, span_filter, summary_of
+from penstock.gateway.api.pages import SCAN_BODIES, Tape, page, recent_walk, span_filter, summary_of
 from penstock.gateway.api.stats import Answered, count_call
 from penstock.gateway.api.tool_stats import latencies
 from penstock.gateway.filters.fields import released
 from penstock.gateway.filters.query import Query, parse
 from penstock.gateway.index.questions import Sum
+from penstock.gateway.model.attributes import UNREAD
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.breakdown import Breakdown, BreakdownRow
+from penstock.gateway.model.breakdown import Breakdown, BreakdownRow, UnreadList, UnreadRow
 from penstock.gateway.model.grouping import By
 from penstock.gateway.model.prices import Prices, Tokens
 from penstock.gateway.model.release_calls import own
@@ -36,6 +39,9 @@ from penstock.gateway.model.rollout import Rollout, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus
 
 QUARTILES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+UNREAD_CALLS: Final = 10_000
+"""Calls of which something was not read, and spans, that are looked at."""
+UNREAD_SPANS: Final = 200_000
 SCANNED: Final = 20_000
 """The newest spans that are looked at without an index."""
 
@@ -160,10 +166,51 @@ def _values(
 
 _TIMES: Final[Mapping[str, str]] = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d"}
 
+
+class UnreadQuery(Noun):
+    """Parameters of what was not read."""
+
+    filter: str = Field(default="", max_length=4096)
+    """Only calls of which all these terms hold, such as `since:7d dialect:chat unread:choices*`."""
+
+
+async def get_unread(request: web.Request) -> web.Response:
+    """What answers held that was not read when they were recorded: text, tool calls or counts under keys that this
+    version does not know, and token ids that cannot be. For each path of keys how many answers had it, when, and one of
+    them."""
+    control, asked, now_ns = request.app[CONTROL], query_of(request, UnreadQuery), time.time_ns()
+    # Whoever asks for paths of their own asks of calls that have some.
+    query = parse(f"{asked.filter} unread:*".strip(), "spans", now_ns)
+    walk, most = recent_walk(control.tape, query, finder(control, "spans", query, now_ns)), UNREAD_CALLS
+    run = control.heavy.run if query.needs_bodies else asyncio.to_thread
+    found = await page(walk, None, most, SCAN_BODIES if query.needs_bodies else UNREAD_SPANS, run)
+    return answer(UnreadList(rows=unread_rows(found.rows), complete=found.mark is None))
+
+
+def unread_rows(spans: Iterable[Span]) -> list[UnreadRow]:
+    """What was not read of answers, the newest first, put together by wire format and path."""
+    rows: dict[tuple[str, str], UnreadRow] = {}
+    for span in spans:
+        gaps: dict[str, str] = (span.attributes or {}).get(UNREAD, {})
+        for key, kind in gaps.items():
+            example = f"{span.rollout}/{span.attempt}#{span.sequence}"
+            new = UnreadRow(
+                dialect=span.dialect, key=key, kind=kind, calls=0, first_ns=span.start_ns, last_ns=span.start_ns,
+                example=example,
+            )  # fmt: skip
+            row = rows.setdefault((span.dialect, key), new)
+            row.calls += 1
+            row.first_ns, row.last_ns = min(row.first_ns, span.start_ns), max(row.last_ns, span.start_ns)
+    return sorted(rows.values(), key=lambda row: (-row.calls, row.dialect, row.key))
+
+
 ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/api/breakdown", "breakdown", "Figures by what calls have in common", Breakdown, get_breakdown,
         query=BreakdownQuery,
+    ),
+    Route(
+        "GET", "/api/unread", "unread", "What was not read of answers", UnreadList, get_unread, query=UnreadQuery,
     ),
 )  # fmt: skip
 """This part of the API."""

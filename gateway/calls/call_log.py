@@ -1,16 +1,20 @@
-"""A line of the log for each call that has ended (`[log] calls`): how it went, and nothing that was said in it.
+"""A line of the log for each call that has ended (`[log] calls`): how it went, and nothing that was said in it. And a
+count of what was not read of answers.
 
-It is written on the recorder's thread, when the call has its place on the tape and what is secret in it is masked.
+Both are made on the recorder's thread, when the call has its place on the tape and what is secret in it is masked.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from penstock.gateway.http.log import moment
 from penstock.gateway.http.redact import plain_text
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.attributes import UNREAD
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.log_settings import Log
 from penstock.gateway.model.trace import span_id, trace_id
@@ -19,15 +23,34 @@ from penstock.gateway.store.records import Entry
 LOGGER: Final = "penstock.calls"
 _LONGEST: Final = 200
 """Characters of a name that an agent has chosen."""
+_MOST_KEYS: Final = 100
+"""Paths of keys that are counted each; all others are counted together."""
+OTHER: Final = "other"
 _log = logging.getLogger(LOGGER)
 
 
-def teller(log: Log) -> Callable[[Entry, bool], None] | None:
-    """What tells of calls, if they are wanted. Their lines do not go by the level of the log."""
-    if not log.calls:
-        return None
-    _log.setLevel(logging.INFO)
-    return tell
+def teller(log: Log, metrics: Metrics) -> Callable[[Entry, bool], None]:
+    """What tells of calls, and writes lines of them if they are wanted. Those do not go by the level of the log."""
+    if log.calls:
+        _log.setLevel(logging.INFO)
+
+    def told(entry: Entry, recorded: bool) -> None:
+        if entry.attributes and entry.status != "open" and (keys := entry.attributes.get(UNREAD)):
+            count_unread(metrics, entry.dialect, keys)
+        if log.calls:
+            tell(entry, recorded)
+
+    return told
+
+
+def count_unread(metrics: Metrics, dialect: str, keys: Iterable[str]) -> None:
+    """Counts what was not read of an answer."""
+    counts = Counter(metrics.unread)
+    for key in keys:
+        known = (dialect, key) in counts or len(counts) < _MOST_KEYS
+        counts[dialect, key if known else OTHER] += 1
+    # Another one, since the event loop may be walking through that which is there.
+    metrics.unread = counts
 
 
 def tell(entry: Entry, recorded: bool) -> None:

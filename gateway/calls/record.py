@@ -21,12 +21,13 @@ from penstock.gateway.calls.turns import CUT, decode_body
 from penstock.gateway.dialects.base import Facts
 from penstock.gateway.dialects.retrieval import deferred
 from penstock.gateway.dialects.token_estimate import counted, estimated, uncounted
+from penstock.gateway.dialects.unread import Gaps, unread
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.http.redact import url as redact_url
 from penstock.gateway.http.request import Request
 from penstock.gateway.http.upstream_connection import Headers
 from penstock.gateway.model import trace
-from penstock.gateway.model.attributes import AMBIGUOUS, BACKGROUND, CAPTURED
+from penstock.gateway.model.attributes import AMBIGUOUS, BACKGROUND, CAPTURED, UNREAD
 from penstock.gateway.model.base import Kind
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import NONE, About
@@ -329,6 +330,8 @@ class Record:
         if entry.deferred is None and uncounted(entry, call.dialect):
             self._count(entry, request if kept else self.plain, response.plain if kept else self.response())
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
+        if self.status == "ok" and not self.truncated and (gaps := self._unread(request, response, facts)):
+            entry.attributes = {**(entry.attributes or {}), UNREAD: gaps}
         if self.settle is not None and entry.status != "ok" and entry.usage is not None:
             entry.heard = estimated(None, b"", self.response(), call.dialect.texts_said(self.stream)).output_tokens
         entry.settle, entry.request_bytes = self.settle, len(self.body)
@@ -376,6 +379,16 @@ class Record:
             # The bytes are what happened; what could not be read out of them now can be read later.
             _log.exception("a call of %s could not be read", self.call.address.rollout)
             return Facts(self.call.model)
+
+    def _unread(self, request: bytes, response: Kept, facts: Facts) -> Gaps:
+        """What its bytes hold and was not read."""
+        masked = self._secrets.masked
+        said = (self.plain, self.response()) if masked else (request, response.plain)
+        try:
+            return unread(self.call.dialect, *said, self.stream, facts) if response.problem is None else {}
+        except Exception:
+            _log.exception("what was read of a call of %s could not be held against it", self.call.address.rollout)
+            return {}
 
     def _bytes(self, request: Kept, response: Kept, sides: list[Side]) -> Body:
         secrets, pool = self._secrets, self.pool

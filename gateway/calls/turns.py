@@ -16,6 +16,7 @@ import zstandard
 
 from penstock.gateway.calls.capture.request import original
 from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.unread import WORDS, still_unread
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
@@ -88,6 +89,8 @@ def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
         *([f"request: {request_problem}"] if request_problem else []),
         *([f"response: {response_problem}"] if response_problem else []),
     ]
+    gaps = still_unread(span, request, response)
+    turn.problems += [f"response: {key} {WORDS[kind]}" for key, kind in gaps.items()]
     if turn.error is None and (span.http_status or 0) >= 400:
         turn.error = response[:EXCERPT].decode("utf-8", "replace").strip() or f"HTTP {span.http_status}"
     return turn

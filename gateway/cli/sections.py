@@ -13,6 +13,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "show",
         "tools",
         "stats",
+        "unread",
         "prices",
         "budgets",
         "sql",

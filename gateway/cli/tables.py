@@ -55,6 +55,7 @@ COMMANDS: Final[dict[str, Command]] = {
         "penstock.gateway.cli.reading:stats",
         "Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.",
     ),
+    "unread": Command("penstock.gateway.cli.reading:unread", "List what answers hold that was not read."),
     "upstreams": Command(
         "penstock.gateway.cli.upstreams:upstreams",
         "List upstreams: which serve, rest or fail their checks, and which calls wait.",

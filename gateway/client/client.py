@@ -46,7 +46,7 @@ from penstock.gateway.model.answers import (
 )
 from penstock.gateway.model.audit import UNSAID, AuditEntry, Caller, Said
 from penstock.gateway.model.base import Kind
-from penstock.gateway.model.breakdown import Breakdown
+from penstock.gateway.model.breakdown import Breakdown, UnreadList
 from penstock.gateway.model.change import TAPE_HEADER, Change, ChangeKind, Digest
 from penstock.gateway.model.grouping import By
 from penstock.gateway.model.queue import (
@@ -214,6 +214,10 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def breakdown(self, by: By, filter: str = "") -> Breakdown:
         """Figures of the calls that a filter takes, by what they have in common."""
         return await self.get("/api/breakdown", Breakdown, {"by": by, "filter": filter})
+
+    async def unread(self, filter: str = "") -> UnreadList:
+        """What answers held that was not read."""
+        return await self.get("/api/unread", UnreadList, {"filter": filter})
 
     async def readiness(self) -> str | None:
         """None when the gateway is ready for calls; else why it is not."""

@@ -131,6 +131,7 @@ class SyncClient:
     whole_rollouts = _waited(Client.whole_rollouts)
     stats = _waited(Client.stats)
     breakdown = _waited(Client.breakdown)
+    unread = _waited(Client.unread)
     readiness = _waited(Client.readiness)
     whoami = _waited(Client.whoami)
     audit_log = _waited(Client.audit_log)

@@ -28,6 +28,7 @@ from penstock.gateway.diagnosis.findings import (
     of_rollout,
     of_tokens,
     of_tools,
+    of_unread,
     settled,
 )
 from penstock.gateway.diagnosis.rows import Row, Rows, Spelt, heard, superseded
@@ -44,7 +45,7 @@ from penstock.gateway.model.trouble import Begins, Trouble
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.model.wording import counted
 
-_TOKENS: Final = frozenset({"no_token_ids", "no_logprobs"})
+_TOKENS: Final = frozenset({"no_token_ids", "no_logprobs", "token_counts", "unread"})
 """What an answer may lack that its client has waited for all the same."""
 MOST_CALLS = 2_000
 """Calls whose bytes one diagnosis reads."""
@@ -156,6 +157,7 @@ def _call(case: Case, attempt: Attempt, span: Span, refused: frozenset[int], age
         found += of_tokens(case.rollout, span, tokens if exchange else None)
         if exchange:
             agents.add(span, exchange)
+            found += of_unread(case.rollout, span, *plain_bodies(exchange))
         if exchange and good_choices(tokens):
             found += of_request(case.rollout, span, obj(loads(plain_bodies(exchange)[0])))
     call = CallDiagnosis(

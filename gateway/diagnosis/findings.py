@@ -14,6 +14,7 @@ from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.dialects.sampling import forced, skewed
 from penstock.gateway.dialects.token_ids import IDS, Tokens, length
+from penstock.gateway.dialects.unread import WORDS, still_unread
 from penstock.gateway.model.answers import Finding
 from penstock.gateway.model.attributes import CAPTURED, PREWARM, UNATTRIBUTED
 from penstock.gateway.model.lifecycle import LIVE, WAITING
@@ -46,7 +47,9 @@ ENDED_BADLY: Final[dict[SpanStatus, tuple[Trouble, str]]] = {
     SpanStatus.CANCELLED: ("cancelled", "the agent did not wait for the whole answer"),
     SpanStatus.OPEN: ("unfinished", "it still runs"),
 }
+_OF_TOKENS: Final = ("token_counts", "logprobs")
 RETRIED: Final = "its client asked again, and the later answer counts"
+_LOOK: Final = "penstock show {at}#{sequence} --raw response"
 FIXES: Final[dict[Trouble, str]] = {
     "no_reward": "penstock reward {at} VALUE",
     "untrusted_reward": "penstock reward {at} {value} --source judge",
@@ -65,9 +68,11 @@ FIXES: Final[dict[Trouble, str]] = {
     "other_model": "penstock doctor {rollout} --model {model}",
     "unattributed": "penstock show {at}#{sequence} --raw response",
     "truncated": "raise limits.recorded_bytes in penstock.toml, then {again}",
-    "unreadable": "penstock show {at}#{sequence} --raw response",
+    "unreadable": _LOOK,
+    "unread": f"{_LOOK}; a newer Penstock may read it, also of calls that are on the tape",
     "no_token_ids": "set train = true on the [[route]] of {model} in penstock.toml, then {again}",
     "no_logprobs": 'set train = true on the [[route]] of {model}, let the agent leave "logprobs" out, then {again}',
+    "token_counts": f"{_LOOK}; update the engine, or serve without the parser of tools or reasoning that loses ids",
     "cut_off": "raise max_tokens, then {again}",
     "retokenised": 'set train = "exact" on the [[route]] of {model} in penstock.toml, then {again}',
     "template": 'set train = "exact" on the [[route]] of {model} in penstock.toml, then {again}',
@@ -178,9 +183,23 @@ def of_tokens(rollout: RolloutSummary, span: Span, tokens: Tokens | None) -> Ite
     if not tokens.complete:
         yield _without_ids(rollout, span, tokens).model_copy(update=others)
     elif any(output.logprobs != length(output.ids) for output in tokens.outputs.values()):
-        logprobs = sum(output.logprobs for output in tokens.outputs.values())
+        logprobs, odd = (sum(getattr(one, name) for one in tokens.outputs.values()) for name in ("logprobs", "odd"))
         reason = f"{logprobs:,} log-probabilities for {tokens.generated:,} tokens"
+        reason += f"; {odd:,} more are above 0, or not finite" if odd else ""
         yield say("no_logprobs", reason, model=span.model or "its model").model_copy(update=others)
+    if (why := tokens.miscounted) is not None:
+        yield say("token_counts", why)
+
+
+def of_unread(rollout: RolloutSummary, span: Span, request: bytes, response: bytes) -> Iterator[Finding]:
+    """A finding from the decoded bytes of a good call: what they hold and was not read. What ids and log-probabilities
+    lack, `of_tokens` says."""
+    gaps = {key: kind for key, kind in still_unread(span, request, response).items() if kind not in _OF_TOKENS}
+    if gaps and span.status == SpanStatus.OK:
+        key = min(gaps, key=lambda one: gaps[one] == "usage")
+        more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        made = finding("unread", f"{key} {WORDS[gaps[key]]}{more}", rollout, span.attempt, sequence=span.sequence)
+        yield made.model_copy(update={"blocks": gaps[key] != "usage"})
 
 
 def good_choices(tokens: Tokens) -> list[int]:

@@ -10,8 +10,9 @@ Ids are kept as bytes of 32-bit integers: a long conversation has hundreds of th
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +22,10 @@ IDS: Final = "return_token_ids"
 LOGPROBS: Final = "logprobs"
 """The fields of a request that ask for them."""
 WIDTH = array("i").itemsize
+HIGHEST: Final = 1e-6
+"""The most that a log-probability may be: 0, and what 32-bit arithmetic adds to it."""
+UNKNOWN: Final = -9999.0
+"""What vLLM writes for a log-probability that it does not know, or that is minus infinity."""
 
 
 @dataclass(slots=True)
@@ -31,6 +36,10 @@ class Output:
     """Its token ids."""
     logprobs: int = 0
     """How many log-probabilities came with them."""
+    odd: int = 0
+    """How many numbers came in their place that are none: above 0, or not finite."""
+    asked: int = 0
+    """How many tokens its own prompt has; 0 where ids of a prompt stand beside the choices, or nowhere."""
 
 
 @dataclass(slots=True)
@@ -41,6 +50,8 @@ class Tokens:
     """Token ids of the prompt; empty when there are none."""
     outputs: dict[int, Output] = field(default_factory=dict[int, Output])
     """By choice."""
+    usage: Any = None
+    """The engine's own counts, as they came; in a stream the newest."""
     readable: bool = True
     """False when the answer is not JSON."""
 
@@ -54,6 +65,16 @@ class Tokens:
         """How many tokens all choices have."""
         return sum(length(output.ids) for output in self.outputs.values())
 
+    @property
+    def asked(self) -> list[int]:
+        """How many tokens the prompt of each choice has, by index."""
+        return [one.asked or length(self.prompt) for _, one in sorted(self.outputs.items())]
+
+    @property
+    def miscounted(self) -> str | None:
+        """Why the ids are not those of all tokens that the engine counted; None where they are, or there are none."""
+        return miscounted(self.usage, self.asked, self.generated) if self.generated else None
+
 
 def length(ids: bytes) -> int:
     """How many tokens."""
@@ -66,27 +87,57 @@ def common(a: bytes, b: bytes) -> int:
     return next((at for at, (x, y) in enumerate(pairs) if x != y), min(length(a), length(b)))
 
 
+def miscounted(usage: Any, asked: Sequence[int], generated: int) -> str | None:
+    """Why ids are not those of all tokens that the engine counted; None where they are, or nobody counted. `usage`: its
+    counts as they came; `asked`: how many ids the prompt of each choice has; `generated`: how many all choices have."""
+    made, read = (count(obj(usage).get(name)) for name in ("completion_tokens", "prompt_tokens"))
+    if made is not None and made != generated:
+        return f"the engine counted {made:,} generated tokens and gave ids of {generated:,}"
+    if read is not None and asked and read not in _prompts(asked):
+        return f"the engine counted {read:,} tokens of the prompt and gave ids of {asked[0]:,}"
+    return None
+
+
+def _prompts(asked: Sequence[int]) -> set[int]:
+    """How many tokens the prompts may have together. Completions take several; the choices of each, n, stand together,
+    and a prompt is counted once."""
+    alike = (n for n in range(1, len(asked) + 1) if len(asked) % n == 0)
+    return {sum(asked[::n]) for n in alike if all(one == asked[at - at % n] for at, one in enumerate(asked))}
+
+
 def read_tokens(response: bytes, stream: bool) -> Tokens:
     """The tokens of a decoded response body, plain or streamed."""
     problems: list[str] = []
     pieces: Iterable[Json] = chunks(response, problems) if stream else filter(None, [obj(loads(response))])
-    found, seen = Tokens(), False
+    found = tokens_of(pieces)
+    found.readable = found.readable and not problems
+    return found
+
+
+def tokens_of(pieces: Iterable[Json]) -> Tokens:
+    """The same of an answer, or of the events of a stream."""
+    found = Tokens(readable=False)
     for piece in pieces:
-        seen = True
+        found.readable = True
         found.prompt = found.prompt or _ids(piece.get("prompt_token_ids"))
+        found.usage = piece.get("usage") or found.usage
         for choice in objs(piece.get("choices")):
             _add(found, choice)
-    found.readable = seen and not problems
     return found
 
 
 def _add(found: Tokens, choice: Json) -> None:
-    found.prompt = found.prompt or _ids(choice.get("prompt_token_ids"))
-    output = found.outputs.setdefault(count(choice.get("index")) or 0, Output())
+    output, own = found.outputs.setdefault(count(choice.get("index")) or 0, Output()), choice.get("prompt_token_ids")
+    if own and not output.asked:
+        prompt = _ids(own)
+        output.asked, found.prompt = length(prompt), found.prompt or prompt
     output.ids += _ids(choice.get("token_ids"))
     logprobs = obj(choice.get("logprobs"))
-    output.logprobs += sum(_is_number(entry.get("logprob")) for entry in objs(logprobs.get("content")))
-    output.logprobs += sum(map(_is_number, arr(logprobs.get("token_logprobs"))))
+    given = [entry.get("logprob") for entry in objs(logprobs.get("content"))] + arr(logprobs.get("token_logprobs"))
+    numbers = list(filter(_is_number, given))
+    good = sum(map(is_logprob, numbers))
+    output.logprobs += good
+    output.odd += len(numbers) - good
 
 
 def _ids(value: Any) -> bytes:
@@ -96,6 +147,11 @@ def _ids(value: Any) -> bytes:
     except (TypeError, OverflowError):
         return b""
     return ids.tobytes() if min(ids, default=0) >= 0 else b""
+
+
+def is_logprob(value: float) -> bool:
+    """Whether a number can be the logarithm of a probability, and is known."""
+    return UNKNOWN < value <= HIGHEST and math.isfinite(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from rich.console import Group
 from rich.text import Text
 
 from penstock.gateway.display.rollouts import sums
 from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import duration, number, plain
-from penstock.gateway.model.breakdown import Breakdown
+from penstock.gateway.display.text import duration, moment, number, plain
+from penstock.gateway.model.breakdown import Breakdown, UnreadList
 from penstock.gateway.model.prices import old
 
 
@@ -37,6 +38,26 @@ def breakdown(found: Breakdown) -> Group:
         said.append(Text(f"Warning: {aged}.", style="yellow"))
     head = f"Sums over {over}; reward is the mean of rollouts that have one, cost is in {found.currency}."
     return Group(Text(head), listing, *said)
+
+
+def unread(found: UnreadList) -> Group:
+    """A row for each path of keys."""
+    listing = Listing(
+        Column("dialect", 1), Column("key", narrows="fold", least=16), Column("what", 2), figure("calls"),
+        Column("first", 3), Column("last", 4), Column("example", narrows="fold", least=12),
+    )  # fmt: skip
+    for row in found.rows:
+        listing.add_row(
+            plain(row.dialect), plain(row.key), row.kind.replace("_", " "), f"{row.calls:,}", moment(row.first_ns)[:16],
+            moment(row.last_ns)[:16], plain(row.example),
+        )  # fmt: skip
+    over = (
+        [] if found.complete else [Text("Of the newest calls alone; a filter such as since:7d looks at all its own.")]
+    )
+    return Group(listing, *over)
+
+
+ALL_READ: Final = "All answers were read as they came, as far as calls were looked at."
 
 
 def money(amount: float | None) -> str:

@@ -28,7 +28,7 @@ from penstock.gateway.display.text import (
     tally,
 )
 from penstock.gateway.model.answers import RewardStats, ServerState, Stats
-from penstock.gateway.model.attributes import TRIES
+from penstock.gateway.model.attributes import TRIES, UNREAD
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
@@ -233,12 +233,13 @@ def span_line(span: Span) -> Text:
 
 
 def lacks(span: Span) -> Text:
-    """What the tape lacks of a call that has ended; empty where it has all that came."""
+    """What the tape, or its reading, lacks of a call that has ended; empty where nothing is missing."""
     if span.kind not in CALLS or span.status in (SpanStatus.OPEN, SpanStatus.INTERRUPTED):
         return Text()
     if span.body is None and span.request_bytes + span.response_bytes:
         return Text("not recorded", style="red")
-    return Text("recorded in part" if span.truncated else "", style="yellow")
+    unread = "not all read" if UNREAD in (span.attributes or {}) else ""
+    return Text("recorded in part" if span.truncated else unread, style="yellow")
 
 
 def troubles(span: Span) -> Text:

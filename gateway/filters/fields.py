@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from penstock.gateway.filters import matchers
 from penstock.gateway.filters.matchers import MakeMatcher, Refused
 from penstock.gateway.model.answers import FilterField
-from penstock.gateway.model.attributes import AMBIGUOUS
+from penstock.gateway.model.attributes import AMBIGUOUS, UNREAD
 from penstock.gateway.model.base import TOOLS, Kind, Mode, Origin
 from penstock.gateway.model.lifecycle import FINAL, WAITING, claimed
 from penstock.gateway.model.rollout import (
@@ -145,6 +145,11 @@ def _ambiguous(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
     return (str(rollout.totals.ambiguous > 0).lower(),) if isinstance(rollout, RolloutSummary) else ()
 
 
+def _unread(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    """Paths of keys in its answer that were not read."""
+    return list((span.attributes or {}).get(UNREAD, ())) if span else ()
+
+
 def _tokens(span: Span) -> int | None:
     if span.usage is None:
         return None
@@ -252,6 +257,7 @@ _BOTH: dict[str, Field] = {
     "tool_calls": _count("tool calls asked for", lambda s: s.tool_calls),
     "bytes": _count("size of both bodies", lambda s: s.request_bytes + s.response_bytes),
     "http": _count("HTTP status", lambda s: s.http_status),
+    "unread": Field("path of keys in the answer that was not read", TEXT, _unread, matchers.pattern),
     "text": Field(
         "part of what it adds: new messages, the answer, tool calls and results, errors",
         ("~",),

@@ -166,7 +166,7 @@ def _flag(expression: str) -> str:
     return f"(case when {expression} then 'true' else 'false' end)"
 
 
-_LISTS: Final = ("s.versions", "s.tools")
+_LISTS: Final = ("s.versions", "s.tools", "s.unread")
 _TOKENS: Final = "(case when s.input_tokens is null and s.output_tokens is null then null else "
 _OF_ATTEMPT: Final = "(s.number, s.attempt) in (select (a.number, a.attempt) from attempts a where {})"
 _OWNED: Final = {
@@ -194,6 +194,7 @@ _SPAN: Final[dict[str, Values]] = {
     "server": Values("s", (f"(case when s.kind in ({', '.join(map(repr, TOOLS))}) then s.upstream end)",)),
     "version": Values("s", ("s.versions",)),
     "tool": Values("s", ("s.tools",)),
+    "unread": Values("s", ("s.unread",)),
     "latency": Values("s", ("s.duration_ns",)),
     "tokens": Values("s", (f"{_TOKENS}coalesce(s.input_tokens, 0) + coalesce(s.output_tokens, 0) end)",)),
     "bytes": Values("s", ("s.request_bytes + s.response_bytes",)),

@@ -14,7 +14,7 @@ from penstock.gateway.calls.passages import tools_called
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.token_estimate import uncounted
 from penstock.gateway.filters.fields import released
-from penstock.gateway.model.attributes import AMBIGUOUS, REPLAY_OF, SHADOW_OF, TOOL
+from penstock.gateway.model.attributes import AMBIGUOUS, REPLAY_OF, SHADOW_OF, TOOL, UNREAD
 from penstock.gateway.model.lifecycle import claimed
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices, Tokens
@@ -37,7 +37,8 @@ COLUMNS: Final = {
         "cost": "double", "cost_reported": "boolean", "tool_calls": "integer", "choices": "integer",
         "agent": "varchar", "request_bytes": "bigint",
         "response_bytes": "bigint", "truncated": "boolean", "retry_of": "bigint", "versions": "varchar[]",
-        "arm": "varchar", "tools": "varchar[]", "ambiguous": "boolean", "of_release": "boolean", "uncounted": "boolean",
+        "arm": "varchar", "tools": "varchar[]", "ambiguous": "boolean", "unread": "varchar[]",
+        "of_release": "boolean", "uncounted": "boolean",
         "reward": "double", "reward_source": "varchar", "reward_trusted": "boolean",
     },
     "rollouts": {
@@ -153,6 +154,7 @@ def span_row(head: Head, cursor: int, number: int, tools: list[str], prices: Pri
         cost, tokens.own_cost is not None, own[_AT["tool_calls"]], shown["choices"], shown["agent"],
         own[_AT["request_bytes"]], own[_AT["response_bytes"]], shown["truncated"], own[_AT["retry_of"]],
         None if versions is None else released(versions), own[_AT["arm"]], tools, AMBIGUOUS in attributes,
+        list(attributes.get(UNREAD, ())) or None,
         REPLAY_OF in attributes or SHADOW_OF in attributes or rehearsed(head.rollout),
         _uncounted(style, usage), attributes.get(f"{REWARD_PREFIX}value") if is_reward else None,
         attributes.get(f"{REWARD_PREFIX}source", "user") if is_reward else None,

@@ -32,6 +32,34 @@ class BreakdownRow(ModelStats):
     """Their least reward, that below which a quarter of them is, the middle, three quarters, and the highest."""
 
 
+class UnreadRow(Noun):
+    """A path of keys that stood in answers and was not read."""
+
+    dialect: str
+    """Their wire format."""
+    key: str
+    """The path, without the places in arrays."""
+    kind: str
+    """What stands there: text, tool_calls, token_ids, token_counts, logprobs or usage."""
+    calls: int
+    """How many answers had it."""
+    first_ns: int
+    """When the first of them began; ns since the epoch."""
+    last_ns: int
+    """When the last of them began; ns since the epoch."""
+    example: str
+    """The last of them: ROLLOUT/ATTEMPT#SEQUENCE."""
+
+
+class UnreadList(Noun):
+    """What answers of a tape held that was not read when they were recorded, the most frequent first."""
+
+    rows: list[UnreadRow] = Field(default_factory=list[UnreadRow])
+    """A row for each path of a wire format."""
+    complete: bool
+    """True when all calls that the filter takes were looked at; else these are the newest of them."""
+
+
 class Breakdown(Noun):
     """Sums over the calls of agents that a filter takes, the busiest value first. Calls that were made to try a release
     are in none."""

@@ -5,12 +5,16 @@ The turn trees are random: forks, parallel calls, several choices, retries, toke
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from typing import Any
 
+import pytest
 from fakes.memory_tape import exchange
 from fakes.tokens import Talk, message
 from fakes.turn_trees import STEPS, Step, played
 from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.adapters.report import Report
 from penstock.adapters.samples import Sample, samples
@@ -110,3 +114,62 @@ def test_a_choice_without_log_probabilities_leaves_the_others() -> None:
     told = agree(talk)
     assert told.sequences == 1
     assert [(one.code, one.blocks) for one in told.attempts[0].calls[0].findings] == [("no_logprobs", False)]
+
+
+# -- ids of other numbers of tokens than the engine counted --
+
+
+def counted(events: list[Any], prompts: int, made: int) -> Talk:
+    """A rollout of one streamed call, whose engine counts so many tokens."""
+    talk = Talk()
+    talk.call([1, 2], [[7, 8, 9], [5, 6]], [ASK], stream=True)
+    usage: Any = {"choices": [], "usage": {"prompt_tokens": prompts, "completion_tokens": made}}
+    body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in [*events, usage]) + b"data: [DONE]\n\n"
+    talk.bodies["a1", 1] = talk.bodies["a1", 1][0], body
+    return talk
+
+
+def events() -> list[Any]:
+    """The events of that call: ids of the prompt, then a token each, by turns of the two choices, then the ends."""
+    talk = Talk()
+    talk.call([1, 2], [[7, 8, 9], [5, 6]], [ASK], stream=True)
+    return [json.loads(line[6:]) for line in talk.bodies["a1", 1][1].split(b"\n\n") if line.startswith(b"data: {")]
+
+
+def without(event: Any) -> Any:
+    """An event that lost its ids and log-probabilities and kept its text, as parsers of tools lose them."""
+    return event | {"choices": [{"index": it["index"], "delta": it["delta"]} for it in event["choices"]]}
+
+
+WHOLE = events()
+TOKENS = [at for at, event in enumerate(WHOLE) if event["choices"] and event["choices"][0]["token_ids"]]
+
+
+@given(st.lists(st.tuples(st.sampled_from(TOKENS), st.sampled_from(["lost", "dropped", "twice"])), max_size=2))
+def test_a_stream_that_lost_or_repeated_tokens_is_never_a_row(damages: list[tuple[int, str]]) -> None:
+    harm = dict(damages)
+    story: list[Any] = []
+    for at, event in enumerate(WHOLE):
+        made = {"lost": [without(event)], "dropped": [], "twice": [event, event]}
+        story += made[harm[at]] if at in harm else [event]
+    told = agree(counted(story, 2, 5))
+    balanced = sorted(harm.values()) in (["lost", "twice"], ["dropped", "twice"])
+    assert told.trainable == (not harm or balanced), "a count tells of each loss that another one does not make up for"
+
+
+@pytest.mark.parametrize(("prompts", "made"), [(2, 8), (2, 6), (2, 4), (3, 5), (1, 5), (50, 5)])
+def test_no_difference_to_the_engines_count_is_let_pass(prompts: int, made: int) -> None:
+    told = agree(counted(WHOLE, prompts, made))
+    assert [one.code for one in told.attempts[0].calls[0].findings if one.blocks] == ["token_counts"]
+
+
+def test_prompts_of_completions_are_counted_together() -> None:
+    """Two prompts with two answers each: a prompt counts once, however many answers it has."""
+    choices = [
+        {"index": at, "prompt_token_ids": prompt, "token_ids": [9], "logprobs": {"token_logprobs": [-1.0]}}
+        for at, prompt in enumerate(([1, 2], [1, 2], [3, 4, 5], [3, 4, 5]))
+    ]
+    for prompts, trainable in ((5, True), (10, True), (2, False), (4, False)):
+        talk = counted([{"choices": choices}], prompts, 4)
+        talk.heads[0].dialect = "completions"
+        assert both(talk)[0].trainable == trainable

@@ -72,8 +72,9 @@ def head(request: Json, prefix: str, kind: str) -> Json:
     return {"id": prefix + digest(bare)[:24], "object": kind, "created": CREATED, "model": request["model"]}
 
 
-def usage(request: Json, answer: Answer) -> Json:
-    asked, made = len(prompt_ids(request)), len(generated(answer)) * (request.get("n") or 1)
+def usage(request: Json, answer: Answer, ends: int = 0) -> Json:
+    """`ends`: tokens of each choice that end it."""
+    asked, made = len(prompt_ids(request)), (len(generated(answer)) + ends) * (request.get("n") or 1)
     return {"prompt_tokens": asked, "total_tokens": asked + made, "completion_tokens": made}
 
 
@@ -110,7 +111,7 @@ def chat_events(request: Json, answer: Answer) -> Iterator[bytes]:
         yield sse(about | {"choices": [last | {"token_ids": ids_of(request, ["<|im_end|>"])}]})
     options: Json = request.get("stream_options") or {}
     if options.get("include_usage"):
-        yield sse(about | {"choices": [], "usage": usage(request, answer)})
+        yield sse(about | {"choices": [], "usage": usage(request, answer, ends=1)})
     yield b"data: [DONE]\n\n"
 
 

@@ -74,6 +74,10 @@ ADVICE: Final[Mapping[str, Words]] = {
         "have no log-probabilities",
         'set train = true on the [[route]] of {model!r} in penstock.toml, and let the agent leave "logprobs" out',
     ),
+    "token_counts": Words(
+        "have token ids of other numbers of tokens than their engine counted",
+        "update the engine, or serve without the parser of tools that loses ids: penstock doctor {rollout}",
+    ),
     "error": Words("failed in their calls to the model", "penstock doctor {rollout} shows the calls"),
     "cut": Words(
         "were cut off at the limit of tokens, and the rewards of each group are equal",

@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import StartGateway
+from aiohttp import ClientSession
+from conftest import Gateway, StartGateway
 from fakes.memory_tape import T0, MemoryTape, call
+from fakes.provider import Provider
 from fakes.shell import Shell
 
-from penstock.gateway.api.breakdown import scanned
+from penstock.gateway.api.breakdown import scanned, unread_rows
+from penstock.gateway.calls.call_log import OTHER, count_unread
+from penstock.gateway.demo.model import Answer
 from penstock.gateway.filters.query import parse
-from penstock.gateway.model.attributes import SHADOW_OF
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.model.attributes import SHADOW_OF, UNREAD
 from penstock.gateway.model.breakdown import BreakdownRow
 from penstock.gateway.model.grouping import By
 from penstock.gateway.model.span import Usage
@@ -112,3 +117,45 @@ async def test_a_person_asks(start_gateway: StartGateway, tmp_path: Path) -> Non
     wrong = await shell.run("stats", "--by", "agent", "modle:x")
     assert wrong.code != 0
     assert "did you mean" in wrong.err
+
+
+# -- what was not read --
+
+
+def test_what_was_not_read_is_put_together_by_format_and_path() -> None:
+    gaps = {UNREAD: {"choices[].novel": "text", "x.usage": "usage"}}
+    spans = [call(3, attributes=gaps), call(2, attributes=gaps, dialect="responses"), call(1, attributes=gaps), call(4)]
+    rows = {(row.dialect, row.key): row for row in unread_rows(spans)}
+    assert len(rows) == 4
+    row = rows["chat", "choices[].novel"]
+    assert (row.kind, row.calls, row.example) == ("text", 2, "r1/a1#3")
+    assert row.first_ns == spans[2].start_ns < row.last_ns == spans[0].start_ns
+
+
+def test_paths_are_counted_up_to_a_bound() -> None:
+    metrics = Metrics()
+    for number in range(300):
+        count_unread(metrics, "chat", [f"novel_{number}", "novel_0"])
+    assert metrics.unread["chat", "novel_0"] == 301
+    assert sum(metrics.unread.values()) == 600
+    assert len(metrics.unread) <= 101
+    assert metrics.unread["chat", OTHER] == 200
+
+
+async def test_a_person_asks_what_was_not_read(gateway: Gateway, provider: Provider, tmp_path: Path) -> None:
+    shell = Shell(gateway.url, tmp_path)
+    shown = await shell.run("unread")
+    assert (shown.code, shown.text, "read" in shown.err) == (0, "", True)
+    provider.script = [Answer("hi"), Answer("hi", extra={"novel": {"answer": "a text that nobody reads"}})]
+    ask = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    async with ClientSession() as http:
+        for rollout in ("known", "new"):
+            async with http.post(f"{gateway.url}/rollout/{rollout}/v1/chat/completions", json=ask) as response:
+                assert response.status == 200
+        shown = await shell.run("unread", "unread:novel*")
+        assert ("novel.answer" in shown.text, "new/a1#1" in shown.text, shown.code) == (True, True, 0)
+        assert "novel.answer" in (await shell.run("show", "new")).text
+        assert "unread" in (await shell.run("doctor", "new")).text
+        assert "unread" not in (await shell.run("doctor", "known")).text
+        async with http.get(f"{gateway.url}/metrics") as response:
+            assert 'penstock_unread_total{dialect="chat",key="novel.answer"} 1.0' in await response.text()

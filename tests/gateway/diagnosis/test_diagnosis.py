@@ -33,11 +33,20 @@ ASK: Messages = [{"role": "user", "content": "2+2?"}]
 MORE: Messages = [*ASK, {"role": "assistant", "content": "4"}, {"role": "user", "content": "Sure?"}]
 
 
-def answer(ids: Sequence[int], prompt: Sequence[int] | None = (1, 2), logprobs: int | None = None) -> Json:
-    """The parts of a response that vLLM adds."""
+def answer(
+    ids: Sequence[int],
+    prompt: Sequence[int] | None = (1, 2),
+    logprobs: int | None = None,
+    usage: tuple[int, int] | None = None,
+    logprob: Any = -0.5,
+) -> Json:
+    """The parts of a response that vLLM adds. `usage`: tokens of prompt and answer, as the engine counts them;
+    `logprob`: that of the first token."""
     content = [{"token": "x", "logprob": -0.5} for _ in range(len(ids) if logprobs is None else logprobs)]
+    content[:1] = [{"token": "x", "logprob": logprob}] * bool(content)
     choice: Json = {"index": 0, "finish_reason": "stop", "logprobs": {"content": content}, "token_ids": list(ids)}
-    return {"prompt_token_ids": None if prompt is None else list(prompt), "choices": [choice]}
+    told = {} if usage is None else {"usage": dict(zip(("prompt_tokens", "completion_tokens"), usage, strict=True))}
+    return {"prompt_token_ids": None if prompt is None else list(prompt), "choices": [choice]} | told
 
 
 def good(messages: Messages = ASK, text: str = "4", **about: Any) -> Exchange:
@@ -89,7 +98,7 @@ def codes(diagnosis: Diagnosis) -> list[str]:
 
 
 def test_a_good_call_can_be_trained_on() -> None:
-    made = judge((span(), good()))
+    made = judge((span(), good(usage=(2, 2), logprob=1e-8)))
     assert (made.trainable, codes(made)) == (True, [])
     assert made.verdict == "r1 can be trained on: 1 of 1 calls, 1 sequence, reward 1.0."
     (one,) = made.attempts[0].calls
@@ -106,6 +115,11 @@ def test_a_good_call_can_be_trained_on() -> None:
         (span(dialect="gemini"), exchange(b"{}", b'[{"candidates": []}]'), "no_token_ids", "speak chat completions"),
         (span(), good(logprobs=0), "no_logprobs", "train = true on the [[route]] of m"),
         (span(), good(logprobs=1), "no_logprobs", "train = true on the [[route]] of m"),
+        (span(), good(usage=(2, 8)), "token_counts", "penstock show r1/a1#1 --raw response"),
+        (span(), good(usage=(2, 1)), "token_counts", "update the engine"),
+        (span(), good(usage=(50, 2)), "token_counts", "penstock show r1/a1#1 --raw response"),
+        (span(), good(logprob=0.7), "no_logprobs", "train = true on the [[route]] of m"),
+        (span(), good(logprob=-9999.0), "no_logprobs", "train = true on the [[route]] of m"),
         (span(), exchange(b"{}", b"\xff\x00"), "unreadable", "penstock show r1/a1#1 --raw response"),
         (span(), None, "unreadable", "penstock show r1/a1#1 --raw response"),
         (span(truncated=True), good(), "truncated", "limits.recorded_bytes"),

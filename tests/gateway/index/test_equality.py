@@ -31,7 +31,7 @@ from penstock.gateway.index.follower import Index
 from penstock.gateway.index.questions import Find, Sum
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.answers import Stats
-from penstock.gateway.model.attributes import AMBIGUOUS, SHADOW_OF, TOOL
+from penstock.gateway.model.attributes import AMBIGUOUS, SHADOW_OF, TOOL, UNREAD
 from penstock.gateway.model.breakdown import BreakdownRow
 from penstock.gateway.model.grouping import By
 from penstock.gateway.model.queue import RolloutSpec
@@ -81,6 +81,7 @@ ATTRIBUTES: list[Any] = [
     None,
     {AMBIGUOUS: True},
     {TOOL: "search"},
+    {UNREAD: {"choices[].novel": "text", "x.usage": "usage"}},
     {SHADOW_OF: "r1/a1/1"},
     {"text": "Printed to Paris", "n": 3},
 ]
@@ -288,6 +289,7 @@ VALUES = {
     "text": ["yes", "no such", "paris", "strasse", "SMALL", "k", "istanbul", "日本", '"no"', "i̇", "rome", "Sell(", "r"],
     "raw": ["yes", "no such", '"role"', "Paris"],
     "tool": ["search", "s*", "none"],
+    "unread": ["*", "choices*", "x.usage", "none"],
 }
 WORDS = [*ODD, "planner*", "*4o", "gpt", "up-?", "t1", "Free", "nested", "3", "true", "stra", "flight", "g1", "*@v2"]
 NUMBERS = ["0", "1", "7", "200", "900", "1000", "3000"]
