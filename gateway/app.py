@@ -28,6 +28,7 @@ from penstock.gateway.budgets.priced import prices_of
 from penstock.gateway.budgets.service import Budgets
 from penstock.gateway.calls import call_log
 from penstock.gateway.calls.admission import Admission
+from penstock.gateway.calls.batch_results import BatchResults
 from penstock.gateway.config import Config, admin_key, audit_key, read_key
 from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.http.client_connection import ClientConnection
@@ -191,7 +192,9 @@ class Gateway:
         self.coverage = Watch(self.pins, self.recorder, self.metrics, self._now_ns, fell, hidden)
 
     def _make_control(self) -> None:
-        """The control API."""
+        """The control API, and what it shows that no call waits for."""
+        count, counted = self.budgets.correct_batch, self.budgets.forget_sums
+        self.batches = BatchResults(self.store, self.recorder, self.metrics, self._now_ns, count, counted)
         runs = RunService(self.store, self.recorder, self._now_ns)
         servers = self.config.mcp.servers
         self.definitions = Definitions(self.store, self.recorder, self.metrics, self._now_ns, servers)
@@ -302,6 +305,7 @@ class Gateway:
             epoch_ns=self._epoch_ns,
             strict=self.config.tape.record == "strict",
             budgets=self.budgets.or_none,
+            look_for_results=self.batches.look,
         )
         self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
         self._first = None if self._work.leads else LeaderPlane(self.config.data)
@@ -312,6 +316,7 @@ class Gateway:
         self.coverage.start()
         self.definitions.start()
         await self.budgets.start()
+        await self.batches.start()
 
     async def _let_go(self) -> None:
         """Another process is ready: it gets whoever connects from now on. This one serves the clients that it has."""
@@ -375,8 +380,8 @@ class Gateway:
         self.mcp.sessions.close()
         await ended(
             partial(self.audit.finish, _CONTROL_SECONDS), self.bridge.stop, self._checks.stop, self.budgets.stop,
-            self.coverage.stop, self.offer.close, partial(self._duties.end, last=True), self._others.stop,
-            self.definitions.close, self._work.stop,
+            self.batches.stop, self.coverage.stop, self.offer.close, partial(self._duties.end, last=True),
+            self._others.stop, self.definitions.close, self._work.stop,
         )  # fmt: skip
         # This releases answers that wait for the tape.
         await self.recorder.close()

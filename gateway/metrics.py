@@ -57,6 +57,7 @@ METRICS: dict[str, Figure] = {
     "penstock_recording_gaps_total": Figure("counter", "Calls that were answered but could not be recorded."),
     "penstock_budget_refusals_total": Figure("counter", "Calls for which a budget had no room.", ("budget",)),
     "penstock_budget_unread_total": Figure("counter", "Calls that a budget cannot count.", ("budget", "became")),
+    "penstock_batch_results_total": Figure("counter", "Results of batches that were fetched.", ("became",)),
     "penstock_forgotten_rollouts_total": Figure("counter", "Rollouts that were taken off the tape."),
     "penstock_masked_total": Figure("counter", "What masking rules have found in what was recorded.", ("rule",)),
     "penstock_masking_failures_total": Figure(
@@ -179,7 +180,7 @@ class Metrics:
 
     __slots__ = (
         "_arms", "_ended", "ambiguous_calls",
-        "attempts",
+        "attempts", "batch_results",
         "budget_refusals", "budget_unread",
         "captured_calls",
         "certificate_expires_timestamp_seconds",
@@ -251,6 +252,7 @@ class Metrics:
         self.captured_calls: Counter[tuple[str, ...]] = Counter()
         self.exact_calls: Counter[tuple[str, ...]] = Counter()
         self.budget_refusals: Counter[tuple[str, ...]] = Counter()
+        self.batch_results: Counter[tuple[str, ...]] = Counter()
         self.budget_unread: Counter[tuple[str, ...]] = Counter()
         self.masked: Counter[tuple[str, ...]] = Counter()
         self.unread: Counter[tuple[str, ...]] = Counter()

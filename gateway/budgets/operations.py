@@ -194,7 +194,7 @@ class BudgetOperations:
                 # Nothing was reserved here, or its lease was over.
                 began = window_at(claim.limit.budget.window, asked.began_ns).since_ns
                 since, amount = asked.since.get(key, began), None
-            self._count(key, since, amount, used[place])
+            self.count(key, since, amount, used[place])
             counted.append((key, since, used[place].amount))
         return counted
 
@@ -204,11 +204,10 @@ class BudgetOperations:
         self._tape.put(GUESSES, answer.encode(), json.dumps([told, list(models)]).encode())
 
     def guessed(self, answer: str) -> tuple[list[tuple[bytes, int, int]], list[str]]:
-        """What was noted so, which is told once."""
+        """What was noted so."""
         stored = self._tape.get(GUESSES, answer.encode())
         if stored is None:
             return [], []
-        self._tape.delete(GUESSES, answer.encode())
         told, models = json.loads(stored)
         return [(key.encode("ascii"), since, amount) for key, since, amount in told], models
 
@@ -220,7 +219,8 @@ class BudgetOperations:
             sum_.count(used)
             self._sums[key] = sum_
 
-    def _count(self, key: bytes, since: int, amount: int | None, used: Used) -> None:
+    def count(self, key: bytes, since: int, amount: int | None, used: Used) -> None:
+        """Counts what was used of a sum in a window. `amount`: what was reserved for it there; None for nothing."""
         sum_ = self._sum(key) or Sum(since)
         if since > sum_.since_ns:
             sum_ = Sum(since)
@@ -254,7 +254,7 @@ class BudgetOperations:
         for name, value in [it for it in self._tape.scan(RESERVATIONS) if _process(it[0]) in dead]:
             since, amount = _RESERVED.unpack(value)
             self._tape.delete(RESERVATIONS, name)
-            self._count(name[:-_WHO], since, amount, Used(0))
+            self.count(name[:-_WHO], since, amount, Used(0))
         for process in dead:
             self._tape.delete(RESERVERS, process)
         return True

@@ -25,6 +25,7 @@ from penstock.gateway.budgets.claims import bound_of, budgets_of, claims_of, unr
 from penstock.gateway.budgets.here import Here
 from penstock.gateway.budgets.limits import Limit
 from penstock.gateway.budgets.operations import (
+    GUESSES,
     LEASE_NS,
     BudgetOperations,
     Claim,
@@ -37,6 +38,7 @@ from penstock.gateway.budgets.reader import BudgetReader
 from penstock.gateway.budgets.spending import spent, used
 from penstock.gateway.budgets.together import Answer, Calls, ForOthers, Team
 from penstock.gateway.budgets.unread import uses_nothing
+from penstock.gateway.budgets.windows import window_at
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
 from penstock.gateway.http.errors import Refusal
@@ -139,7 +141,7 @@ class Budgets:
         """The tape has the span of a call; or has not, then what it has reserved is free all the same."""
         settlement = record.settle
         if record.follows:
-            self._forget_sums()
+            self.forget_sums()
         if not isinstance(settlement, Settlement):
             return
         asked, used = settlement.asked, settlement.used
@@ -153,7 +155,7 @@ class Budgets:
         if not kept:
             self._recorder.submit(settlement.release).add_done_callback(lambda done: done.exception())
 
-    def _forget_sums(self) -> None:
+    def forget_sums(self) -> None:
         """Sums were corrected on the tape."""
         if self._team.leads:
             self._here.forget_sums()
@@ -229,6 +231,7 @@ class Budgets:
         """Counts what a call has used whose answer was fetched, in place of what was counted as a guess."""
         do = BudgetOperations(tape)
         counted, models = do.guessed(answer)
+        tape.delete(GUESSES, answer.encode())
         # One that was stopped has used something, whether its provider reports that or not.
         if entry.usage is None and entry.finish != "failed":
             return
@@ -239,6 +242,17 @@ class Budgets:
             if limit is not None and limit.budget.unit != "calls":
                 (one,) = used([Claim(limit, "", amount)], found, cost)
                 do.correct(key, since, amount, one)
+
+    def correct_batch(self, tape: Transaction, batch: str, results: Sequence[Entry]) -> None:
+        """Counts what results of a batch have used, in the budgets that count the call which has made it, now."""
+        do, now = BudgetOperations(tape), self._now_ns()
+        for key, _, _ in do.guessed(batch)[0]:
+            limit = limit_of(key, self._limits)
+            for entry in results if limit is not None else ():
+                if limit is not None and limit.is_about(entry.model):
+                    cost = partial(self.cost, entry.model_served, [entry.model or ""], entry.start_ns)
+                    (one,) = used([Claim(limit, "", 0)], spent(entry), cost)
+                    do.count(key, window_at(limit.budget.window, now).since_ns, None, one)
 
     def cost(self, served: str | None, models: Iterable[str], at_ns: int, tokens: Tokens) -> float | None:
         """What so many tokens cost of the model that answered, or else of the one that was asked for."""
@@ -356,8 +370,8 @@ class Settlement:
         counts = entry.deferred is not None or found is not None
         self.used = [one._replace(unread=it.unread and counts) for it, one in zip(claims, told, strict=True)]
         counted = self._budgets.settle(tape, self.asked, self.used)
-        if entry.deferred is not None:
-            BudgetOperations(tape).guess(entry.deferred, counted, self._models)
+        if (later := entry.deferred or entry.batch) is not None:
+            BudgetOperations(tape).guess(later, counted, self._models)
 
     def release(self, tape: Transaction) -> None:
         """Where its span is lost."""

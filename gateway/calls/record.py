@@ -13,12 +13,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from penstock.gateway.calls import background
+from penstock.gateway.calls import background, batches
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.answer_masking import Kept, keep, masked_facts, rescaled, unencoded, without_tokens
 from penstock.gateway.calls.background import Correct
 from penstock.gateway.calls.turns import CUT, decode_body
 from penstock.gateway.dialects.base import Facts
+from penstock.gateway.dialects.batches import told as batch_told
 from penstock.gateway.dialects.retrieval import deferred
 from penstock.gateway.dialects.token_estimate import counted, estimated, uncounted
 from penstock.gateway.dialects.unread import Gaps, unread
@@ -92,6 +93,7 @@ class Record:
         "end_ns",
         "error",
         "first_byte_ns",
+        "follows",
         "http_status",
         "kind",
         "marks",
@@ -163,6 +165,8 @@ class Record:
         """What is done, in the transaction of a span, with an answer that was asked for earlier; None for nothing."""
         self.pin: Callable[[Transaction, Entry], None] | None = None
         """As `settle`, also while it is open: pins of its rollout that the tape has not yet."""
+        self.follows = False
+        """Whether it has to do with answers that are fetched apart from their requests; for after it was recorded."""
         self._size = 0
         self._limit = limit
         self._held = held
@@ -325,8 +329,8 @@ class Record:
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
         # An answer of the gateway's own has used no tokens.
         entry.usage = None if self.pool is None else facts.usage
-        if call.dialect.stateful or call.dialect.retrieves:
-            self._look_for_answer(entry, request, facts)
+        if call.dialect.stateful or call.dialect.retrieves or call.dialect.unknown:
+            self._look_for_answer(entry, request, response, facts)
         if entry.deferred is None and uncounted(entry, call.dialect):
             self._count(entry, request if kept else self.plain, response.plain if kept else self.response())
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
@@ -337,8 +341,8 @@ class Record:
         entry.settle, entry.request_bytes = self.settle, len(self.body)
         entry.response_bytes = self.response_bytes
 
-    def _look_for_answer(self, entry: Entry, request: bytes, facts: Facts) -> None:
-        """Notes that its answer is still to be fetched, or that it has fetched that of another call."""
+    def _look_for_answer(self, entry: Entry, request: bytes, response: Kept, facts: Facts) -> None:
+        """Notes that its answer is still to be fetched, or that it has fetched that of another call, or of a batch."""
         if self.pool is None or (entry.http_status or 500) >= 400:
             return
         if facts.answers is not None:
@@ -349,11 +353,12 @@ class Record:
         elif (name := deferred(self.call.dialect, request, facts)) is not None:
             entry.deferred, entry.follow = name, partial(background.deferred, correct=self.correct)
             entry.attributes = {**(entry.attributes or {}), BACKGROUND: name}
-
-    @property
-    def follows(self) -> bool:
-        """Whether it has to do with an answer that is fetched apart from its request."""
-        return self._entry is not None and self._entry.follow is not None
+        elif self.call.dialect.unknown:
+            told = batch_told(self.request.method, self.call.path, response.plain)
+            if told is not None:
+                entry.batch = next((one.name for one in told.batches if one.made), None)
+                entry.follow = partial(batches.noted, told=told)
+        self.follows = entry.follow is not None
 
     def _count(self, entry: Entry, request: bytes, response: bytes) -> None:
         """Counts what the provider did not."""

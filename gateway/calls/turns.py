@@ -16,7 +16,9 @@ import zstandard
 
 from penstock.gateway.calls.capture.request import original
 from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.batches import batched
 from penstock.gateway.dialects.unread import WORDS, still_unread
+from penstock.gateway.model.attributes import BATCH
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
@@ -84,6 +86,8 @@ def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
     request = original(dialect, request, span.attributes)
     turn = dialect.read(request, response, span.stream)
     turn.model = turn.model or span.model  # Some APIs name it in the path.
+    if span.attributes and BATCH in span.attributes:
+        turn.usage = batched(turn.usage)
     turn.problems[:0] = [
         *(["the exchange was too large to be kept whole"] if span.truncated else []),
         *([f"request: {request_problem}"] if request_problem else []),

@@ -133,7 +133,8 @@ def _add(found: Tokens, choice: Json) -> None:
         output.asked, found.prompt = length(prompt), found.prompt or prompt
     output.ids += _ids(choice.get("token_ids"))
     logprobs = obj(choice.get("logprobs"))
-    given: list[Any] = [entry.get("logprob") for entry in objs(logprobs.get("content"))] + arr(logprobs.get("token_logprobs"))
+    given: list[Any] = [entry.get("logprob") for entry in objs(logprobs.get("content"))]
+    given += arr(logprobs.get("token_logprobs"))
     numbers = list(filter(_is_number, given))
     good = sum(map(is_logprob, numbers))
     output.logprobs += good

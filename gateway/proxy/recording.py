@@ -237,6 +237,8 @@ class Recording(ABC):
         self._move(State.ENDED)
         if self._shared.budgets is not None:
             self._shared.budgets.recorded(self.record, kept)
+        if self.record.follows:
+            self._shared.look_for_results()
         record, seconds = self.record, ((self.record.end_ns or 0) - self.request.started_ns) / 1e9
         metrics = self._shared.metrics
         metrics.call_ended(self._admitted.dialect.name, record.status, seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -75,6 +75,8 @@ class Shared:
     """What some calls need besides."""
     epoch_ns: int
     """What the clock of the tape adds to the monotonic one."""
+    look_for_results: Callable[[], None]
+    """Told of a call that may have fetched results of a batch, once the tape has it."""
     budgets: Budgets | None = None
     """What calls may use up; None where nothing says that."""
     patience: Patience = field(default_factory=Patience)

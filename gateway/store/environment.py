@@ -37,7 +37,7 @@ DATABASES = (
     "queue", "live", "unclaimed", "rewards", "workers", "resources", "stable", "releases", "audit", "assigned", "seen",
     "pins", "runs", "run_order", "run_configs", "run_metrics", "run_events", "run_trees",
     "definitions", "audit_log", "coverage", "units", "told", "deliveries", "uses", "holes", "forgotten", "held",
-    "budgets", "reservations", "reservers", "background", "guesses",
+    "budgets", "reservations", "reservers", "background", "guesses", "batches",
 )  # fmt: skip
 ORDER = b"order"
 """The one key of `order`."""

@@ -45,6 +45,7 @@
 | `reservers` | process (8 bytes)                  | until when (u64) what it has reserved stays so                 |
 | `background` | name of an answer                 | the call that waits for it, or the one that has fetched it     |
 | `guesses`  | name of an answer                   | what is counted of it in budgets until it is fetched, as JSON  |
+| `batches`  | kind (1 byte) name of a batch, a file ... | who has made or fetched it, which results are kept       |
 
 Attempts are found by the number of their rollout, because names are long and in no order: numbers grow, so that pages
 are full. Integers are big-endian. Ids hold no NUL (`model.ID_PATTERN`), so `a NUL` sorts before `ab NUL` and never

@@ -163,6 +163,8 @@ class Entry:
     """What is done in the same transaction (`store.transaction`, which knows of entries) once it is written."""
     deferred: str | None = None
     """The name of its answer (`dialects.retrieval`), where another call will fetch that: until then it is open."""
+    batch: str | None = None
+    """The name of the batch that it has made (`dialects.batches`), where it has made one."""
 
     def style(self) -> tuple[Any, ...]:
         """The values of `STYLE`, in its order."""

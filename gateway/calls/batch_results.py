@@ -1,0 +1,97 @@
+"""Reads results of batches of the tape once they were fetched (`calls.batches`): a few at a time, on a thread.
+
+It works in the process whose call has fetched them, and takes up what another has left: when it starts, with the next
+results, and now and then. Two that read the same keep each result once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from penstock.gateway.calls import batches
+from penstock.gateway.calls.batches import Count, Results, Todo
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.reader import Reader
+from penstock.gateway.store.recorder import Recorder
+
+EVERY_S: Final = 600.0
+"""How often it is looked for what others have left."""
+_log = logging.getLogger("penstock.batches")
+
+
+class BatchResults:
+    """`start` before use, `stop` before the recorder closes."""
+
+    def __init__(
+        self, tape: Reader, recorder: Recorder, metrics: Metrics, now_ns: Callable[[], int], count: Count,
+        counted: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`count`: what is done with new results in their transaction; `counted`: after that."""
+        self._tape, self._recorder, self._metrics, self._now_ns = tape, recorder, metrics, now_ns
+        self._count, self._counted = count, counted
+        self._news, self._stopping = asyncio.Event(), False
+        self._task: asyncio.Task[None] | None = None
+
+    def look(self) -> None:
+        """A call may have fetched results."""
+        self._news.set()
+
+    async def start(self) -> None:
+        """Takes up what was left."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        """Keeps what it is about to keep; the rest is read later."""
+        self._stopping = True
+        self.look()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            self._news.clear()
+            with suppress(TapeError):  # the recorder has told of it
+                for todo in await asyncio.to_thread(batches.todos, self._tape):
+                    await self._safely(todo)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._news.wait()
+
+    async def _safely(self, todo: Todo) -> None:
+        try:
+            await self._read(todo)
+        except TapeError:
+            raise
+        except Exception:
+            _log.exception("results of batch %s cannot be read", todo.batch)
+            await self._finish(todo, (1, "they could not be read; the gateway's log says why"))
+
+    async def _read(self, todo: Todo) -> None:
+        # The call that has made the batch may wait to be written, here or by another worker.
+        await self._recorder.flush_all()
+        found = await asyncio.to_thread(Results, self._tape, todo)
+        while entries := [] if self._stopping or not found.rollout else await asyncio.to_thread(found.some):
+            kept = await self._recorder.submit(
+                partial(batches.keep, batch=found.batch, entries=entries, count=self._count)
+            )
+            if kept is None:
+                # They are those of the call that has fetched them now, or nobody's.
+                found = await asyncio.to_thread(Results, self._tape, todo)
+                continue
+            self._metrics.batch_results[("kept",)] += kept
+            self._metrics.batch_results[("again",)] += len(entries) - kept
+            self._counted()
+        if not self._stopping:
+            await self._finish(todo, (found.left_out, found.why) if found.left_out else None)
+
+    async def _finish(self, todo: Todo, left: tuple[int, str] | None) -> None:
+        if left is not None:
+            self._metrics.batch_results[("left_out",)] += left[0]
+            _log.warning("of batch %s, %d results or more are left out: %s", todo.batch, *left)
+        await self._recorder.submit(partial(batches.finish, todo=todo, left=left, now=self._now_ns()))

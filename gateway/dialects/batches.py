@@ -1,0 +1,397 @@
+"""Batches: many requests in one, whose answers are fetched later, all together. Pure.
+
+The table `FORMS` says which calls have to do with them. A provider names a batch, and the files that go in and come
+out, by ids; on the tape these have its name before them (`openai/batch_1`). Requests are read of the call that makes a
+batch, or of the file that it names, and each answer is an answer of the format of its request's path.
+
+    openai      requests are lines of a file, `{custom_id, url, body}`; answers are lines of two others, in any order:
+                `{custom_id, response: {status_code, body}, error}`
+    anthropic   requests stand in the call, `requests[{custom_id, params}]`; answers are lines, in any order:
+                `{custom_id, result: {type: succeeded|errored|canceled|expired, message|error}}`
+    gemini      requests and answers stand in the calls, in the same order, with a key in `metadata` or none:
+                `inlinedResponses[{response|error, metadata}]`
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from email.message import Message
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from penstock.gateway.dialects.json_scan import elements, members
+from penstock.gateway.dialects.loose_json import Json, label, lenient, loads, obj, objs, text
+from penstock.gateway.model.span import Usage
+
+TIER: Final = "batch"
+"""What the tier is called in lists of prices, whatever an answer says."""
+LONGEST_LINE: Final = 32 << 20
+"""Bytes of a result that is read."""
+Does: TypeAlias = Literal["upload", "state", "make", "results"]
+_ID: Final = r"[A-Za-z0-9._~-]{1,256}"
+_NAME = re.compile(_ID)
+
+
+class Form(NamedTuple):
+    """Calls of one kind."""
+
+    of: str
+    """Whose: what stands before ids."""
+    does: Does
+    """Brings a file of requests; tells of batches, one or many; makes one; fetches answers."""
+    calls: re.Pattern[str]
+    """Method and path; the group is the id of what is fetched."""
+
+
+def _form(of: str, does: Does, calls: str) -> Form:
+    return Form(of, does, re.compile(calls))
+
+
+_OPENAI: Final = "(?:/openai)?(?:/v1)?"
+FORMS: Final = (
+    _form("openai", "upload", f"POST {_OPENAI}/files"),
+    _form("openai", "make", f"POST {_OPENAI}/batches"),
+    _form("openai", "state", f"GET {_OPENAI}/batches(?:/{_ID})?|POST {_OPENAI}/batches/{_ID}/cancel"),
+    _form("openai", "results", f"GET {_OPENAI}/files/({_ID})/content"),
+    _form("anthropic", "make", "POST (?:/anthropic)?(?:/v1)?/messages/batches"),
+    _form("anthropic", "results", f"GET (?:/anthropic)?(?:/v1)?/messages/batches/({_ID})/results"),
+    _form("gemini", "make", rf"POST /v1(?:alpha|beta)\w*/models/{_ID}:batchGenerateContent"),
+    _form("gemini", "results", rf"GET /v1(?:alpha|beta)\w*/batches/({_ID})"),
+)
+
+
+class Batch(NamedTuple):
+    """What an answer tells of a batch."""
+
+    name: str
+    made: bool = False
+    """Whether the call has made it."""
+    requests: str | None = None
+    """The file of its requests."""
+    results: tuple[str, ...] = ()
+    """The files of its answers."""
+    url: str = ""
+    """Where its requests go that do not say it themselves."""
+    created: str = ""
+    """When its provider has made it: one with another time is another batch."""
+
+
+class Told(NamedTuple):
+    """What a call tells that has to do with batches."""
+
+    batches: tuple[Batch, ...] = ()
+    uploaded: str | None = None
+    """A file that may hold requests."""
+    fetched: str | None = None
+    """The batch, or the file, whose answers it has fetched."""
+    is_file: bool = False
+
+
+@lru_cache(maxsize=4096)
+def find(method: str, path: str) -> tuple[Form, str | None] | None:
+    """What a call has to do with batches, and the id in its path. Remembered: paths repeat."""
+    call = f"{method} {path}"
+    for form in FORMS:
+        if (found := form.calls.fullmatch(call)) is not None:
+            return form, found[1] if form.calls.groups else None
+    return None
+
+
+def told(method: str, path: str, response: bytes) -> Told | None:
+    """What a call tells by its answer; None where that has nothing to do with batches."""
+    found = find(method, path.partition("?")[0])
+    if found is None:
+        return None
+    form, name = found
+    if form.does == "results":
+        return _fetched(form, f"{form.of}/{name}", response)
+    answer = obj(loads(response))
+    if form.does == "upload":
+        file = _kept(form, answer.get("id")) if answer.get("purpose") == "batch" else None
+        return None if file is None else Told(uploaded=file)
+    whole = objs(answer.get("data")) or [answer]
+    batches = [it for one in whole if (it := _batch(form, one, path)) is not None]
+    return Told(tuple(batches)) if batches else None
+
+
+def _fetched(form: Form, name: str, response: bytes) -> Told | None:
+    if form.of == "gemini":
+        return Told(fetched=name) if b'"inlinedResponses"' in response else None
+    # Files of anything are fetched so.
+    of_batch = form.of != "openai" or b'"custom_id"' in response[: 1 << 16]
+    return Told(fetched=name, is_file=form.of == "openai") if of_batch else None
+
+
+def _batch(form: Form, answer: Json, path: str) -> Batch | None:
+    made = form.does == "make"
+    if form.of == "gemini":
+        name = _kept(form, (text(answer.get("name")) or "").removeprefix("batches/"))
+        url = path.partition("?")[0].replace(":batchGenerateContent", ":generateContent")
+        created = str(obj(answer.get("metadata")).get("createTime", ""))
+        return None if name is None else Batch(name, made, url=url, created=created)
+    name = _kept(form, answer.get("id"))
+    if name is None:
+        return None
+    files = [_kept(form, answer.get(it)) for it in ("output_file_id", "error_file_id")]
+    url = label(answer.get("endpoint")) or "" if form.of == "openai" else "/v1/messages"
+    requests, created = _kept(form, answer.get("input_file_id")), str(answer.get("created_at", ""))
+    return Batch(name, made, requests, tuple(it for it in files if it), url, created)
+
+
+def _kept(form: Form, name: Any) -> str | None:
+    """An id as it is kept; None where it is none."""
+    return f"{form.of}/{name}" if isinstance(name, str) and _NAME.fullmatch(name) else None
+
+
+def batched(usage: Usage | None) -> Usage | None:
+    """Usage at the price of a batch."""
+    return None if usage is None else usage.model_copy(update={"billed": {**(usage.billed or {}), "tier": TIER}})
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+class Request(NamedTuple):
+    """One of a batch."""
+
+    body: bytes
+    url: str = ""
+    """Where it goes, if it says so."""
+
+
+class _Line(msgspec.Struct):
+    custom_id: str | None = None
+    url: str | None = None
+    body: msgspec.Raw = msgspec.Raw()
+    params: msgspec.Raw = msgspec.Raw()
+
+
+class _Keyed(msgspec.Struct):
+    key: Any = None
+
+
+class _Inline(msgspec.Struct):
+    request: msgspec.Raw = msgspec.Raw()
+    response: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+    metadata: _Keyed | None = None
+
+
+class _Inlined(msgspec.Struct):
+    requests: list[_Inline] = []
+
+
+class _Source(msgspec.Struct):
+    requests: _Inlined | None = None
+
+
+class _Config(msgspec.Struct):
+    inputConfig: _Source | None = None
+    input_config: _Source | None = None
+
+
+class _Order(msgspec.Struct):
+    batch: _Config | None = None
+
+
+_line, _order = lenient(_Line), lenient(_Order)
+
+
+class Requests:
+    """Those of a batch, by what their answers are known by. It holds the body that they stand in."""
+
+    def __init__(self, of: str, body: bytes, content_type: str) -> None:
+        """`body`: of the call that has made the batch, or of the one that has brought its file."""
+        self._body = body
+        self._places = dict[str, tuple[int, int]]()
+        self._inline = dict[str, bytes]()
+        if of == "gemini":
+            batch = _order(body).batch or _Config()
+            inlined = (batch.inputConfig or batch.input_config or _Source()).requests or _Inlined()
+            self._inline = {_key(one, at): bytes(one.request) for at, one in enumerate(inlined.requests)}
+            return
+        with suppress(ValueError):  # what comes before the end of what can be read is known
+            for start, end in _posted(body) if of == "anthropic" else _lines_of(body, content_type):
+                if end - start <= LONGEST_LINE and (name := _line(body[start:end]).custom_id):
+                    self._places[name] = (start, end)
+
+    def of(self, name: str) -> Request:
+        """The request of an answer; an empty one where it is not known."""
+        if (place := self._places.get(name)) is None:
+            return Request(self._inline.get(name, b""))
+        whole = self._body[slice(*place)]
+        line = _line(whole)
+        return Request(_exact(whole, line.body, "body") or _exact(whole, line.params, "params"), line.url or "")
+
+
+def _posted(body: bytes) -> Iterator[tuple[int, int]]:
+    """Where the requests stand in a call; raises `ValueError` where that cannot be read."""
+    for name, at, _ in members(body):
+        if name == "requests" and body[at : at + 1] == b"[":
+            yield from elements(body, at)
+
+
+def _lines_of(body: bytes, content_type: str) -> Iterator[tuple[int, int]]:
+    """Where the lines of the file in a form stand."""
+    at, end = _part(body, content_type)
+    while at < end:
+        stop = body.find(b"\n", at, end)
+        stop = end if stop < 0 else stop
+        yield at, stop
+        at = stop + 1
+
+
+def _part(body: bytes, content_type: str) -> tuple[int, int]:
+    """Where the file stands in a form; nowhere if there is none."""
+    told = Message()
+    told["content-type"] = content_type
+    boundary = b"--" + str(told.get_param("boundary", "")).encode("latin-1", "replace")
+    at = body.find(boundary) if len(boundary) > 2 else -1
+    while at >= 0:
+        start = body.find(b"\r\n\r\n", at)
+        stop = body.find(b"\r\n" + boundary, start)
+        if start < 0 or stop < 0:
+            break
+        if re.search(rb'\bname="?file"?', body[at:start]):
+            return start + 4, stop
+        at = stop + 2
+    return 0, 0
+
+
+def _exact(whole: bytes, read: msgspec.Raw, *path: str) -> bytes:
+    """What was read of a text as it stands there. JSON that decoders refuse is read from a copy (`json_scan`)."""
+    found = bytes(read)
+    if found in whole:
+        return found
+    at, end = 0, len(whole)
+    for wanted in path:
+        at, end = next(((a, b) for name, a, b in members(whole, at) if name == wanted), (0, 0))
+    return whole[at:end]
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """An answer of a batch."""
+
+    name: str
+    """What it is known by in its batch."""
+    body: bytes
+    """The answer; where there is none, the line that says why."""
+    status: int | None = 200
+    """As the provider tells it."""
+    error: str | None = None
+    """Why it is no answer."""
+
+
+class _Response(msgspec.Struct):
+    status_code: Any = None
+    body: msgspec.Raw = msgspec.Raw()
+
+
+class _Outcome(msgspec.Struct):
+    type: Any = None
+    message: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class _Code(msgspec.Struct):
+    code: Any = None
+
+
+class _Answered(msgspec.Struct):
+    custom_id: str | None = None
+    id: Any = None
+    response: _Response | None = None
+    error: _Code | None = None
+    result: _Outcome | None = None
+
+
+class _Listed(msgspec.Struct):
+    inlinedResponses: list[_Inline] = []
+
+
+class _Held(msgspec.Struct):
+    inlinedResponses: _Listed | list[_Inline] | None = None
+
+
+class _Operation(msgspec.Struct):
+    done: Any = None
+    response: _Held | None = None
+
+
+_answered, _operation = lenient(_Answered), lenient(_Operation)
+_ENDS: Final = {"errored": "batch_error", "canceled": "batch_cancelled", "expired": "batch_expired"}
+"""Of Anthropic's results, and why they are no answers."""
+_CODES: Final = {"batch_expired": "batch_expired", "batch_cancelled": "batch_cancelled"}
+_BAD: Final = 400
+
+
+def results(of: str, pieces: Iterable[bytes]) -> Iterator[Result | None]:
+    """The answers in a body that comes in pieces, one after the other; None for one that cannot be read."""
+    if of == "gemini":
+        yield from _inlined(b"".join(pieces))
+        return
+    read: Callable[[bytes], Result | None] = _of_openai if of == "openai" else _of_anthropic
+    for line in _lines(pieces):
+        if line is None or line.strip():
+            yield None if line is None else read(line)
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes | None]:
+    """Lines without their ends; None for one that is too long."""
+    held, size = list[bytes](), 0
+    for piece in pieces:
+        *whole, rest = piece.split(b"\n")
+        for part in whole:
+            yield b"".join([*held, part]) if size + len(part) <= LONGEST_LINE else None
+            held, size = [], 0
+        size += len(rest)
+        held = [*held, rest] if size <= LONGEST_LINE else []
+    if size:
+        yield b"".join(held) if held else None
+
+
+def _of_openai(line: bytes) -> Result | None:
+    read = _answered(line)
+    name = read.custom_id or (None if read.response is None and read.error is None else label(read.id))
+    if not name:
+        return None
+    if read.response is None or not read.response.body:
+        code = None if read.error is None else label(read.error.code)
+        return Result(name, line, None, _CODES.get(code or "", "batch_error"))
+    status = read.response.status_code if isinstance(read.response.status_code, int) else 200
+    body = _exact(line, read.response.body, "response", "body")
+    return Result(name, body, status, f"http_{status}" if status >= _BAD else None)
+
+
+def _of_anthropic(line: bytes) -> Result | None:
+    read = _answered(line)
+    if not read.custom_id or read.result is None:
+        return None
+    outcome = read.result
+    if outcome.type == "succeeded" and outcome.message:
+        return Result(read.custom_id, _exact(line, outcome.message, "result", "message"))
+    body = _exact(line, outcome.error, "result", "error") or line
+    return Result(read.custom_id, body, None, _ENDS.get(str(outcome.type), "batch_error"))
+
+
+def _inlined(body: bytes) -> Iterator[Result | None]:
+    held = (_operation(body).response or _Held()).inlinedResponses
+    for at, one in enumerate(held.inlinedResponses if isinstance(held, _Listed) else held or ()):
+        if one.response:
+            yield Result(_key(one, at), bytes(one.response))
+        elif one.error:
+            yield Result(_key(one, at), b'{"error":%b}' % bytes(one.error), None, "batch_error")
+        else:
+            yield None
+
+
+def _key(one: _Inline, at: int) -> str:
+    """What an answer of Gemini's is known by: its key, or its place."""
+    return (label(one.metadata.key) if one.metadata else None) or str(at)
