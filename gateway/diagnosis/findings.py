@@ -14,7 +14,7 @@ from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.dialects.sampling import forced, skewed
 from penstock.gateway.dialects.token_ids import IDS, Tokens, length
-from penstock.gateway.dialects.unread import WORDS, still_unread
+from penstock.gateway.dialects.unread import WORDS, Gaps, still_unread
 from penstock.gateway.model.answers import Finding
 from penstock.gateway.model.attributes import CAPTURED, PREWARM, UNATTRIBUTED
 from penstock.gateway.model.lifecycle import LIVE, WAITING
@@ -194,7 +194,7 @@ def of_tokens(rollout: RolloutSummary, span: Span, tokens: Tokens | None) -> Ite
 def of_unread(rollout: RolloutSummary, span: Span, request: bytes, response: bytes) -> Iterator[Finding]:
     """A finding from the decoded bytes of a good call: what they hold and was not read. What ids and log-probabilities
     lack, `of_tokens` says."""
-    gaps = {key: kind for key, kind in still_unread(span, request, response).items() if kind not in _OF_TOKENS}
+    gaps: Gaps = {key: kind for key, kind in still_unread(span, request, response).items() if kind not in _OF_TOKENS}
     if gaps and span.status == SpanStatus.OK:
         key = min(gaps, key=lambda one: gaps[one] == "usage")
         more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""

@@ -14,6 +14,7 @@ from penstock.gateway.dialects import DIALECTS, FAMILIES
 ROOT = Path(__file__).parents[3]
 NAMES = {dialect.name for dialect in DIALECTS} | set(FAMILIES)
 OTHERS = {
+    "gateway/calls/batches.py": "whose APIs have batches",
     "gateway/calls/capture/request.py": "which of chat's events are there for token ids alone",
     "gateway/demo/demo.py": "the two agents of the demo",
     "gateway/model/price_lists.py": "providers, as LiteLLM's list of prices names them",
