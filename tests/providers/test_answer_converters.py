@@ -263,17 +263,16 @@ def test_arguments_of_a_stream_begin_as_an_object_does(litellm: Library, pieces:
         assert [delta["partial_json"] for delta in deltas] == made
 
 
-@pytest.mark.parametrize(
-    "deltas",
-    [
-        [(0, "a", "f", '{"x":1}'), (0, "b", "g", "{}")],
-        [(None, "a", "f", '{"x":'), (None, None, None, "1}"), (None, "b", "g", "{}")],
-        [(0, "a", "f", '{"x"'), (0, "a", "f", ":1}"), (1, "b", "g", "{}")],
-        [(0, "", "f", {"x": 1}), (1, "", "g", {})],
-        [(0, "a", "f", '{"x":1}'), (0, "a", None, '{"x":1}'), (0, "b", "g", "{}")],
-    ],
-    ids=["one index", "no index", "names again", "objects, no ids", "whole again"],
-)
+ODD: list[list[Any]] = [
+    [(0, "a", "f", '{"x":1}'), (0, "b", "g", "{}")],
+    [(None, "a", "f", '{"x":'), (None, None, None, "1}"), (None, "b", "g", "{}")],
+    [(0, "a", "f", '{"x"'), (0, "a", "f", ":1}"), (1, "b", "g", "{}")],
+    [(0, "", "f", {"x": 1}), (1, "", "g", {})],
+    [(0, "a", "f", '{"x":1}'), (0, "a", None, '{"x":1}'), (0, "b", "g", "{}")],
+]
+
+
+@pytest.mark.parametrize("deltas", ODD, ids=["one index", "no index", "names again", "objects, no ids", "whole again"])
 def test_calls_of_odd_engines(deltas: list[Any]) -> None:
     answer, found = Read(), list[Piece]()
     for index, id, name, arguments in deltas:
