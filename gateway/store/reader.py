@@ -38,6 +38,7 @@ _SEGMENTS = 2000
 """Segments of the log that are looked through in one transaction."""
 _STEP = 50
 """Heads that are decoded at once: consumers often stop after a page."""
+_SPANS = Wanted(kinds=["span"])
 
 
 class Reader:
@@ -203,16 +204,24 @@ class Reader:
             newest = min(newest, before - 1)
         while newest > 0:
             with self.view() as view:
-                if (hole := view.hole("log", newest)) is not None:
-                    newest = hole[0] - 1
-                    continue
-                first, records = self._segment(view, newest)
-                last = max(first, newest - _STEP + 1)
-                told = [self._change(view, at, records[at - first], EVERYTHING) for at in range(newest, last - 1, -1)]
-            yield from (
-                (change.cursor, change.span) for change in told if change is not None and change.span is not None
-            )
-            newest = last - 1
+                found, newest = self._spans_back(view, newest)
+            yield from found
+
+    def _spans_back(self, view: View, newest: int) -> tuple[list[tuple[int, Span]], int]:
+        """(a step of the spans that changes up to this one tell of, newest first; the change to go on with)."""
+        found, least = list[tuple[int, Span]](), newest - _LOOKED
+        while newest > max(0, least) and len(found) < _STEP:
+            if (hole := view.hole("log", newest)) is not None:
+                newest = hole[0] - 1
+                continue
+            first, records = self._segment(view, newest)
+            while newest >= first and len(found) < _STEP:
+                record = records[newest - first]
+                # What tells of something else is not even decoded.
+                if _SPANS.concerns(record) and (change := self._change(view, newest, record, _SPANS)) is not None:
+                    found += [] if change.span is None else [(change.cursor, change.span)]
+                newest -= 1
+        return found, newest
 
     def changes(self, since: int, limit: int, wanted: Wanted = EVERYTHING) -> tuple[list[Change], int]:
         """At most `limit` wanted changes after `since`, oldest first, and the cursor to go on from: a page that looked

@@ -21,8 +21,10 @@ from fakes.entries import HEADERS, call, conversation, finish, running
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import examine, problems
 from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.store import Store, codec, environment, keys, records
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.environment import FORMAT, ORDER, REMAP_BYTES
@@ -224,6 +226,25 @@ def test_changes_and_recent_tell_every_call_once_whatever_the_page(store: Store)
     assert list(store.recent(1)) == list(store.recent(-3)) == []
     assert store.changes(10**30, 5) == ([], 10**30)
     assert store.changes(-7, 1) == store.changes(0, 1)
+
+
+@pytest.mark.parametrize("together", [1, 500], ids=["each in its own commit", "in few commits"])
+def test_the_newest_spans_are_found_behind_changes_of_all_else_without_reading_those(
+    store: Store, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    store.write([call() for _ in range(120)])
+    for at in range(0, 2000, together):
+        names = [f"q{number}" for number in range(at, at + together)]
+        store.write(
+            [Task(lambda tape, names=names: QueueOperations(tape).enqueue([(it, RolloutSpec()) for it in names], 1))]
+        )
+    read, views = list[int](), list[View]()
+    change, entered = View.change, View.__init__
+    monkeypatch.setattr(View, "change", lambda view, at, record: read.append(at) or change(view, at, record))
+    monkeypatch.setattr(View, "__init__", lambda view, *given: views.append(view) or entered(view, *given))
+    assert [span.sequence for _, span in islice(store.recent(), 100)] == list(range(120, 20, -1))
+    assert len(read) == 100
+    assert len(views) < 10
 
 
 def test_a_call_that_runs_is_seen_and_so_is_its_request(store: Store) -> None:
