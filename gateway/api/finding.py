@@ -14,13 +14,15 @@ def finder(control: Control, target: Target, query: Query, now_ns: int) -> Find:
     index = control.index
     if index is None or not any(one.field.about != "bodies" for one in query.conditions):
         return scan
-    text, silent = str(query), False
+    text, silent, last = str(query), False, None
 
     def find(before: int | None, limit: int) -> questions.Found | None:
-        """Once it has not answered, the rest of the page is scanned."""
-        nonlocal silent
-        found = None if silent else index.find(questions.Find(target, text, now_ns, before, limit))
-        silent = found is None
+        """Once it has not answered, the rest of the page is scanned. What it has found is not asked for again."""
+        nonlocal silent, last
+        found = last.below(before) if last is not None and before is not None else None
+        if found is None and not silent:
+            last = found = index.find(questions.Find(target, text, now_ns, before, limit))
+            silent = found is None
         return found
 
     return find

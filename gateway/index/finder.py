@@ -15,13 +15,18 @@ from penstock.gateway.index.sums import summed
 from penstock.gateway.index.tables import Tables
 from penstock.gateway.index.texts import Hits, Needle, Texts, joined
 
-SEARCH_S: Final = 1.0
-"""How long a search of texts goes on before it answers with what it has found. It goes on there when it is asked again.
+SEARCH_S: Final = 0.5
+"""How long a search of texts goes on before it answers with what it has found. It goes on there when it is asked again;
+others are answered between.
 """
 
 
 class Unfinished(Exception):
-    """A question that has no answer now, and that is no fault of the index."""
+    """A question that has no answer now, and that is no fault of the index. `again`: as `Failed` has it."""
+
+    def __init__(self, reason: str, again: bool = False) -> None:
+        super().__init__(reason)
+        self.again = again
 
 
 def find(tables: Tables, texts: Texts, asked: Find) -> Found:
@@ -41,7 +46,7 @@ def sum_up(tables: Tables, texts: Texts, asked: Sum) -> Summed:
     for hits in _searched(texts, sql.needles(query)):
         tables.put_hits(hits.cursors)
         if hits.low and hits.last:
-            raise Unfinished("a search of texts takes long: it goes on when it is asked again")
+            raise Unfinished("a search of texts takes long: it goes on when it is asked again", again=True)
     where = sql.where(query, "spans", tables.words).row
     return Summed(*summed(tables.ask, asked.by, where, asked.limit))
 

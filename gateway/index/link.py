@@ -55,6 +55,10 @@ PAUSES_S: Final = (1.0, 60.0)
 """How long after its start a process that has ended is started again: at first, and at most."""
 TURN_S: Final = 1.0
 """How long a list waits while others are answered, before it scans."""
+SEARCHED_S: Final = 5.0
+"""How long figures wait for a search of all texts to end, before the newest calls are scanned."""
+OTHERS_S: Final = 0.002
+"""How long it is left between two steps of that to others who wait: a lock alone lets nobody else in."""
 FAULTS: Final = (OSError, EOFError, msgspec.MsgspecError)
 """What comes of a process that ends, or that does not say the whole of what it says."""
 BEHIND_S: Final = 1.0
@@ -158,8 +162,11 @@ class Link:
         return answer if isinstance(answer, Found) else None
 
     def sum(self, asked: Sum) -> Summed | None:
-        """What the calls of a filter come to; None: scan."""
-        answer = self._ask_if_near(asked)
+        """What the calls of a filter come to; None: scan. A search of texts goes on for a while: a scan would say less,
+        and compute in the gateway."""
+        until = time.monotonic() + SEARCHED_S
+        while isinstance(answer := self._ask_if_near(asked), Failed) and answer.again and time.monotonic() < until:
+            time.sleep(OTHERS_S)
         return answer if isinstance(answer, Summed) else None
 
     def total(self) -> Totalled | None:
@@ -182,7 +189,7 @@ class Link:
         answer = self._ask(asked, TURN_S)
         if isinstance(answer, Behind):
             self._not_before = time.monotonic() + BEHIND_S
-        if isinstance(answer, Failed) and answer.reason != self._said:
+        if isinstance(answer, Failed) and not answer.again and answer.reason != self._said:
             self._said = answer.reason
             _log.warning("the index did not answer, the tape is scanned: %s", answer.reason)
         return answer

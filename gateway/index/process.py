@@ -132,7 +132,9 @@ class Answering:
             if self._index.lag > NEAR or not self._catch_up(CATCH_UP_S):
                 return Behind(self._index.cursor)
             return Failed(self._broken) if self._broken is not None else self._found(question)
-        except (QueryError, TapeError, Unfinished) as error:
+        except Unfinished as error:
+            return Failed(str(error), error.again)
+        except (QueryError, TapeError) as error:
             return Failed(str(error))
         except UNREADABLE as error:
             self._give_up(error)

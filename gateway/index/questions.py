@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from operator import neg
 from typing import Any, TypeAlias
 
 import msgspec
@@ -35,6 +37,13 @@ class Found(msgspec.Struct, tag=True, frozen=True):
     """Of rollouts their names."""
     hits: list[int] = []
     """Of rollouts the cursor of a span that a filter of spans takes; empty where it is of none."""
+
+    def below(self, before: int) -> Found | None:
+        """The rest of it, below a position; None where that is not all known."""
+        at = bisect_left(self.positions, 1 - before, key=neg)
+        if at == len(self.positions) and not self.complete:
+            return None
+        return Found(self.positions[at:], self.complete, self.reached, self.names[at:], self.hits[at:])
 
 
 class Sum(msgspec.Struct, tag=True, frozen=True):
@@ -118,6 +127,8 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     """It cannot answer: why."""
 
     reason: str
+    again: bool = False
+    """It has come a step further, and goes on there when it is asked the same again."""
 
 
 Question: TypeAlias = Find | Sum | Total | List | Status | Rebuild

@@ -7,34 +7,39 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast, get_args
 
 import pytest
 from fakes.entries import body
 from fakes.forgetting import forget
-from hypothesis import HealthCheck, event, example, given, settings
+from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.gateway.api.breakdown import scanned
+from penstock.gateway.api.context import Control
+from penstock.gateway.api.finding import finder as listing_finder
 from penstock.gateway.api.pages import Find as Finder
-from penstock.gateway.api.pages import recent_walk, rollouts_walk, scan
+from penstock.gateway.api.pages import page, recent_walk, rollouts_walk, scan
 from penstock.gateway.api.stats import gather
 from penstock.gateway.app import open_store
 from penstock.gateway.filters.fields import FIELDS, Target
 from penstock.gateway.filters.query import Term, parse
 from penstock.gateway.index.finder import Unfinished
 from penstock.gateway.index.follower import Index
-from penstock.gateway.index.questions import Find, Sum
+from penstock.gateway.index.questions import Find, Found, Sum
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.answers import Stats
 from penstock.gateway.model.attributes import AMBIGUOUS, SHADOW_OF, TOOL, UNREAD
 from penstock.gateway.model.breakdown import BreakdownRow
 from penstock.gateway.model.grouping import By
 from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome
 from penstock.gateway.model.span import Usage
 from penstock.gateway.queue.operations import QueueOperations
@@ -422,6 +427,71 @@ def test_figures_are_those_of_a_scan(happens: list[tuple[Any, ...]], bys: list[B
         assert without_mean(summed_all) == without_mean(scanned_all)
         assert summed_all.rewards.mean == pytest.approx(scanned_all.rewards.mean)
         event(f"tools were run: {bool(summed_all.by_tool)}, rewards given: {summed_all.rewards.count > 0}")
+
+
+OTHERS = ["status", "kind", "http", "error", "model", "tool", "agent", "attempt", "rollout", "text"]
+
+
+@st.composite
+def with_texts(draw: st.DrawFn) -> str:
+    """A filter of spans: something that they say, and other terms that the same call must satisfy."""
+    terms = [Term("text", "~", (draw(st.sampled_from(VALUES["text"])),), draw(st.booleans()))]
+    for name in draw(st.lists(st.sampled_from(OTHERS), min_size=1, max_size=2)):
+        values = VALUES.get(name, {"http": ["200", "429"]}.get(name, [*WORDS, "http_429", "a1"]))
+        operator = "~" if name == "text" else ":"
+        terms.append(Term(name, operator, (draw(st.sampled_from(values)),), draw(st.booleans())))
+    filter = " ".join(map(str, terms))
+    try:
+        parse(filter, "spans", NOW)
+    except ValueError:
+        assume(False)
+    return filter
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(
+    st.lists(actions, min_size=5, max_size=60),
+    st.lists(with_texts(), min_size=4, max_size=12),
+    st.integers(1, 9),
+    st.integers(0, 4),
+)
+def test_what_is_said_and_another_term_take_as_many_calls_in_pages_and_in_sums(
+    happens: list[tuple[Any, ...]], asked: list[str], limit: int, answers: int
+) -> None:
+    """Each call once: in pages that are followed, where the index ends to answer after some, and in every sum."""
+    with history() as found:
+        for action in happens:
+            found.do(action)
+        found.do(("follow",))
+        for filter in asked:
+            wanted = listed(found.store, "spans", filter, scan)
+            assert followed(found, filter, limit, answers) == wanted, filter
+            calls = [one for one in wanted if one.kind == "llm" and one.status != "open" and not own(one)]
+            for by in cast("list[By]", ["model", "status"]):
+                rows = summed(found.index, Sum(by, filter, NOW, 1000))
+                values = Counter("unknown" if getattr(one, by) is None else str(getattr(one, by)) for one in calls)
+                assert {row["value"]: row["calls"] for row in rows} == values, (by, filter)
+            event(f"found: {bool(wanted)}, of them calls: {bool(calls)}")
+
+
+def followed(found: History, filter: str, limit: int, answers: int) -> list[Any]:
+    """All rows of a filter, page by page. `answers`: how often the index answers on each page."""
+    rows, mark, query, left = list[Any](), None, parse(filter, "spans", NOW), 0
+
+    def find(asked: Find) -> Found | None:
+        nonlocal left
+        left -= 1
+        return found.index.find(asked) if left >= 0 else None
+
+    control = cast(Control, SimpleNamespace(index=SimpleNamespace(find=find)))
+    while True:
+        left = answers
+        one = asyncio.run(
+            page(recent_walk(found.store, query, listing_finder(control, "spans", query, NOW)), mark, limit)
+        )
+        rows += one.rows
+        if (mark := one.mark) is None:
+            return rows
 
 
 def without_mean(stats: Stats) -> Stats:

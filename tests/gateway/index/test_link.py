@@ -11,28 +11,33 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fakes.entries import call
 from fakes.process import ROOT
 from fakes.runs import alive
 
+from penstock.gateway.api import pages
+from penstock.gateway.api.context import Control
+from penstock.gateway.api.finding import finder
 from penstock.gateway.api.pages import recent_walk, scan
 from penstock.gateway.app import open_store
 from penstock.gateway.filters.query import parse
 from penstock.gateway.index.follower import Index
 from penstock.gateway.index.link import LARGE, Link, When
 from penstock.gateway.index.process import Answering
-from penstock.gateway.index.questions import Behind, Failed, Find, Found
+from penstock.gateway.index.questions import Answer, Behind, Failed, Find, Found, Question, Sum, Summed
 from penstock.gateway.index.segments import NEAR, Held, Segments
 from penstock.gateway.model.index import IndexView
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Outcome
+from penstock.gateway.model.span import Span
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.store import Store, keys
 from penstock.gateway.store.directory import TapeError
@@ -322,6 +327,63 @@ def test_a_tape_that_cannot_be_read_is_no_answer(store: Store, monkeypatch: pyte
     answer = answering._answer(asked)
     assert isinstance(answer, Found)
     assert answer.names == ["late"]
+    index.close()
+    ours.close()
+
+
+@pytest.mark.parametrize(("of_finding", "of_a_row"), [(1.0, 0.0), (0.1, 0.04)], ids=["a slow index", "slow rows"])
+async def test_one_page_asks_a_slow_index_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, of_finding: float, of_a_row: float
+) -> None:
+    """However many slices the page has: each had a row of what was found, and asked for the rest anew."""
+    index, clock, asked, at = Index(store, store.path / "index", SEALED), 0.0, list[Find](), Store.at
+    assert index.follow(time.monotonic() + PATIENCE_S)
+
+    def find(one: Find) -> Found:
+        nonlocal clock
+        clock += of_finding
+        asked.append(one)
+        return index.find(one)
+
+    def slowly(self: Store, cursors: Iterable[int]) -> Iterator[tuple[int, Span]]:
+        nonlocal clock
+        for one in at(self, cursors):
+            clock += of_a_row
+            yield one
+
+    monkeypatch.setattr(Store, "at", slowly)
+    monkeypatch.setattr(pages, "time", SimpleNamespace(monotonic=lambda: clock))
+    query, control = parse(ASKED.filter), cast(Control, SimpleNamespace(index=SimpleNamespace(find=find)))
+    page = await pages.page(recent_walk(store, query, finder(control, "spans", query, 0)), None, 30)
+    assert len(page.rows) == 30
+    assert len(asked) == 1
+    index.close()
+
+
+def test_figures_wait_for_a_search_as_long_as_it_gets_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.gateway.index.finder.SEARCH_S", 0.0)
+    monkeypatch.setattr("penstock.gateway.index.texts.BLOCK", 60)
+    index, answers = Index(store, store.path / "index", 10**6), list[Answer]()
+    ours, theirs = Pipe()
+    answer = {"choices": [{"message": {"role": "assistant", "content": "gladly " * 10}}]}
+    store.write([call(response=json.dumps(answer).encode()) for _ in range(5)])
+    assert index.follow(time.monotonic() + PATIENCE_S)
+    answering, link = Answering(index, theirs), Link(store.path, "never", store.cursor)
+
+    def ask(question: Question, wait_s: float) -> Answer:
+        answers.append(answering._answer(question))
+        return answers[-1]
+
+    monkeypatch.setattr(link, "_ask", ask)
+    asked = Sum("model", "text~gladly", 0, 10)
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.gateway.index.link.SEARCHED_S", 0.0)
+        assert link.sum(asked) is None
+    found = link.sum(asked)
+    assert found is not None
+    assert sum(row["calls"] for row in found.rows) == 5
+    assert [type(one) for one in answers] == [Failed] * (len(answers) - 1) + [Summed]
+    assert len(answers) > 2
     index.close()
     ours.close()
 

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -20,6 +22,7 @@ from fakes.entries import HEADERS, call, conversation, finish, running
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import examine, problems
+from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus
@@ -238,13 +241,22 @@ def test_the_newest_spans_are_found_behind_changes_of_all_else_without_reading_t
         store.write(
             [Task(lambda tape, names=names: QueueOperations(tape).enqueue([(it, RolloutSpec()) for it in names], 1))]
         )
-    read, views = list[int](), list[View]()
-    change, entered = View.change, View.__init__
-    monkeypatch.setattr(View, "change", lambda view, at, record: read.append(at) or change(view, at, record))
-    monkeypatch.setattr(View, "__init__", lambda view, *given: views.append(view) or entered(view, *given))
+    counted = Counter[str]()
+
+    def changed(view: View, at: int, record: bytes) -> Change | None:
+        counted["read"] += 1
+        return change(view, at, record)
+
+    def viewed() -> AbstractContextManager[View]:
+        counted["views"] += 1
+        return view()
+
+    change, view = View.change, store.view
+    monkeypatch.setattr(View, "change", changed)
+    monkeypatch.setattr(store, "view", viewed)
     assert [span.sequence for _, span in islice(store.recent(), 100)] == list(range(120, 20, -1))
-    assert len(read) == 100
-    assert len(views) < 10
+    assert counted["read"] == 100
+    assert counted["views"] < 10
 
 
 def test_a_call_that_runs_is_seen_and_so_is_its_request(store: Store) -> None:
