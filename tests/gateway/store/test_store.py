@@ -74,7 +74,7 @@ def test_every_field_of_a_span_has_its_place() -> None:
 def test_an_entry_writes_its_fields_in_the_order_of_the_record() -> None:
     names = {one.name for one in fields(Entry)}
     entry = Entry("r", "a")
-    for name in names - {"rollout", "attempt", "status", "usage", "body", "start_ns", "end_ns"}:
+    for name in names - {"rollout", "attempt", "status", "deferred", "usage", "body", "start_ns", "end_ns"}:
         setattr(entry, name, f"<{name}>")
     style = [f"<{name}>" if name in names else None for name in records.STYLE]
     assert list(entry.style()) == ["<kind>", "open", *style[2:]]
