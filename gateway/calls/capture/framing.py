@@ -3,12 +3,13 @@
 A plain answer is held until it is whole, because engines write it in one go, and gets its new length. A stream passes
 event by event; its chunks are made anew. An answer that needs no change passes as it came, framing included. Errors,
 encoded answers and answers that are neither JSON nor events are not looked into. What an answer is its bytes tell, and
-not only its type: servers answer JSON under the type of streams.
+not its type: servers answer JSON under the type of streams, under that of plain texts, or without one.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final, Protocol
 
 from penstock.gateway.calls.capture.answer import Changes, Cleaner, Events
@@ -20,8 +21,8 @@ LIMIT: Final = 64 << 20
 """Bytes of a plain answer, or of one event, beyond which it passes as it came."""
 LENGTH: Final = re.compile(rb"(?<=\r\n)(content-length:[ \t]*)[0-9]+", re.IGNORECASE)
 _IDENTITY: Final = (None, b"identity")
-_UNTOLD: Final = (b"", b"text/plain", b"application/octet-stream")
-"""Content types that say nothing of what an answer is."""
+_LINES: Final = (b"ndjson", b"jsonl", b"json-seq", b"stream+json")
+"""In content types of streams of another format: these are not held back."""
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 
 
@@ -54,16 +55,22 @@ def cleaned(asked: Asked, connection: UpstreamConnection, chunked: bool, limit: 
         return None
     if connection.events and not connection.length_known:
         return Stream(Cleaner(asked), chunked, limit)
-    untold = connection.content_type.partition(b";")[0].strip() in _UNTOLD
-    json = untold and b"".join(connection.pieces).lstrip(_BLANK).startswith(b"{")
-    if connection.events or json or _is_json(connection.headers):
-        return Whole(Cleaner(asked), connection.events, chunked, limit)
-    return None
+    told = connection.events or _is_json(connection.headers)
+    lines = any(name in connection.content_type for name in _LINES)
+    if not told and (lines or _is_json_body(connection.pieces) is False):
+        return None
+    return Whole(Cleaner(asked), connection.events, chunked, limit, told)
 
 
 def _is_json(headers: Headers) -> bool:
     types = [value for name, value in headers if name.lower() == b"content-type"]
     return len(types) == 1 and types[0].partition(b";")[0].strip().lower() == b"application/json"
+
+
+def _is_json_body(pieces: Iterable[bytes]) -> bool | None:
+    """Whether a body that begins with these is a JSON object; None while that cannot be told."""
+    first = b"".join(pieces).lstrip(_BLANK)
+    return first.startswith(b"{") if first else None
 
 
 class Stream:
@@ -119,8 +126,10 @@ class Stream:
 class Whole:
     """A plain answer, or a stream whose length was known when it began."""
 
-    def __init__(self, cleaner: Changes, events: bool, chunked: bool, limit: int) -> None:
+    def __init__(self, cleaner: Changes, events: bool, chunked: bool, limit: int, told: bool = True) -> None:
+        """`told`: whether its type says that it is one; else its first bytes do, which may come later than its head."""
         self.cleaner = cleaner
+        self._told: bool | None = told or None
         self._limit = limit
         self._events = Events(cleaner, limit)
         self._labelled = events
@@ -157,7 +166,9 @@ class Whole:
         if connection.done:
             self._size = None
             return self._cleaned(connection)
-        return self.broken() + b"".join(self._raw) if self._size > self._limit else b""
+        if self._told is None:
+            self._told = _is_json_body(self._pieces)
+        return self.broken() + b"".join(self._raw) if self._told is False or self._size > self._limit else b""
 
     def broken(self) -> bytes:
         """The head; the client sees that the rest is missing."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import Any
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fakes import vllm_wire
@@ -15,9 +17,12 @@ from fakes.rig import CHAT, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.gateway.calls.capture.framing import Framing, cleaned
+from penstock.gateway.calls.capture.request import Asked
 from penstock.gateway.demo.model import Answer, Call
 from penstock.gateway.dialects import by_name
 from penstock.gateway.dialects.sse import begins
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 
 Json = dict[str, Any]
 ASK: Json = {"model": "policy", "messages": [{"role": "user", "content": "a"}]}
@@ -74,6 +79,58 @@ async def test_a_plain_answer_is_one_under_any_type(rig: Rig, kind: str | None, 
     assert body_of(got) == PLAIN_CLEAN
     span = await rig.span()
     assert (span.stream, span.status, span.finish, span.tool_calls) == (False, "ok", "tool_calls", 1)
+
+
+class Client:
+    """What a client gets of the reads of a link."""
+
+    head_only = False
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.way: Framing | None = None
+
+    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        self.way = cleaned(Asked(b"", tuple(MORE), False), connection, connection.chunked)
+        self.got.append(head + raw if self.way is None else self.way.begin(connection, head, raw))
+        connection.pieces = []
+
+    def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
+        self.got.append(raw if self.way is None else self.way.go_on(connection, raw))
+        connection.pieces = []
+
+    def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+def received(*reads: bytes) -> list[bytes]:
+    """What the client has got of each read."""
+    owner = SimpleNamespace(name="u", connections=0, put_back=lambda _: None, forget=lambda _: None)  # pyright: ignore
+    connection, client = UpstreamConnection(cast(Any, owner)), Client()
+    connection.connection_made(cast(Any, SimpleNamespace(is_closing=lambda: False, write=lambda _: None)))  # pyright: ignore
+    connection.send(cast(Any, client), b"", b"")
+    for read in reads:
+        connection.data_received(read)
+    return client.got
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "text/html", "application/vnd.engine+json"])
+@given(places=st.lists(st.integers(0, len(PLAIN_GIVEN)), max_size=3))
+def test_a_plain_answer_is_cleaned_however_its_head_and_body_are_read(kind: str | None, places: list[int]) -> None:
+    ends = sorted({0, len(PLAIN_GIVEN), *places})
+    pieces = [PLAIN_GIVEN[start:end] for start, end in pairwise(ends)]
+    got = b"".join(received(headed(kind, ("Content-Length", str(len(PLAIN_GIVEN)))), *pieces))
+    assert body_of(got) == PLAIN_CLEAN
+
+
+@pytest.mark.parametrize("before", [b"", b"\n "])
+def test_what_turns_out_to_be_no_json_is_not_held_back(before: bytes) -> None:
+    head = headed("text/plain", ("Content-Length", "8"))
+    assert received(head + before, b"some", b"word"[len(before) :]) == [
+        b"",
+        head + before + b"some",
+        b"word"[len(before) :],
+    ]
 
 
 @pytest.mark.parametrize("kind", ["application/json", None])
