@@ -126,10 +126,11 @@ def _choices(call: Call, options: Options, report: Report) -> list[Output]:
 
 
 def _miscounted(call: Call) -> str | None:
-    outputs = call.outputs or []
+    outputs = list(call.outputs or ())
     generated = sum(len(output.ids) for output in outputs)
     asked = [len(output.prompt) for output in outputs]
-    return miscounted(outputs[0].usage, asked, generated) if generated else None
+    unspelt = any(output.unspelt for output in outputs)
+    return miscounted(outputs[0].usage, asked, generated, unspelt) if generated else None
 
 
 def _trouble(output: Output, options: Options) -> tuple[Lack, str] | None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.gateway.diagnosis.rows import Spelt
 from penstock.gateway.dialects import sse
-from penstock.gateway.dialects.token_ids import HIGHEST, UNKNOWN
+from penstock.gateway.dialects.token_ids import HIGHEST, UNKNOWN, says
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 Logprobs: TypeAlias = npt.NDArray[np.float32]
@@ -36,11 +36,22 @@ class _Logprobs(msgspec.Struct, gc=False):
 
 
 class _Choice(msgspec.Struct, gc=False):
-    index: Index = 0
+    index: Index | None = None
     finish_reason: str | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
+    delta: msgspec.Raw = msgspec.Raw()
+    message: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def unspelt(self) -> bool:
+        """Whether it says something and has no ids of it."""
+        if self.token_ids:
+            return False
+        said = {"delta": self.delta, "message": self.message, "text": self.text}
+        return says({name: msgspec.json.decode(raw) for name, raw in said.items() if raw})
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -73,6 +84,8 @@ class Output:
     """True when the engine gave ids, of an answer that may be empty."""
     usage: Any = None
     """What the engine counted of all choices together, as it came."""
+    unspelt: bool = False
+    """Whether some of what it said came without ids, beside what came with them."""
 
     @property
     def spelt(self) -> Spelt:
@@ -106,8 +119,8 @@ def _folded(answers: Iterable[_Answer]) -> tuple[Output, ...]:
     pieces: dict[int, list[_Choice]] = {}
     for answer in answers:
         prompt, usage = prompt or answer.prompt_token_ids, answer.usage or usage
-        for choice in answer.choices or ():
-            pieces.setdefault(choice.index, []).append(choice)
+        for at, choice in enumerate(answer.choices or ()):
+            pieces.setdefault(at if choice.index is None else choice.index, []).append(choice)
     whole = array(prompt or [])
     return tuple(_output(index, pieces[index], whole, usage) for index in sorted(pieces))
 
@@ -124,6 +137,7 @@ def _output(index: int, pieces: list[_Choice], prompt: Ids, usage: Any) -> Outpu
         finish=next((piece.finish_reason for piece in pieces if piece.finish_reason), None),
         given=bool(given) and bool(own or len(prompt)),
         usage=usage,
+        unspelt=bool(len(ids)) and any(piece.unspelt for piece in pieces),
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.gateway.dialects.loose_json import Json, arr, chunks, count, loads, obj, objs
+from penstock.gateway.dialects.usage import quantity
 
 IDS: Final = "return_token_ids"
 LOGPROBS: Final = "logprobs"
@@ -26,6 +27,8 @@ HIGHEST: Final = 1e-6
 """The most that a log-probability may be: 0, and what 32-bit arithmetic adds to it."""
 UNKNOWN: Final = -9999.0
 """What vLLM writes for a log-probability that it does not know, or that is minus infinity."""
+_COUNTS: Final = (("completion_tokens", "output_tokens"), ("prompt_tokens", "input_tokens"), ("total_tokens",))
+"""What engines call their counts: of what was generated, of the prompt, and of both."""
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ class Output:
     """How many numbers came in their place that are none: above 0, or not finite."""
     asked: int = 0
     """How many tokens its own prompt has; 0 where ids of a prompt stand beside the choices, or nowhere."""
+    unspelt: bool = False
+    """Whether it said something in an event that has no ids of it."""
 
 
 @dataclass(slots=True)
@@ -73,7 +78,10 @@ class Tokens:
     @property
     def miscounted(self) -> str | None:
         """Why the ids are not those of all tokens that the engine counted; None where they are, or there are none."""
-        return miscounted(self.usage, self.asked, self.generated) if self.generated else None
+        if not self.generated:
+            return None
+        unspelt = any(one.ids and one.unspelt for one in self.outputs.values())
+        return miscounted(self.usage, self.asked, self.generated, unspelt)
 
 
 def length(ids: bytes) -> int:
@@ -87,15 +95,30 @@ def common(a: bytes, b: bytes) -> int:
     return next((at for at, (x, y) in enumerate(pairs) if x != y), min(length(a), length(b)))
 
 
-def miscounted(usage: Any, asked: Sequence[int], generated: int) -> str | None:
+def miscounted(usage: Any, asked: Sequence[int], generated: int, unspelt: bool = False) -> str | None:
     """Why ids are not those of all tokens that the engine counted; None where they are, or nobody counted. `usage`: its
-    counts as they came; `asked`: how many ids the prompt of each choice has; `generated`: how many all choices have."""
-    made, read = (count(obj(usage).get(name)) for name in ("completion_tokens", "prompt_tokens"))
+    counts as they came; `asked`: how many ids the prompt of each choice has; `generated`: how many all choices have;
+    `unspelt`: whether something was said without ids beside what has ids."""
+    made, read, total = (_counted(usage, *names) for names in _COUNTS)
     if made is not None and made != generated:
         return f"the engine counted {made:,} generated tokens and gave ids of {generated:,}"
     if read is not None and asked and read not in _prompts(asked):
         return f"the engine counted {read:,} tokens of the prompt and gave ids of {asked[0]:,}"
+    if made is None and read is None and asked and total is not None and total - generated not in _prompts(asked):
+        return f"the engine counted {total:,} tokens in all and gave ids of {sum(asked) + generated:,}"
+    if made is None and total is None and unspelt:
+        return "the engine counted no tokens, and gave no ids of some of what it said"
     return None
+
+
+def _counted(usage: Any, *names: str) -> int | None:
+    return next((known for name in names if (known := quantity(obj(usage).get(name))) is not None), None)
+
+
+def says(choice: Json) -> bool:
+    """Whether a choice, or a piece of one, says something, be it in text or in calls of tools."""
+    said = obj(choice.get("delta")) or obj(choice.get("message"))
+    return bool(choice.get("text")) or any(value for key, value in said.items() if key != "role")
 
 
 def _prompts(asked: Sequence[int]) -> set[int]:
@@ -121,17 +144,19 @@ def tokens_of(pieces: Iterable[Json]) -> Tokens:
         found.readable = True
         found.prompt = found.prompt or _ids(piece.get("prompt_token_ids"))
         found.usage = piece.get("usage") or found.usage
-        for choice in objs(piece.get("choices")):
-            _add(found, choice)
+        for at, choice in enumerate(objs(piece.get("choices"))):
+            index = count(choice.get("index"))
+            _add(found, choice, at if index is None else index)
     return found
 
 
-def _add(found: Tokens, choice: Json) -> None:
-    output, own = found.outputs.setdefault(count(choice.get("index")) or 0, Output()), choice.get("prompt_token_ids")
+def _add(found: Tokens, choice: Json, index: int) -> None:
+    output, own = found.outputs.setdefault(index, Output()), choice.get("prompt_token_ids")
     if own and not output.asked:
         prompt = _ids(own)
         output.asked, found.prompt = length(prompt), found.prompt or prompt
     output.ids += _ids(choice.get("token_ids"))
+    output.unspelt = output.unspelt or (not choice.get("token_ids") and says(choice))
     logprobs = obj(choice.get("logprobs"))
     given: list[Any] = [entry.get("logprob") for entry in objs(logprobs.get("content"))]
     given += arr(logprobs.get("token_logprobs"))

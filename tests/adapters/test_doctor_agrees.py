@@ -23,6 +23,7 @@ from penstock.gateway.model.answers import Diagnosis
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
 
+Json = dict[str, Any]
 ASK = message("user", [1, 2])
 
 
@@ -161,6 +162,47 @@ def test_a_stream_that_lost_or_repeated_tokens_is_never_a_row(damages: list[tupl
 def test_no_difference_to_the_engines_count_is_let_pass(prompts: int, made: int) -> None:
     told = agree(counted(WHOLE, prompts, made))
     assert [one.code for one in told.attempts[0].calls[0].findings if one.blocks] == ["token_counts"]
+
+
+@pytest.mark.parametrize(
+    ("usage", "kept"),
+    [
+        ({"prompt_tokens": "2", "completion_tokens": 5.0}, True),
+        ({"prompt_tokens": "2", "completion_tokens": "8"}, False),
+        ({"input_tokens": 2, "output_tokens": 8}, False),
+        ({"total_tokens": 7}, True),
+        ({"total_tokens": 30}, False),
+        ({"completion_tokens": "some"}, True),
+    ],
+)
+def test_counts_are_read_however_an_engine_writes_them(usage: Json, kept: bool) -> None:
+    talk = counted(WHOLE, 0, 0)
+    request, body = talk.bodies["a1", 1]
+    talk.bodies["a1", 1] = (
+        request,
+        body.replace(b'{"prompt_tokens": 0, "completion_tokens": 0}', json.dumps(usage).encode()),
+    )
+    assert agree(talk).trainable == kept
+
+
+@pytest.mark.parametrize("at", TOKENS)
+def test_what_is_said_without_ids_is_told_also_where_nobody_counts(at: int) -> None:
+    for said, kept in ((WHOLE, True), ([*WHOLE[:at], without(WHOLE[at]), *WHOLE[at + 1 :]], False)):
+        talk = counted(said, 0, 0)
+        request, body = talk.bodies["a1", 1]
+        talk.bodies["a1", 1] = request, body.replace(b'"usage"', b'"other"')
+        assert agree(talk).trainable == kept
+
+
+def test_choices_without_an_index_are_told_apart() -> None:
+    talk = Talk()
+    talk.call([1, 2], [[7, 8], [5]], [ASK])
+    request, response = talk.bodies["a1", 1]
+    answer = json.loads(response)
+    for choice in answer["choices"]:
+        del choice["index"]
+    talk.bodies["a1", 1] = request, json.dumps(answer).encode()
+    assert agree(talk).sequences == 2
 
 
 def test_prompts_of_completions_are_counted_together() -> None:
