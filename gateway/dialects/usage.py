@@ -43,7 +43,7 @@ _WRITES: Final = frozenset(
     }
 )  # fmt: skip
 _COSTS: Final = frozenset({"cost", "cost_details", "estimated_cost", "cost_in_usd_ticks"})
-_TOOLS: Final = frozenset({"server_tool_use", "server_side_tool_usage_details", "tool_usage"})
+_TOOLS: Final = frozenset({"server_tool_use", "server_side_tool_usage_details", "tool_usage", "num_sources_used"})
 """What most answers have none of, and pay nothing for."""
 _APART: Final = ("compaction", "advisor_message")
 """Iterations of a message whose tokens are not in its own counts."""
@@ -217,6 +217,8 @@ def _calls(answer: Json, fields: Json) -> dict[str, int]:
     """How often the provider's tools ran: as it counts them, or by the items of an answer."""
     counted = {key: quantity(value) for key, value in obj(fields.get("server_tool_use")).items()}
     counted |= {key: quantity(value) for key, value in obj(fields.get("server_side_tool_usage_details")).items()}
+    # xAI's live search is billed by the source.
+    counted["live_search"] = quantity(fields.get("num_sources_used"))
     used = obj(answer.get("tool_usage")) or obj(fields.get("tool_usage"))
     counted |= {key: quantity(obj(value).get("num_requests")) for key, value in used.items()}
     found = {

@@ -46,6 +46,10 @@ _FIRST: Final = (
 _ONE_SIDED: Final = ("embedding", "rerank", "moderation")
 _INCLUSIVE: Final = "xai"
 """Who bills a prompt of exactly a threshold by what is above it."""
+_TOOLS: Final = {
+    "xai": {"web_search": 5.0, "x_search": 5.0, "code_interpreter": 5.0, "file_search": 2.5, "live_search": 25.0},
+}
+"""By provider: tools whose prices are the same for all of its models, and not in LiteLLM's list."""
 _MOST: Final = 0.1
 """Dollars for a token, more than anyone asks."""
 _OWN: Final = "it is yours"
@@ -142,6 +146,10 @@ def _price(name: str, fields: dict[str, Any]) -> Price | None:
         # Reasoning costs what output costs unless it says otherwise.
         if of.get("reasoning") == of.get("output"):
             of.pop("reasoning", None)
+        if of.get("cache_write") and own.get("cache_write") and "cache_write_long" in own:
+            # A tier that has a price of writes and none of long ones asks as much more for these as the row does.
+            long = own["cache_write_long"] * of["cache_write"] / own["cache_write"]
+            of.setdefault("cache_write_long", float(f"{long:.10g}"))
     provider, _, rest = name.partition("/")
     special = [{"tier": tier, "above": above} | of for (tier, above), of in sorted(rates.items(), key=str) if of]
     return Price.model_validate(
@@ -189,7 +197,7 @@ def _tiered(name: str, fields: dict[str, Any], rates: dict[tuple[str | None, int
 
 
 def _tools(name: str, fields: dict[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    found = dict(_TOOLS.get(str(fields.get("litellm_provider")), {}))
     search = fields.get("search_context_cost_per_query")
     if isinstance(search, dict):
         sizes = cast("dict[str, Any]", search)

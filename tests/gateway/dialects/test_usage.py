@@ -70,6 +70,10 @@ def counts(usage: Usage | None) -> tuple[Any, ...]:
 CASES: list[tuple[str, str, Json, tuple[Any, ...]]] = [
     ("plain", "chat", chat(COUNTED), (10, 4, None, None, None, None)),
     ("names of responses", "chat", chat({"input_tokens": 10, "output_tokens": 4}), (10, 4, None, None, None, None)),
+    (
+        "sources of a live search", "chat", chat(COUNTED | {"num_sources_used": 3}),
+        (10, 4, None, None, None, {"calls": {"live_search": 3}}),
+    ),
     ("names of chat", "responses", responses(COUNTED), (10, 4, None, None, None, None)),
     (
         "a point, a string", "chat", chat({"prompt_tokens": 10.0, "completion_tokens": "4"}),

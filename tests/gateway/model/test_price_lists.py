@@ -58,6 +58,13 @@ def listed(path: Path, **models: Any) -> PriceFile:
             {"tiered_pricing": [{"range": [start, 1e6], "input_cost_per_token": cost} for start, cost in RANGES]},
             {"input": 1.0, "rates": [Special(above=32_000, input=3.0, cached=3.0, cache_write=3.0)]},
         ),
+        (
+            {
+                "cache_creation_input_token_cost": 5e-6, "cache_creation_input_token_cost_above_1hr": 8e-6,
+                "cache_creation_input_token_cost_batches": 2.5e-6,
+            },
+            {"rates": [Special(tier="batch", cache_write=2.5, cache_write_long=4.0)]},
+        ),
         ({"input_cost_per_second": 1e-4, "cache_read_input_token_cost": None}, {"rates": [], "tools": {}}),
     ],
 )  # fmt: skip
@@ -65,6 +72,11 @@ def test_litellms_keys(tmp_path: Path, fields: dict[str, Any], said: dict[str, A
     (price,) = listed(tmp_path / "list.json", m=BOTH | fields).price
     assert (price.model, price.output) == ("m", 10.0)
     assert {name: getattr(price, name) for name in said} == said
+
+
+def test_tools_of_a_provider_have_prices_that_litellms_list_does_not_have(tmp_path: Path) -> None:
+    (price,) = listed(tmp_path / "list.json", **{"xai/grok-9": BOTH | {"litellm_provider": "xai"}}).price
+    assert price.tools == next(one.tools for one in Prices().file.price if one.model == "grok-4.7")
 
 
 def test_what_is_no_row_of_its_own(tmp_path: Path) -> None:
