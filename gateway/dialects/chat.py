@@ -49,8 +49,8 @@ from penstock.gateway.model.turn import Message, Part, Tool
 
 _COMMON = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 """What there is to a message of no unusual kind."""
-_TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "reasoning_text", "reasoning_details")
-_THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text", "reasoning_details", "thinking_blocks")
+_TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "reasoning_text", "thinking", "reasoning_details")
+_THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text", "thinking", "reasoning_details", "thinking_blocks")
 """Where servers put what the model thought; where there are several, they say the same."""
 _PIECED = (*_TEXTS, "thinking_blocks", "images")
 """Fields of a delta that come in pieces, as strings or as lists of parts."""

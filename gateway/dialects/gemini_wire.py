@@ -53,7 +53,7 @@ def _candidate(index: int, pieces: list[Json]) -> Json:
             call = calls.add(obj(given)) if isinstance(given, dict) else None
             if call is not None:
                 parts += [[{**_without_call(part), "functionCall": call}]] if call is calls.begun else []
-            elif parts and _goes_on(parts[-1][-1], part):
+            elif parts and _goes_on(obj(parts[-1][-1]), part):
                 parts[-1].append(part)
             else:
                 parts.append([part or item])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from types import GenericAlias
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -182,7 +183,9 @@ class _Answer:
         if word or not whole.strip() or _BINARY.fullmatch(whole):
             return None
         several = len(self.turn.choices) > 1 and all(one in self.said for one in texts)
-        if several or whole in self.said or dumps(whole)[1:-1] in self.said:
+        # Some say with each event all that was said so far.
+        grown = texts[-1] in self.said and all(after.startswith(one) for one, after in pairwise(texts))
+        if several or grown or whole in self.said or dumps(whole)[1:-1] in self.said:
             return None
         return "tool_calls" if called else "text"
 

@@ -47,14 +47,14 @@ def shape(*tables: Table) -> Shape:
 _CHAT: Final[Table] = {
     "": "id object created model choices usage error system_fingerprint service_tier provider request_id obfuscation "
     "prompt_token_ids prompt_logprobs prompt_text kv_transfer_params prompt_filter_results prompt_annotations timings "
-    "citations search_results metadata nvext moderation type code",
+    "citations search_results web_search metadata nvext moderation type code",
     "x_groq": "id error debug",
     "choices": "index finish_reason native_finish_reason stop_reason matched_stop error seed logprobs token_ids "
     "prompt_token_ids prompt_logprobs content_filter_results content_filter_offsets hidden_states routed_experts",
 }
 _SPOKEN: Final = (
     "role content~ refusal~ reasoning~ reasoning_content~ tool_calls function_call audio annotations citations "
-    "images name obfuscation"
+    "images name obfuscation padding executed_tools"
 )
 _CALL: Final = "index id type extra_content provider_specific_fields"
 

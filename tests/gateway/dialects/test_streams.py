@@ -197,6 +197,10 @@ CHAT: dict[str, tuple[list[Any], list[str]]] = {
         [chunk({"reasoning_text": "H"}), chunk({"reasoning_text": "m"}), chunk({"content": "Hi"}, "stop")],
         ["reasoning:Hm", "text:Hi"],
     ),
+    "thinking": (
+        [chunk({"thinking": "H"}), chunk({"thinking": "m"}), chunk({"content": "Hi"}, "stop")],
+        ["reasoning:Hm", "text:Hi"],
+    ),
     "reasoning as a list": (
         [chunk({"reasoning": [{"type": "text", "text": "Hm"}]}), chunk({"content": "Hi"}, "stop")],
         ["reasoning:Hm", "text:Hi"],
@@ -610,6 +614,14 @@ def test_a_summary_says_what_a_turn_says(name: str, data: st.DataObject) -> None
     events = data.draw(st.lists(st.tuples(EVENT, form, DRAWN[name]), max_size=6))
     body = "".join(kind + write(event) for kind, write, event in events)
     agrees(name, body.encode())
+
+
+@pytest.mark.parametrize("odd", [None, 1, "a", []])
+def test_what_is_no_part_of_a_candidate_harms_nothing(odd: Any) -> None:
+    parts: list[Any] = [odd, {}, {"text": "hi"}, odd, {"text": "there"}]
+    for kind in ("data: ", "event: x\ndata: "):
+        said = json.dumps({"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}]})
+        assert [it.text for it in agrees("gemini", f"{kind}{said}\n\n".encode()).choices[0].message.parts if it.text]
 
 
 @settings(max_examples=100, deadline=None)

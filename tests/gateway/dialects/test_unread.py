@@ -89,12 +89,25 @@ def test_of_every_answer_that_is_known_all_is_read() -> None:
         [chunk(called(0, "a", '{"x":1}')), chunk(called(1, "b", '{"y":2}')), chunk(finish="tool_calls"), USED],
         [chunk(called(0, "a", "")), chunk({"tool_calls": [{"id": "b", "function": {"arguments": "{}"}}]}), END],
         [HELLO, END | {"usage": COUNTS, "x_groq": {"id": "r", "usage": COUNTS}}],
+        [chunk({"content": "hello", "padding": "abc def"}), chunk({"executed_tools": [{"output": SAID}]}), END],
+        [HELLO, END | {"web_search": [{"content": SAID, "title": "a"}]}],
         [HELLO, END | {"timings": {"predicted_n": 4}, "metadata": {"text": SAID}, "latency_checkpoint": {"a": 1.5}}],
     ],
 )
 def test_what_says_nothing_new_is_no_problem(events: list[Json]) -> None:
     assert gaps("chat", sse(*events), True) == {}
     assert gaps("chat", sse(*[HELLO] * 30, *events), True) == {}, "however long the stream is"
+
+
+def test_a_message_that_grows_beside_its_deltas_is_read() -> None:
+    """As Perplexity sends it."""
+    said = ["one", " two", " three", ""]
+    events = [chunk({"content": piece}) for piece in said]
+    for at, one in enumerate(events):
+        one["choices"][0]["message"] = {"role": "assistant", "content": "".join(said[: at + 1])}
+    assert gaps("chat", sse(*events, END), True) == {}
+    events[2]["choices"][0]["message"]["content"] = SAID
+    assert gaps("chat", sse(*events[:3], END), True) == {"choices[].message.content": "text"}
 
 
 # --- what is new is told ---
