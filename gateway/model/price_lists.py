@@ -108,7 +108,7 @@ def _rows(tree: dict[str, Any]) -> list[Price]:
             raise ValueError(f"{name}: {entry!r} is no object with prices")
         fields = cast("dict[str, Any]", entry)
         target = tree.get(str(fields.get("alias_of")))
-        price = _price(name, fields if target is None else cast("dict[str, Any]", target) | fields)
+        price = _price(name, cast("dict[str, Any]", target) | fields if isinstance(target, dict) else fields)
         if price is not None:
             # What a bare name says goes before what is said of it below a provider's.
             found.setdefault(price.model, price)

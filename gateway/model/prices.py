@@ -197,9 +197,10 @@ class PriceFile(Section):
 
     @model_validator(mode="after")
     def _differ(self) -> PriceFile:
-        seen = set[tuple[str, date | None]]()
+        seen = set[tuple[str, date | None, bool]]()
         for one in self.price:
-            if (key := (one.model.lower(), one.since)) in seen:
+            # A row of one's own may stand beside the one that it goes before.
+            if (key := (one.model.lower(), one.since, one.source is None)) in seen:
                 raise ValueError(f"there are two prices of {one.model!r} since {one.since}: leave one out")
             seen.add(key)
         return self

@@ -104,6 +104,7 @@ def test_nonsense_is_refused_with_its_row_and_field(tmp_path: Path, value: Any) 
         ("{}", "no prices"),
         ('{"m": 1}', "m: 1"),
         ('{"m": {"mode": "chat"}}', "no prices"),
+        ('{"m": {"alias_of": "n"}, "n": 5}', "n: 5"),
         ("as_of = 2026-01-01\n[[price]]\nmodel = 'm'\ninput = 1.0\n", "'m' has no price for output"),
         ("as_of = 2026-01-01\n[[price]]\nmodel = 'm'\ninput = 1.0\noutput = 1.0\ntools = {x = -1.0}\n", "'x'"),
     ],
@@ -130,6 +131,16 @@ def test_ones_own_rows_stay_and_old_prices_price_older_calls(tmp_path: Path) -> 
     costs = {name: [prices.cost(name, None, at, tokens) for at in (before, after)] for name in "abcd"}
     assert costs == {"a": [9.0, 9.0], "b": [2.0, 4.0], "c": [3.0, 3.0], "d": [5.0, 5.0]}
     assert price_lists.updated(file, new).file == file
+
+
+def test_a_row_of_ones_own_stands_beside_the_one_that_it_goes_before(tmp_path: Path) -> None:
+    file = PriceFile(as_of=date(2026, 1, 1), price=[price("b", 2.0), price("b", 7.0, None)])
+    file, differences = price_lists.updated(file, PriceFile(as_of=DAY, price=[price("b", 4.0)]))
+    assert [one.what for one in differences] == ["kept"]
+    (tmp_path / "prices.toml").write_text(price_lists.written(file))
+    assert Prices(tmp_path / "prices.toml").cost("b-2026-02-02", None, 1, Tokens(0, 1_000_000)) == 7.0
+    with pytest.raises(ValueError, match="two prices of 'b'"):
+        PriceFile(as_of=DAY, price=[price("b", 2.0, None), price("B", 7.0, None)])
 
 
 def test_the_list_that_comes_with_penstock_is_written_as_it_is() -> None:
