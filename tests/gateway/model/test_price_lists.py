@@ -139,7 +139,7 @@ def test_a_row_of_ones_own_stands_beside_the_one_that_it_goes_before(tmp_path: P
     assert [one.what for one in differences] == ["kept"]
     (tmp_path / "prices.toml").write_text(price_lists.written(file))
     assert Prices(tmp_path / "prices.toml").cost("b-2026-02-02", None, 1, Tokens(0, 1_000_000)) == 7.0
-    with pytest.raises(ValueError, match="two prices of 'b'"):
+    with pytest.raises(ValueError, match="two prices of 'B'"):
         PriceFile(as_of=DAY, price=[price("b", 2.0, None), price("B", 7.0, None)])
 
 
