@@ -11,7 +11,7 @@ from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.bedrock import BEDROCK, Converse
 from penstock.gateway.dialects.chat import Chat
 from penstock.gateway.dialects.completions import Completions
-from penstock.gateway.dialects.credentials import FAMILIES_OF, PARAMETERS, kind
+from penstock.gateway.dialects.credentials import FAMILIES_OF, kind, parameter
 from penstock.gateway.dialects.embeddings import Embeddings
 from penstock.gateway.dialects.family import ANTHROPIC, CHATGPT, GEMINI, OPENAI, Family
 from penstock.gateway.dialects.gemini import Gemini, GeminiCount, GeminiEmbeddings
@@ -87,8 +87,8 @@ def _told(families: tuple[Family, ...], headers: Headers, query: str) -> tuple[F
         found = kind(low, value)
         keys.update(FAMILIES_OF.get(found, ()) if found else ())
         names.update(one.name for start, one in _NAMES.items() if low.startswith(start))
-    for name, value in PARAMETERS.findall(b"?" + query.encode("latin-1")):
-        keys.update(FAMILIES_OF.get(kind(name, value) or "", ()))
+    for part in query.encode("latin-1").split(b"&"):
+        keys.update(FAMILIES_OF.get(parameter(part)[1] or "", ()))
     for told in (keys & {CHATGPT.name}, keys, names):
         if some := tuple(one for one in families if one.name in told):
             return some

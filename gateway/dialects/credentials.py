@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from penstock.gateway.dialects.family import OPENAI, Family
 
@@ -37,18 +38,39 @@ HEADERS: Final[Mapping[bytes, str]] = {
     b"x-goog-api-key": "gemini",
     b"chatgpt-account-id": "chatgpt",
     b"x-amz-security-token": "aws",
+    b"ocp-apim-subscription-key": "api-key",
 }
 """What a header is that holds a key of no known form."""
-PARAMETERS: Final = re.compile(
-    rb"(?<=[?&])(key|access_token|api[_-]?key|[Xx]-[Aa]mz-(?:[Cc]redential|[Ss]ignature|[Ss]ecurity-[Tt]oken))=([^&#]*)"
-)
-"""Keys in a query, as names and values."""
+SUBPROTOCOL: Final = b"sec-websocket-protocol"
+"""Where browsers put a key of OpenAI's, behind `_INSECURE`."""
+_INSECURE: Final = b"openai-insecure-api-key."
+_PARAMETERS: Final[Mapping[bytes, str]] = {
+    b"key": "gemini",
+    b"access_token": BEARER,
+    b"api_key": BEARER,
+    b"apikey": BEARER,
+    b"api-key": "api-key",
+    b"subscription-key": "api-key",
+    b"x-amz-credential": "aws",
+    b"x-amz-signature": "aws",
+    b"x-amz-security-token": "aws",
+}
+"""The same of a parameter of a query."""
+_TOKEN: Final = re.compile(rb"[A-Za-z0-9._~/+=-]+")
+_SHORTEST: Final = 16
+"""Bytes of a key of `_ALIKE` that stands where nobody expects one: less may be a language (`sk-SK`), or a name."""
+_ALIKE: Final = frozenset({"openai", "other"})
 
 
 def kind(name: bytes, value: bytes) -> str | None:
     """The kind of key in a header, its name in lower case, or in a parameter of a query. None where there is none: a
     header of any other name holds a key if that has a known form."""
     found, place = _FORM.search(value), HEADERS.get(name) or _PARAMETERS.get(name.lower())
+    if name == SUBPROTOCOL and _INSECURE in value:
+        place = "openai"
+    if found is not None and place is None and found.lastgroup in _ALIKE:
+        token = _TOKEN.match(value, found.start())
+        found = found if token is not None and len(token[0]) >= _SHORTEST else None
     if found is None or name == b"chatgpt-account-id" or (found.lastgroup == JWT and place not in (None, BEARER)):
         return place
     if found.lastgroup != "aws":
@@ -57,13 +79,12 @@ def kind(name: bytes, value: bytes) -> str | None:
     return "aws" if service is None else _SIGNED_FOR.get(service[1], "aws-other")
 
 
-_PARAMETERS: Final[Mapping[bytes, str]] = {
-    b"key": "gemini",
-    b"access_token": BEARER,
-    b"x-amz-credential": "aws",
-    b"x-amz-signature": "aws",
-    b"x-amz-security-token": "aws",
-}
+def parameter(part: bytes) -> tuple[bytes, str | None]:
+    """(name, kind of key in it) of a part of a query."""
+    name, _, value = part.partition(b"=")
+    name = unquote_to_bytes(name)
+    return name, kind(name, unquote_to_bytes(value)) if value else None
+
 
 FAMILIES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "openai": ("openai",),

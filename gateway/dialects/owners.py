@@ -44,6 +44,7 @@ _OPENAI, _BOTH = (OPENAI, CHATGPT), (OPENAI, ANTHROPIC, CHATGPT)
 _GENERATE = "{generateContent,streamGenerateContent,countTokens,embedContent,batchEmbedContents}"
 OWNERS: Final = (
     Owner("[/v1]/agl/...", (GATEWAY,)),
+    Owner("[/v1]/{rewards,events,wrapped}", (GATEWAY,)),
     Owner("[/v1]/traces/ingest", _OPENAI),
     Owner("[/v1]/{traces,logs,metrics}/...", (GATEWAY,)),
     Owner(f"{_ONE}/{{models,tunedModels,endpoints}}/MODEL:{_GENERATE}", (VERTEX, GEMINI)),
@@ -117,6 +118,9 @@ _SLASHES: Final = re.compile("//+")
 @lru_cache(maxsize=8192)
 def owners(path: str) -> tuple[Family, ...]:
     """The families that have a path (no query, below the rollout's address), the likeliest first; none where it is not
-    known. Remembered: paths repeat."""
+    known. A `/v1` before it is the end of a base URL that was meant for another API. Remembered: paths repeat."""
     path = _SLASHES.sub("/", unquote(path)).rstrip("/")
-    return next((families for row, families in _ROWS if row.fullmatch(path)), ())
+    found = next((families for row, families in _ROWS if row.fullmatch(path)), None)
+    if found is None and path.startswith("/v1/"):
+        found = owners(path[3:])
+    return found or ()

@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
-from penstock.gateway.dialects.credentials import HEADERS, PARAMETERS, Keys, kind
+from penstock.gateway.dialects.credentials import Keys, kind, parameter
 from penstock.gateway.dialects.family import Family
 from penstock.gateway.http.errors import Refusal
-from penstock.gateway.http.redact import MASK, is_secret
+from penstock.gateway.http.redact import MASK
 from penstock.gateway.http.request import Headers, Request
 
 HOP: Final = frozenset(
@@ -47,8 +46,17 @@ _NO_TRAILERS: Final = _OWN | {b"content-length", b"transfer-encoding", b"trailer
 _TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9_-]{40,}")
 _REPLACED: Final = {*CREDENTIALS, b"x-amz-security-token"}
 """What the upstream's own key replaces."""
-_CARRIES_KEYS: Final = {*CREDENTIALS, *HEADERS, b"sec-websocket-protocol"}
+_PLAIN: Final = frozenset(
+    {
+        b"accept", b"accept-encoding", b"accept-language", b"anthropic-beta", b"anthropic-version", b"baggage",
+        b"content-type", b"date", b"openai-beta", b"openai-organization", b"openai-project", b"origin", b"referer",
+        b"traceparent", b"tracestate", b"transfer-encoding", b"user-agent", b"x-app", b"x-goog-api-client",
+    }
+)  # fmt: skip
+"""What ordinary clients send, and hold no key. Any other header may hold one, if that has a known form."""
 _KNOWN: Final = 4096
+_LONGEST: Final = 1024
+"""Bytes of a header's value that is remembered."""
 _PASS, _DROP, _KEY, _LENGTH, _FOREIGN = range(5)
 
 _REASONS: Final = {
@@ -129,7 +137,7 @@ class RequestHeads:
             sent = b"".join(parts)
         if b"pst_" in target:
             target = _TOKEN.sub(MASK, target)
-        if b"=" in target and not self.verbatim and PARAMETERS.search(target) is not None:
+        if b"?" in target and b"=" in target and not self.verbatim:
             target = self._without_keys(target, own, left)
         return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), parts, left
 
@@ -159,10 +167,11 @@ class RequestHeads:
         own = _NOT_THEIRS if self.verbatim else _OWN
         if low in own or (self._credential is not None and low in _REPLACED):
             action = _DROP
-        elif low in _CARRIES_KEYS or is_secret(low):
-            action = _KEY
+        elif low == b"content-length":
+            action = _LENGTH
         else:
-            action = _LENGTH if low == b"content-length" else _PASS
+            plain = low in _PLAIN or low.startswith(b"x-stainless-")
+            action = _PASS if plain else _KEY
         if len(self._actions) < _KNOWN:
             self._actions[low] = action
         return action
@@ -172,15 +181,16 @@ class RequestHeads:
         if low in CREDENTIALS and self._is_ours(value):
             found = _DROP
         else:
-            found = _KEY if self._is_sent(low, value, own) else _FOREIGN
+            found = _KEY if self._is_sent(kind(low, value), own) else _FOREIGN
         if len(self._keys) >= _KNOWN:
             self._keys.clear()
-        self._keys[low, value, own] = found
+        if len(value) <= _LONGEST:
+            self._keys[low, value, own] = found
         return found
 
-    def _is_sent(self, name: bytes, value: bytes, own: bool) -> bool:
-        """Whether a key in a header or a parameter passes."""
-        return self.verbatim or self._takes is None or self._takes.take(kind(name, value), own)
+    def _is_sent(self, kind: str | None, own: bool) -> bool:
+        """Whether a kind of key passes."""
+        return self.verbatim or self._takes is None or self._takes.take(kind, own)
 
     def _is_ours(self, value: bytes) -> bool:
         return b"pst_" in value or any(key in value for key in self._own_keys)
@@ -190,14 +200,14 @@ class RequestHeads:
         path, _, query = target.partition(b"?")
         kept: list[bytes] = []
         for one in query.split(b"&"):
-            found = PARAMETERS.fullmatch(b"?" + one, 1)
-            if found is None or found[2].startswith(MASK):
+            name, found = parameter(one)
+            if found is None or one.endswith(b"=" + MASK):
                 kept.append(one)
             elif self._credential is None:
-                if self._is_sent(found[1], unquote_to_bytes(found[2]), own):
+                if self._is_sent(found, own):
                     kept.append(one)
                 else:
-                    left.append(found[1])
+                    left.append(name)
         return path + (b"?" + b"&".join(kept) if kept else b"")
 
 

@@ -5,7 +5,7 @@ upstream of the API that the call is of. Nobody gets a call of an API that it do
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from penstock.gateway.dialects import whose
 from penstock.gateway.dialects.base import Dialect
@@ -132,6 +132,12 @@ def _firsts(pools: Iterable[Pool]) -> dict[Family, Pool]:
     return found
 
 
+_OWN: Final = {
+    "rewards": "rewards", "events": "events", "wrapped": "wrapped", "logs": "v1/logs", "metrics": "v1/metrics",
+}  # fmt: skip
+"""Where what an agent says of itself is taken, by the end of the path that it was sent to."""
+
+
 def _own_path(path: str) -> str:
     """What to do instead."""
     if "/agl" in path:
@@ -139,4 +145,5 @@ def _own_path(path: str) -> str:
             "Agent Lightning's store API is not served here: give out work by /api/queue (penstock enqueue, penstock "
             "run), and send calls of models to /proxy/rollout/ID/attempt/ID/mode/MODE/openai/v1"
         )
-    return "POST it there below a rollout's address: /rollout/ID/attempt/ID/v1/traces"
+    name = path.partition("?")[0].strip("/").rpartition("/")[2]
+    return f"POST it below a rollout's address: /rollout/ID/attempt/ID/{_OWN.get(name, 'v1/traces')}"

@@ -289,7 +289,7 @@ async def test_a_follower_of_the_feed_sees_calls_and_leaves(rig: Rig) -> None:
 async def test_control_paths_are_only_those(rig: Rig) -> None:
     for path in ("/apis", "/metricsx", "/healthz2"):
         async with rig.upstream([request(), send(reply(200, b"{}")), close()]) as upstream, rig.client() as client:
-            client.send(get(path, [("x-rollout-id", rig.rollout)]))
+            client.send(get(path, [("x-rollout-id", rig.rollout), ("Authorization", "Bearer sk-proj-x")]))
             await client.message()
             assert (await upstream.connection(0)).requests[0].startswith(f"GET /v1{path} ".encode())
 
@@ -332,7 +332,7 @@ async def test_the_page_leads_to_what_there_is(rig: Rig) -> None:
 
 async def test_other_methods_of_the_address_itself_are_calls(rig: Rig) -> None:
     async with rig.upstream([request(), send(reply(200, b"{}"))]), rig.client() as client:
-        client.send(post(rig.path("/"), b"{}"))
+        client.send(post(rig.path("/"), b"{}", [("Authorization", "Bearer sk-proj-x")]))
         assert await client.message() == reply(200, b"{}")
     assert (await rig.span()).path == "/"
 

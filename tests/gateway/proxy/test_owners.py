@@ -93,6 +93,13 @@ PATHS = {
     "/v1/logs": "",
     "/v1/metrics": "",
     "/v1/agl/queues/rollouts/dequeue": "",
+    "/rewards": "",
+    "//events/": "",
+    "/v1/%65vents": "",
+    "/wrapped": "",
+    "/v1/openai/deployments/d/chat/completions?api-version=2025-04-01": "azure",
+    "/v1/v1internal:generateContent": "codeassist",
+    "/v1/v1beta/cachedContents": "gemini",
 }
 """Families that have a path, as the providers' pages say."""
 ANY = "/any/path/of/nobody"
@@ -125,8 +132,15 @@ PLACES = {
     ("x-goog-api-key", ""): GOOGLE,
     ("X-Amz-Security-Token", ""): "bedrock",
     ("ChatGPT-Account-ID", ""): "chatgpt",
-    ("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key."): None,
+    ("Ocp-Apim-Subscription-Key", ""): "anthropic azure",
+    ("Sec-WebSocket-Protocol", "realtime, openai-insecure-api-key."): "openai",
+    ("X-My-Own", ""): None,
+    ("Cookie", "a=b; c="): None,
     ("?key", ""): GOOGLE,
+    ("?ke%79", ""): GOOGLE,
+    ("?subscription-key", ""): "anthropic azure",
+    ("?api_key", ""): None,
+    ("?anything", ""): None,
 }
 """Families whose keys of no known form stand there; None where that tells nothing."""
 SECRET = "Zm9yLW5vYm9keS1lbHNl"
@@ -146,11 +160,12 @@ class Drawn(NamedTuple):
     @property
     def target(self) -> str:
         mark = "&" if "?" in self.path else "?"
-        return f"{self.path}{mark}key={quote(self.form)}{SECRET}" if self.place[0] == "?key" else self.path
+        place = self.place[0]
+        return f"{self.path}{mark}{place[1:]}={quote(self.form)}{SECRET}" if place[0] == "?" else self.path
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        return [] if self.place[0] == "?key" else [(self.place[0], f"{self.place[1]}{self.form}{SECRET}")]
+        return [] if self.place[0][0] == "?" else [(self.place[0], f"{self.place[1]}{self.form}{SECRET}")]
 
     def may_go(self, dialect: str, routed: bool) -> bool:
         """Whether an upstream of this dialect, on a host that is not known, may be given the call."""
