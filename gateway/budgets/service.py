@@ -91,7 +91,9 @@ class Budgets:
         it. None where that is done at once, no budget counts it, or it was asked for before. `names`: what upstreams
         call its model. Raises `Refusal`."""
         request, record.correct = record.request, self.correct
-        if record.settle is not None or request.websocket or uses_nothing(call.dialect, request.method, call.path):
+        if record.settle is not None or request.websocket:
+            return None
+        if uses_nothing(call.dialect, request.method, call.path, request.headers):
             return None
         found = budgets_of(self._limits, call, record)
         if not found:

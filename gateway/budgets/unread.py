@@ -8,6 +8,7 @@ call is for each budget to say (`Budget.unread`).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -16,8 +17,10 @@ from penstock.gateway.dialects.loose_json import Peek, is_bulky, loads
 from penstock.gateway.http.redact import url as redact_url
 
 _ONLY_ASKS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
-_ONE = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
-"""A segment of a path: an id, or a name."""
+_OVERRIDES: Final = frozenset({b"x-http-method-override", b"x-http-method", b"x-method-override"})
+"""Headers that name another method than the request's own; Google's servers and some proxies heed one."""
+_ONE = r"(?!v[0-9]+(?:/|$))[A-Za-z0-9_~-][A-Za-z0-9._~-]*"
+"""A segment of a path: an id, or a name, and no version of an API, behind which anything may follow."""
 _MANY = f"(?:/{_ONE})*"
 _AT = rf"/(?:models|projects/{_ONE}/locations/{_ONE}{_MANY})/{_ONE}"
 """A model of Google's."""
@@ -48,9 +51,12 @@ class Unread(NamedTuple):
     path: str
 
 
-def uses_nothing(dialect: Dialect, method: str, path: str) -> bool:
+def uses_nothing(dialect: Dialect, method: str, path: str, headers: Iterable[tuple[bytes, bytes, bytes]] = ()) -> bool:
     """Whether a call uses nothing up, whatever its body says. `path`: with its query."""
-    return not dialect.uses_tokens and (not dialect.unknown or is_free(method, path.partition("?")[0]))
+    if dialect.uses_tokens or not dialect.unknown:
+        return not dialect.uses_tokens
+    overridden = method in _ONLY_ASKS and any(low in _OVERRIDES for low, _, _ in headers)
+    return is_free("POST" if overridden else method, path.partition("?")[0])
 
 
 def is_read(dialect: Dialect, asked: Peek | None, body: bytes, packed: bool) -> bool:

@@ -116,7 +116,8 @@ class Shared:
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
         """(upstreams to try in turn, model name to send instead, the route that says so)."""
         model = call.model
-        if model is None and self._by_model and (unclear := call.unclear) is not None:
+        unclear = call.unclear if model is None and self._by_model and not request.websocket else None
+        if unclear is not None:
             raise _unclear(*unclear)
         # A body that names no model is still a call of a route that takes all of them.
         model = "" if model is None and call.dialect.generates else model

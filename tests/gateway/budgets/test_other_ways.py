@@ -24,9 +24,10 @@ from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.store.directory import TapeError
 
 
-async def test_each_answer_on_a_websocket_is_a_call(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize("model", ["*", "m*"])
+async def test_each_answer_on_a_websocket_is_a_call(tmp_path: Path, http: aiohttp.ClientSession, model: str) -> None:
     async with websocket_host() as host:
-        config = f'[[upstream]]\nname = "host"\nbase_url = "{host.url}/v1"\n' + toml(budget(limit=2))
+        config = f'[[upstream]]\nname = "host"\nbase_url = "{host.url}/v1"\n' + toml(budget(limit=2, model=model))
         async with running(tmp_path, config) as gateway:
             url = gateway.url.replace("http", "ws") + "/rollout/r/attempt/a1/v1/responses"
             asked = {"type": "response.create", "model": "m", "input": [{"role": "user", "content": "x"}]}

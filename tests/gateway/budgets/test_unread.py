@@ -38,7 +38,8 @@ UNREAD = (
     "/v1/projects/p/locations/l/publishers/anthropic/models/claude:streamRawPredict",
     "/v1/projects/p/locations/l/endpoints/openapi/chat/completions", "/anthropic/v1/messages",
     "/v1internal:generateContent", "//v1/chat/completions", "/v1/chat%2Fcompletions", "/v1/chat/completions/",
-    "/v1/files/../x:generateContent", "/v1/Chat/Completions", "/v2/brand/new", "/",
+    "/v1/files/../x:generateContent",
+    "/api/oauth/v1/messages", "/v1/organizations/v1/messages", "/v1/Chat/Completions", "/v2/brand/new", "/",
 )  # fmt: skip
 FREE = (
     "POST /v1/messages/count_tokens", "POST /v1/responses/input_tokens", "POST /v1beta/models/m:countTokens",
@@ -58,6 +59,15 @@ def test_what_may_generate_is_not_free(path: str) -> None:
     dialect = find("POST", path.partition("?")[0])
     assert not uses_nothing(dialect, "POST", path)
     assert not is_read(dialect, peek(b"{}"), b"{}", packed=False)
+
+
+@pytest.mark.parametrize("name", [b"x-http-method-override", b"x-http-method", b"x-method-override"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
+def test_a_method_that_another_one_overrides_is_not_free(name: bytes, method: str) -> None:
+    path, headers = "/v1beta/models/m:generateContent", [(name, name, b"POST")]
+    assert uses_nothing(find(method, path), method, path)
+    assert not uses_nothing(find(method, path), method, path, headers)
+    assert uses_nothing(find(method, "/v1/files"), method, "/v1/files", headers)
 
 
 @pytest.mark.parametrize("call", FREE)
