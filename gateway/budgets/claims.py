@@ -9,7 +9,7 @@ from penstock.gateway.budgets.bounds import Bound, Prompts, bound
 from penstock.gateway.budgets.limits import MOST, Limit, nanodollars
 from penstock.gateway.budgets.operations import Claim
 from penstock.gateway.budgets.refusal import uncountable, unpriced
-from penstock.gateway.budgets.unread import Unread, is_read, unread
+from penstock.gateway.budgets.unread import Unread, is_read, known_model, unread
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
 from penstock.gateway.dialects.loose_json import peek
@@ -19,11 +19,12 @@ from penstock.gateway.model.prices import Price
 
 def budgets_of(limits: Iterable[Limit], call: Admitted, record: Record) -> list[tuple[Limit, str | None]]:
     """The budgets that count a call, and whose of each; None for that of the run of its rollout."""
+    model = known_model(call.model, call.dialect, call.path)
     return [
         (limit, of)
         for limit in limits
         for of in _WHOSE[limit.budget.per](call, record)
-        if (of is None or limit.is_for(of)) and limit.is_about(call.model)
+        if (of is None or limit.is_for(of)) and limit.is_about(model)
     ]
 
 

@@ -53,12 +53,19 @@ class Limit:
         return self._only is None or self._only.fullmatch(of) is not None
 
     def is_about(self, model: str | None) -> bool:
-        """Whether it is about calls for this model. A call of which nobody knows the model may be for any."""
-        return self._model is None or model is None or self._model.fullmatch(model.lower()) is not None
+        """Whether it is about calls for this model. A call of which nobody knows the model may be for any, as one for
+        what an account of AWS calls so is."""
+        if self._model is None or model is None or _OWN_NAME.match(model) is not None:
+            return True
+        return self._model.fullmatch(model.lower()) is not None
 
     def shown(self, amount: int) -> float:
         """What is counted, in its unit."""
         return amount / PARTS[self.budget.unit]
+
+
+_OWN_NAME: Final = re.compile(r"arn:(?!.*:(?:foundation-model|inference-profile)/)")
+"""An ARN that tells no model."""
 
 
 def _pattern(patterns: Iterable[str]) -> re.Pattern[str]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
+from urllib.parse import unquote
 
 from penstock.gateway.dialects.base import Dialect
 from penstock.gateway.dialects.loose_json import Peek, is_bulky, loads
@@ -43,6 +44,15 @@ settings of an organisation, telemetry. Whatever is not surely one of these may 
 _SHOWN: Final = 200
 
 
+_PATH_NAMES: Final = re.compile(r"/(?:(?:model|deployments|engines)/([^/]+)/|models/([^/:]+):)")
+"""Where a path names a model, or what stands for one: its server heeds no other name."""
+_BODY_NAMES: Final = re.compile(
+    r"/(?:(?:chat/)?completions|complete|messages|responses(?:/compact)?|embeddings|interactions|audio/[a-z]+|images/[a-z]+"
+    r"|videos|moderations|rerank|score|pooling|classify|generate|invocations|fine_tuning/jobs|cachedContents)/*$"
+)
+"""How a path ends behind which `model` of the body is surely the one that is asked."""
+
+
 class Unread(NamedTuple):
     """A call whose use nobody can count."""
 
@@ -57,6 +67,16 @@ def uses_nothing(dialect: Dialect, method: str, path: str, headers: Iterable[tup
         return not dialect.uses_tokens
     overridden = method in _ONLY_ASKS and any(low in _OVERRIDES for low, _, _ in headers)
     return is_free("POST" if overridden else method, path.partition("?")[0])
+
+
+def known_model(model: str | None, dialect: Dialect, path: str) -> str | None:
+    """The model that a call is surely for; None where nobody knows. `model`: the one that it names."""
+    path = path.partition("?")[0]
+    if not dialect.unknown or model is None:
+        return model
+    if (named := _PATH_NAMES.search(unquote(path))) is not None:
+        return model if model in named.groups() else None
+    return model if _BODY_NAMES.search(path) is not None else None
 
 
 def is_read(dialect: Dialect, asked: Peek | None, body: bytes, packed: bool) -> bool:

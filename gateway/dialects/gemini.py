@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import msgspec
 
@@ -145,7 +146,10 @@ class Gemini(Post):
     def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
         """The model in the path; a tuned one with its collection, as its name is written."""
         found = _ROUTE.fullmatch(path.partition("?")[0])
-        return None if found is None else label(found[2] if found[1] == "models" else f"{found[1]}/{found[2]}")
+        if found is None:
+            return None
+        name = unquote(found[2])
+        return label(name if found[1] == "models" else f"{found[1]}/{name}")
 
     def asks_stream(self, request: bytes, path: str) -> bool:
         """Its method says so."""

@@ -18,9 +18,11 @@ from fakes.shell import Shell
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.budgets.unread import is_free, is_read, uses_nothing
+from penstock.gateway.budgets.limits import Limit
+from penstock.gateway.budgets.unread import is_free, is_read, known_model, uses_nothing
 from penstock.gateway.dialects import DIALECTS, find
 from penstock.gateway.dialects.loose_json import peek
+from penstock.gateway.model.budget import Budget
 
 GENERATES = (
     "completions", "messages", "responses", "compact", "invoke", "invoke-with-response-stream", "converse", "predict",
@@ -93,6 +95,44 @@ def test_a_body_that_is_no_object_is_not_read(dialect: Any, body: bytes) -> None
         readable = False
     assert is_read(dialect, peek(body), body, packed=False) <= (dialect.uses_tokens and readable)
     assert not is_read(dialect, peek(b"{}"), b"{}", packed=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "named", "known"),
+    [
+        ("/openai/deployments/opus/chat/completions?api-version=1", "free", False),
+        ("/openai/deployments/gpt/chat/completions?api-version=1", "gpt", True),
+        ("/openai/deploy%6Dents/opus/images/edits", "free", False),
+        ("/model/anthropic.claude-opus/invoke", "free", False),
+        ("/v1/projects/p/locations/l/publishers/anthropic/models/claude-opus:rawPredict", "free", False),
+        ("/v1beta/models/gemini:batchGenerateContent", "free", False),
+        ("/v1/messages/batches", "free", False),
+        ("/v1/batches", "free", False),
+        ("/v1/agents/sessions", "free", False),
+        ("/async-invoke", "free", False),
+        ("/brand/new", "free", False),
+        ("/v1/audio/transcriptions", "free", True),
+        ("/v1/responses/compact", "free", True),
+        ("//v1/chat/completions/", "free", True),
+        ("/models/chat/completions?api-version=1", "free", True),
+        ("/v1/chat/completions", "free", True),
+    ],
+)
+def test_the_model_of_a_body_is_believed_where_it_counts(path: str, named: str, known: bool) -> None:
+    dialect = find("POST", path.partition("?")[0])
+    assert known_model(named, dialect, path) == (named if known else None)
+
+
+@pytest.mark.parametrize(
+    ("model", "about"),
+    [
+        (None, True), ("claude-opus-4", True), ("claude-haiku-4", False),
+        ("arn:aws:bedrock:us-east-1:1:application-inference-profile/x", True),
+        ("arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-haiku-4", False),
+    ],
+)  # fmt: skip
+def test_a_model_that_nobody_knows_may_be_any(model: str | None, about: bool) -> None:
+    assert Limit(Budget(name="b", unit="calls", limit=1, model="*opus*")).is_about(model) is about
 
 
 @asynccontextmanager

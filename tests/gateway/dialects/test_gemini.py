@@ -131,6 +131,7 @@ def test_routes(path: str, name: str) -> None:
     ("path", "model"),
     [
         ("/v1beta/models/gemini-3-flash:streamGenerateContent?alt=sse", "gemini-3-flash"),
+        ("/v1beta/models/gemini%2D3-fl%61sh:generateContent", "gemini-3-flash"),
         ("/v1/tunedModels/abc:generateContent", "tunedModels/abc"),
         ("", None),
     ],
