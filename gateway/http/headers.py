@@ -49,7 +49,7 @@ _REPLACED: Final = {*CREDENTIALS, b"x-amz-security-token"}
 _PLAIN: Final = frozenset(
     {
         b"accept", b"accept-encoding", b"accept-language", b"anthropic-beta", b"anthropic-version", b"baggage",
-        b"content-type", b"date", b"openai-beta", b"openai-organization", b"openai-project", b"origin", b"referer",
+        b"content-type", b"date", b"openai-beta", b"openai-organization", b"openai-project",
         b"traceparent", b"tracestate", b"transfer-encoding", b"user-agent", b"x-app", b"x-goog-api-client",
     }
 )  # fmt: skip
@@ -222,7 +222,9 @@ def framed(request: Request, body: bytes) -> bytes:
         if end > start:
             parts.append(b"%x\r\n%b\r\n" % (end - start, body[start:end]))
         start = end
-    kept = [it for it in request.trailers if it[0] not in _NO_TRAILERS and not _has_token(it)]
+    kept = [
+        it for it in request.trailers if it[0] not in _NO_TRAILERS and not _has_token(it) and not kind(it[0], it[2])
+    ]
     trailers = [b"%b: %b\r\n" % (name, value) for _, name, value in kept]
     return b"".join([*parts, b"0\r\n", *trailers, b"\r\n"])
 

@@ -119,8 +119,8 @@ class Choosing(RecordedCall):
         if not self._admitted.routed:
             message = (
                 f"upstream {pool.name!r} ({pool.origin}, {pool.config.dialect}) is not sent the key in {name!r}: it is "
-                "another provider's. Use a key of this one, give the upstream a key_env, or add the [[upstream]] that "
-                "the key is for"
+                "another provider's. Leave it out, use a key of this one (or give it a key_env), or add the "
+                "[[upstream]] that the key is for"
             )
             raise ClientFault(403, "credential", message, name)
         record = self.record

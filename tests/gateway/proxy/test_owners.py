@@ -37,7 +37,7 @@ from penstock.gateway.dialects.credentials import Keys, kind
 from penstock.gateway.dialects.family import OPENAI
 from penstock.gateway.dialects.owners import OWNERS
 from penstock.gateway.http.errors import ClientFault
-from penstock.gateway.http.headers import refusal_body
+from penstock.gateway.http.headers import framed, refusal_body
 from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import LEFT_OUT
 from penstock.gateway.proxy.shared import Shared
@@ -269,6 +269,32 @@ def test_a_login_of_one_api_goes_to_no_other() -> None:
         for value in (b"Bearer of-vllm", b"Bearer eyJa.b")
     ]
     assert found == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("accept-language", "sk-SK,sk;q=0.9", None),
+        ("x-title", "sk-learn tutor", None),
+        ("x-title", f"sk-{SECRET}", "openai"),
+        ("x-model", "hf_small", None),
+        ("x-own", f"Token hf_{SECRET}", "other"),
+        ("x-own", "sk-ant-x", "anthropic"),
+        ("x-amzn-oidc-data", f"eyJhbGciOi.{SECRET}", "jwt"),
+        ("sec-websocket-protocol", f"realtime, openai-insecure-api-key.{SECRET}", "openai"),
+        ("sec-websocket-protocol", "realtime", None),
+    ],
+)
+def test_a_key_is_known_by_its_form_under_any_name(name: str, value: str, found: str | None) -> None:
+    assert kind(name.encode(), value.encode()) == found
+
+
+def test_no_key_passes_behind_a_body() -> None:
+    asked = Request()
+    asked.chunked, asked.trailers = True, [
+        (b"x-own", b"X-Own", f"sk-ant-{SECRET}".encode()), (b"cookie", b"Cookie", b"sk-or-x"), (b"x", b"X", b"1"),
+    ]  # fmt: skip
+    assert framed(asked, b"abc") == b"3\r\nabc\r\n0\r\nX: 1\r\n\r\n"
 
 
 def test_the_docs_show_the_table() -> None:
