@@ -21,7 +21,7 @@ def check_target(target: str) -> None:
 
 
 _OPERATION = re.compile(
-    r"/+((inference/)?v1/)?(load_lora_adapter|unload_lora_adapter|adapters|pause|resume|sleep|wake_up|abort_requests|"
+    r"/+(inference/+)?(v1/+)*(load_lora_adapter|unload_lora_adapter|adapters|pause|resume|sleep|wake_up|abort_requests|"
     r"collective_rpc|init_weight_transfer_engine|start_weight_update|update_weights|finish_weight_update|"
     r"update_weight_version|weight_checker|release_kv_cache_memory|reset_[a-z]+_cache|scale_elastic_ep)(/.*)?"
 )

@@ -9,6 +9,9 @@ from fakes.process import upstream
 
 PATHS = [
     "/v1/load_lora_adapter",
+    "/v1//load_lora_adapter",
+    "/v1/v1/load_lora_adapter",
+    "/inference//v1/sleep",
     "/v1/load%5Flora_adapter/",
     "/adapters/x",
     "/pause?mode=abort",
