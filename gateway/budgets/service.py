@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.gateway.budgets import refusal
@@ -86,10 +87,12 @@ class Budgets:
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
-    def reserve(self, call: Admitted, record: Record, names: Iterable[str] = ()) -> asyncio.Future[list[Short]] | None:
+    def reserve(
+        self, call: Admitted, record: Record, names: Mapping[str, str] = MappingProxyType({})
+    ) -> asyncio.Future[list[Short]] | None:
         """Reserves what a call may use at most: done when that is on the tape, with the budgets that have no room for
-        it. None where that is done at once, no budget counts it, or it was asked for before. `names`: what upstreams
-        call its model. Raises `Refusal`."""
+        it. None where that is done at once, no budget counts it, or it was asked for before. `names`: those
+        of its model, by upstream. Raises `Refusal`."""
         request, record.correct = record.request, self.correct
         if record.settle is not None or request.websocket:
             return None
@@ -98,10 +101,10 @@ class Budgets:
         found = budgets_of(self._limits, call, record)
         if not found:
             return None
-        claims, models = self._claims(found, call, record, names)
+        claims, models = self._claims(found, call, record, names.values())
         who = self._process + keys.number(next(self._numbers))
         asked = Reservation(claims, call.address.rollout, request.started_ns, who)
-        record.settle = Settlement(self, asked, models)
+        record.settle = Settlement(self, asked, models, names)
         if self._alone:
             # What cannot be read here is told of by the recorder.
             with suppress(TapeError):
@@ -353,17 +356,19 @@ class Settlement:
     """How what a call has reserved is settled: in the transaction of its span. It does not know the call, which knows
     it: of a ring of thousands of calls the collector would make a pause of 15 ms."""
 
-    __slots__ = ("_budgets", "_models", "asked", "used")
+    __slots__ = ("_budgets", "_models", "_names", "asked", "used")
 
-    def __init__(self, budgets: Budgets, asked: Reservation, models: Sequence[str]) -> None:
-        """`models`: what its model is called, by its client and on its way."""
-        self._budgets, self.asked, self._models = budgets, asked, models
+    def __init__(self, budgets: Budgets, asked: Reservation, models: Sequence[str], names: Mapping[str, str]) -> None:
+        """`models`: what its model is called, by its client and on its way; `names`: by upstream."""
+        self._budgets, self.asked, self._models, self._names = budgets, asked, models, names
         self.used = [Used(0)] * len(asked.claims)
         """By the places of its claims."""
 
     def __call__(self, tape: Transaction, entry: Entry) -> None:
         """With its span."""
-        cost = partial(self._budgets.cost, entry.model_served, self._models, entry.start_ns)
+        own = self._names.get(entry.upstream or "")
+        models = self._models if own is None else [own, *self._models]
+        cost = partial(self._budgets.cost, entry.model_served, models, entry.start_ns)
         claims, found = self.asked.claims, spent(entry)
         if entry.deferred is None:
             told = used(claims, found, cost)
@@ -373,7 +378,7 @@ class Settlement:
         self.used = [one._replace(unread=it.unread and counts) for it, one in zip(claims, told, strict=True)]
         counted = self._budgets.settle(tape, self.asked, self.used)
         if (later := entry.deferred or entry.batch) is not None:
-            BudgetOperations(tape).guess(later, counted, self._models)
+            BudgetOperations(tape).guess(later, counted, models)
 
     def release(self, tape: Transaction) -> None:
         """Where its span is lost."""

@@ -83,7 +83,7 @@ class Call(Choosing):
     def _carry_out(self, decided: Send | Wait) -> None:
         if isinstance(decided, Send):
             self._adopt(decided)
-            self._reserve_first(self._forward, self._aliases.values())
+            self._reserve_first(self._forward, self._aliases)
         else:
             found = decided.found
             self._wait()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
+from types import MappingProxyType
 
 from penstock.gateway.budgets.operations import Short
 from penstock.gateway.calls.admitted import Admitted
@@ -128,8 +129,8 @@ class Recording(ABC):
 
     # Its beginning, on the tape -------------------------------------------------------------------------------------
 
-    def _reserve_first(self, then: Callable[[], None], names: Iterable[str] = ()) -> None:
-        """Goes on; where budgets count it, when what it may use is reserved. `names`: what upstreams call its model."""
+    def _reserve_first(self, then: Callable[[], None], names: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Goes on; where budgets count it, when what it may use is reserved. `names`: of its model, by upstream."""
         budgets = self._shared.budgets
         reserving = None if budgets is None else budgets.reserve(self._admitted, self.record, names)
         if reserving is None:

@@ -17,8 +17,12 @@ from fakes.odd import odd, request, send
 from fakes.process import running, upstream, upstreams
 from fakes.provider import serving
 from fakes.raw import reply
+from fakes.rig import inside
 
 from penstock.gateway.demo.model import Answer
+
+PRICED = {"dear": 500, "cheap": 2}
+"""Dollars of a million tokens."""
 
 
 async def test_no_more_calls_pass_than_there_may(tmp_path: Path, http: aiohttp.ClientSession) -> None:
@@ -154,6 +158,25 @@ async def test_money_is_counted_by_the_prices_of_the_day(tmp_path: Path, http: a
         assert (unknown.status, json.loads(unknown.body)["error"]["code"]) == (403, "budget_price")
         assert "model 'unheard-of' has no price" in unknown.message
         assert len(provider.log) == 1
+
+
+async def test_a_call_costs_what_its_model_is_called_where_it_was_served(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """The answer names a model of which nobody knows the price."""
+    prices = tmp_path / "prices.toml"
+    rows = [f'[[price]]\nmodel = "{name}"\ninput = {dollars}.0\noutput = 0.0\n' for name, dollars in PRICED.items()]
+    prices.write_text("as_of = 2026-01-01\n" + "".join(rows).replace("input", "since = 2024-01-01\ninput"))
+    async with inside(
+        tmp_path, http, [{"name": "down", "base_url": "http://127.0.0.1:1/v1"}], prices=prices,
+        route=[{"model": "any", "upstream": ["down", "up"], "alias": {"down": "dear", "up": "cheap"}}],
+        budget=[budget(unit="usd", limit=9000)],
+    ) as made:  # fmt: skip
+        said = {"model": "made-up", "choices": [{}], "usage": {"prompt_tokens": 10**6, "completion_tokens": 0}}
+        async with made.upstream([request(), send(reply(200, json.dumps(said).encode()))]), made.client() as client:
+            client.send(made.call(b'{"model":"any","messages":[],"max_tokens":1}'))
+            assert (await client.message()).startswith(b"HTTP/1.1 200 ")
+        assert await uses(http, made.base.url) == [("b", "", PRICED["cheap"], 0)]
 
 
 async def test_money_is_settled_as_the_provider_bills(tmp_path: Path, http: aiohttp.ClientSession) -> None:
