@@ -172,7 +172,11 @@ async def test_a_call_costs_what_its_model_is_called_where_it_was_served(
         route=[{"model": "any", "upstream": ["down", "up"], "alias": {"down": "dear", "up": "cheap"}}],
         budget=[budget(unit="usd", limit=9000)],
     ) as made:  # fmt: skip
-        said = {"model": "made-up", "choices": [{}], "usage": {"prompt_tokens": 10**6, "completion_tokens": 0}}
+        said: dict[str, Any] = {
+            "model": "made-up",
+            "choices": [{}],
+            "usage": {"prompt_tokens": 10**6, "completion_tokens": 0},
+        }
         async with made.upstream([request(), send(reply(200, json.dumps(said).encode()))]), made.client() as client:
             client.send(made.call(b'{"model":"any","messages":[],"max_tokens":1}'))
             assert (await client.message()).startswith(b"HTTP/1.1 200 ")
