@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Final
 
 from penstock.gateway.calls.admitted import Admitted
+from penstock.gateway.dialects.loose_json import Peek
 from penstock.gateway.dialects.websocket_messages import joined
 from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.http.request import Request
@@ -126,6 +127,8 @@ class Response(Recording):
         self._shared.metrics.inflight_calls += 1
         self._mark(UNATTRIBUTED)
         if self._shared.budgets is not None:
+            # There is no request to be read, and one answer, which says what was used.
+            self._admitted.asked = Peek(n=1)
             with suppress(Refusal):
                 reserving = self._shared.budgets.reserve(self._admitted, self.record)
                 if reserving is not None:
