@@ -21,7 +21,7 @@ SPOKEN = "The answer is 437.\nYou said: Thank you, that is all.\n"
 async def run(script: str, openai_url: str, anthropic_url: str) -> str:
     """Run an example; anything on stderr or a status but 0 fails the test."""
     addresses = {"OPENAI_BASE_URL": openai_url, "ANTHROPIC_BASE_URL": anthropic_url}
-    keys = {"OPENAI_API_KEY": "sk-openai", "ANTHROPIC_API_KEY": "sk-anthropic"}
+    keys = {"OPENAI_API_KEY": "sk-openai", "ANTHROPIC_API_KEY": "sk-ant-anthropic"}
     interpreter = sys.executable if script.endswith(".py") else "sh"
     process = await asyncio.create_subprocess_exec(
         interpreter,

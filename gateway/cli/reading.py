@@ -226,7 +226,7 @@ def stats(
 
 
 def unread(*filter: Terms, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List what answers hold that was not read, with counts and an example each."""
+    """List what answers hold that was not read."""
     from penstock.gateway.display import breakdown
 
     async def ask(client: Client) -> None:

@@ -15,7 +15,7 @@ batch, or of the file that it names, and each answer is an answer of the format 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from email.message import Message
 from functools import lru_cache
@@ -326,9 +326,15 @@ class _Operation(msgspec.Struct):
 
 
 _answered, _operation = lenient(_Answered), lenient(_Operation)
-_ENDS: Final = {"errored": "batch_error", "canceled": "batch_cancelled", "expired": "batch_expired"}
+NoResult: TypeAlias = Literal["batch_error", "batch_expired", "batch_cancelled"]
+"""Why a request of a batch has no answer."""
+_ENDS: Final[Mapping[str, NoResult]] = {
+    "errored": "batch_error",
+    "canceled": "batch_cancelled",
+    "expired": "batch_expired",
+}
 """Of Anthropic's results, and why they are no answers."""
-_CODES: Final = {"batch_expired": "batch_expired", "batch_cancelled": "batch_cancelled"}
+_CODES: Final[Mapping[str, NoResult]] = {"batch_expired": "batch_expired", "batch_cancelled": "batch_cancelled"}
 _BAD: Final = 400
 
 

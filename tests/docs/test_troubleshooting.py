@@ -16,6 +16,7 @@ from typing import get_args
 import pytest
 from fakes.process import ROOT
 
+from penstock.gateway.dialects.batches import NoResult
 from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.metrics import METRICS
 
@@ -96,7 +97,10 @@ def reasons() -> set[str]:
         for given in places(node)
         for value in values(name, given)
     }
-    return ({value for value in found if REASON.fullmatch(value)} - STATUSES - KINDS) | set(get_args(Failed))
+    return ({value for value in found if REASON.fullmatch(value)} - STATUSES - KINDS) | {
+        *get_args(Failed),
+        *get_args(NoResult),
+    }
 
 
 def places(node: ast.AST) -> Iterator[ast.expr]:

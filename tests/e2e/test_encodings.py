@@ -101,7 +101,7 @@ async def test_an_answer_to_the_anthropic_sdk_is_read(
     name: str, stream: bool, gateway: Gateway, provider: Provider, tape: Tape
 ) -> None:
     rollout = f"anthropic-{name}-{stream}"
-    async with AsyncAnthropic(base_url=gateway.address(rollout), api_key="sk-ant", max_retries=0) as client:
+    async with AsyncAnthropic(base_url=gateway.address(rollout), api_key="sk-ant-agent", max_retries=0) as client:
         made: Any = await client.messages.create(model="claude", messages=QUESTION, max_tokens=99, stream=stream)
         kinds = [one.type async for one in made] if stream else [made.type]
     assert kinds[-1] == ("message_stop" if stream else "message")

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from penstock.gateway.dialects import sse
-from penstock.gateway.dialects.loose_json import UNREADABLE, loads, obj, text
+from penstock.gateway.dialects.loose_json import UNREADABLE, obj, strict, text
 from penstock.gateway.dialects.mcp import Sent, message, messages
 from penstock.gateway.model.span import Span
 
@@ -201,7 +201,7 @@ def fields(raw: bytes) -> dict[str, msgspec.Raw]:
 def value_of(raw: msgspec.Raw | None) -> Any:
     """A JSON value, whole numbers of any size; None where there is none, or one too deep to be compared."""
     data = b"" if raw is None else bytes(raw)
-    return None if loads(data) is None else json.loads(data)
+    return None if strict(data) is None else json.loads(data)
 
 
 def result_of(call: Call) -> dict[str, Any] | None:
