@@ -56,6 +56,7 @@ class Trapped(FakeEngine):
                 choice["token_ids"] = numbers("", 14) * 8
                 choice["logprobs"]["content"] *= 20
                 choice["logprobs"]["content"] = choice["logprobs"]["content"][: len(choice["token_ids"])]
+                made["usage"]["completion_tokens"] = len(choice["token_ids"])
             case "refused":
                 return fault(400, "This model's maximum context length is 64 tokens.")
             case "empty":
