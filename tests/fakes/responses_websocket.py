@@ -113,7 +113,7 @@ async def websocket_host(tls: ssl.SSLContext | None = None) -> AsyncGenerator[Ho
     made = Host()
     async with serve(made.talk, "127.0.0.1", 0, process_request=made.open, max_size=None, ssl=tls) as server:
         scheme, name = ("http", "127.0.0.1") if tls is None else ("https", "localhost")
-        made.url = f"{scheme}://{name}:{server.sockets[0].getsockname()[1]}"
+        made.url = f"{scheme}://{name}:{next(iter(server.sockets)).getsockname()[1]}"
         try:
             yield made
         finally:
