@@ -49,9 +49,20 @@ def app_of(pilot: Pilot[None]) -> PenstockApp:
 
 
 async def settled(pilot: Pilot[None]) -> str:
-    """The screen once nothing is asked for and two drawings are the same."""
-    before = ""
-    while (text := await until(pilot, lambda text: "asking" not in text)) != before:
+    """The screen once all that it asks for is answered, and to draw it again changes nothing."""
+    app, before = app_of(pilot), ""
+    while True:
+        await until(pilot, lambda text: "asking" not in text and _answered(app))
+        app.main.draw()
+        await pilot.pause()
+        text = screen_text(app)
+        if text == before and _answered(app):
+            return text
         before = text
-        await pilot.pause(0.3)
-    return screen_text(app_of(pilot))
+
+
+def _answered(app: PenstockApp) -> bool:
+    shown = app.main.shown
+    if shown.data is None or shown.view.wants(shown.data, app.main.rows.in_sight()):
+        return False
+    return shown.chosen is None or shown.closer_of == shown.chosen

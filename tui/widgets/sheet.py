@@ -75,3 +75,7 @@ class Sheet(ScrollView, can_focus=False):
     def on_resize(self, event: events.Resize) -> None:
         """Draws it for the new width."""
         self._again()
+
+    def watch_show_vertical_scrollbar(self) -> None:
+        """The bar takes a column, and is no resize."""
+        self.call_after_refresh(self._again)
