@@ -1,115 +1,187 @@
-"""The documentation and the code name the same things: whatever only one of them knows is an error, both ways.
+"""Pages have their form, and name what there is: files, tests, modules, configurations. Each test lists all faults.
 
-Settings are held by `tests/gateway/test_config.py`.
+`tests/docs/test_commands.py` holds commands, `tests/docs/test_tables.py` tables; `tests/docs/test_blocks_run.py` runs
+blocks.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
-import sys
 import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from fakes.diagrams import diagram
-from fakes.pages import prose
+from fakes.pages import FENCE, MARK, PAGES, Block, blocks, prose
+from fakes.process import ROOT
 
-from penstock.gateway.api.routes import ROUTES
-from penstock.gateway.cli.sections import SECTIONS
-from penstock.gateway.filters.query import FIELDS
-from penstock.gateway.metrics import METRICS
-from penstock.gateway.model import lifecycle
+from penstock.gateway import config
+from penstock.gateway.filters import query
+from penstock.gateway.model.policy import Policy
+from penstock.trainer import config as trainer_config
+from penstock.trainer.apo import config as apo_config
+from penstock.tui import settings
 
-ROOT = Path(__file__).parent.parent
-READING = (ROOT / "docs" / "reading.md").read_text(encoding="utf-8")
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-
-
-def section(title: str) -> str:
-    """The text below a heading of docs/reading.md."""
-    return READING.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
-
-
-def rows(title: str) -> list[tuple[str, str]]:
-    """(the whole line, its first cell) of the table below a heading."""
-    return re.findall(r"^(\| `([^`]+)` \|.*)$", section(title), re.MULTILINE)
-
-
-def names(title: str) -> list[str]:
-    """First cells of the table below a heading."""
-    return [name for _, name in rows(title)]
+VLLM = '[[upstream]]\nname = "vllm"\nbase_url = "http://127.0.0.1:8000/v1"\n'
+LOADERS: Mapping[str, Callable[[Path], object]] = {
+    "gateway": config.load,
+    "gateway with an upstream vllm": lambda path: config.load(put_before(path, VLLM)),
+    "release": lambda path: Policy.load(path.read_text()),
+    "trainer": trainer_config.load,
+    "apo": apo_config.load,
+    "tui": lambda path: settings.load({"PENSTOCK_TUI": str(path)}),
+}
+LANGUAGES = {"run": ("sh", "python"), "output": ("",), "config": ("toml",), "json": ("json",)}
+"""What blocks of these marks are written in."""
+BARE = ("run", "output", "json", "filter")
+"""Marks that need say nothing more."""
+INDENTED = re.compile(r"    (\$ )?(\w+=\S+ )*(\S*/)?(penstock|python|make|pip|curl|docker|export|git) ")
+NAMED = re.compile(r"`([\w/]*test_\w+\.py)(?:::(test_\w+))?`")
 
 
-def test_every_metric_is_documented_and_exists() -> None:
-    assert names("Metrics") == list(METRICS)
-    for line, name in rows("Metrics"):
-        assert METRICS[name].help in line
-        assert METRICS[name].kind in line
+def test_pages_have_their_form() -> None:
+    """Links lead somewhere; every block is marked, and every comment is a mark."""
+    faults = [fault for page in PAGES for fault in (*of_lines(page), *of_marks(page))]
+    assert not faults, "\n".join(faults)
 
 
-def test_the_documented_states_are_those_of_the_tables() -> None:
-    page = (ROOT / "docs" / "queue.md").read_text(encoding="utf-8")
-    for title, moves in (("Rollout", lifecycle.ROLLOUT_MOVES), ("Attempt", lifecycle.ATTEMPT_MOVES)):
-        assert f"{title}:\n\n{diagram(next(iter(moves)), moves)}" in page
+def of_lines(page: Path) -> Iterator[str]:
+    """Fenced blocks and rows of tables may be wide."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, (line, said) in enumerate(zip(lines, prose(page).splitlines(), strict=True), 1):
+        place = f"{page.name}:{number}"
+        if len(said) > 120 and not said.lstrip().startswith("|"):
+            yield f"{place}: {len(said)} columns: wrap it at 120"
+        if INDENTED.match(said):
+            yield f"{place}: a command that is indented: put it into a fenced block"
+        if "<!--" in line and "`<!--" not in line and number < len(lines):
+            if not MARK.fullmatch(line.strip()):
+                yield f"{place}: {line.strip()} is no mark: see tests/fakes/pages.py"
+            elif not FENCE.fullmatch(lines[number]):
+                yield f"{place}: no block follows the mark: put it on the line before the fence"
+    text = "\n".join(lines)
+    for found in re.finditer(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        if not (page.parent / found[1]).exists():
+            yield f"{page.name}:{text.count(chr(10), 0, found.start()) + 1}: there is no {found[1]}"
 
 
-def test_every_route_is_documented_and_exists() -> None:
-    assert names("The control API") == [f"{route.method} {route.path}" for route in ROUTES]
+def of_marks(page: Path) -> Iterator[str]:
+    for block in blocks(page):
+        if block.language == "mermaid":
+            continue
+        if block.mark is None:
+            yield f"{block.place}: no mark: say in front of it how it is tried (tests/fakes/pages.py)"
+            continue
+        languages = LANGUAGES.get(block.mark.kind, (block.language,))
+        if block.language not in languages:
+            yield f"{block.place}: {block.mark.kind!r} of {block.language!r}: it is for {' or '.join(languages)!r}"
+        if not (block.mark.what or block.mark.kind in BARE):
+            yield f"{block.place}: {block.mark.kind!r} says nothing more: give its reason or its path"
 
 
-def test_every_filter_field_is_documented_and_exists() -> None:
-    assert names("Filters") == list(FIELDS["spans"])
+def test_blocks_are_what_their_marks_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: Counter[str] = Counter()
+    faults: list[str] = []
+    for block in (block for page in PAGES for block in blocks(page) if block.mark is not None):
+        assert block.mark is not None
+        for name in re.findall(r'key_env = "(\w+)"', block.text):
+            monkeypatch.setenv(name, "secret")
+        found[block.mark.kind] += 1
+        try:
+            fault = claimed(block, block.mark.kind, block.mark.what, tmp_path / "block.toml")
+        except Exception as problem:
+            fault = str(problem) or repr(problem)
+        faults += [f"{block.place}: {block.mark.kind}: {fault}"] if fault else []
+    assert all(found[kind] for kind in ("config", "json", "filter", "file", "tested")), found
+    assert not faults, "\n".join(faults)
 
 
-def test_every_command_is_documented_and_exists() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "penstock", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout
-    listed = re.findall(r"^│ ([a-z][a-z-]*)  +\S", shown, re.MULTILINE)
-    assert sorted(listed) == sorted(name for names in SECTIONS.values() for name in names)
-    documented = [name.split()[1] for name in names("Commands")]
-    assert sorted(documented) == sorted(set(listed))
+def claimed(block: Block, kind: str, what: str, path: Path) -> str:
+    """What is wrong with what a mark says of its block; a block that is not read raises. `path`: where a configuration
+    is put."""
+    if kind == "config":
+        path.write_text(block.text)
+        return "" if LOADERS[what](path) else "it says nothing"
+    if kind == "json":
+        return "" if json.loads(block.text) else "it says nothing"
+    if kind == "filter":
+        return "" if query.parse(block.text).terms else "it has no terms"
+    if kind == "file":
+        return "" if block.text == (ROOT / what).read_text(encoding="utf-8") else f"{what} is another: copy it anew"
+    if kind == "tested":
+        named = f'"{block.page.name}"' in (ROOT / what).read_text(encoding="utf-8")
+        return "" if named else f"{what} does not name the page: name the test that does"
+    return ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+def put_before(path: Path, text: str) -> Path:
+    """The file with more in front."""
+    path.write_text(text + path.read_text())
+    return path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_prose_is_wrapped_at_120_columns(page: Path) -> None:
-    """Fenced blocks and rows of tables may be wider."""
-    lines = [line for line in prose(page).splitlines() if not line.lstrip().startswith("|")]
-    assert [line for line in lines if len(line) > 120] == []
+def test_tests_that_promises_name_exist() -> None:
+    """A name may leave folders out, and is then of one file only. Each promise of security.md has tests, not files
+    alone, and nothing else stands in their cell."""
+    there = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+    faults: list[str] = []
+    named = 0
+    for page in ("reliability.md", "security.md"):
+        for number, line in enumerate((ROOT / "docs" / page).read_text(encoding="utf-8").splitlines(), 1):
+            for file, test in NAMED.findall(line):
+                named += bool(test)
+                tail = Path(file.removeprefix("tests/")).parts
+                texts = [text for path, text in there.items() if path.parts[-len(tail) :] == tail]
+                if len(texts) != 1:
+                    faults.append(f"{page}:{number}: there are {len(texts)} files {file}: name the one that is meant")
+                elif test and not re.search(rf"^(async )?def {test}\(", texts[0], re.MULTILINE):
+                    faults.append(f"{page}:{number}: {file} has no {test}: name the test that holds it")
+    assert named > 20
+    faults += unkept((ROOT / "docs" / "security.md").read_text(encoding="utf-8"))
+    assert not faults, "\n".join(faults)
 
 
-def test_the_architecture_is_a_short_page() -> None:
-    assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 150
+def unkept(text: str) -> Iterator[str]:
+    """Promises without tests."""
+    section = text.partition("\n## What is promised\n")[2].partition("\n## ")[0]
+    head, _, *rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+    assert head == ["promise", "tests"]
+    assert len(rows) > 25
+    for promise, *cells in rows:
+        tests = cells[0].split(", ") if len(cells) == 1 else []
+        if not promise.endswith(".") or not tests or not all(NAMED.fullmatch(it) and "::" in it for it in tests):
+            yield f"security.md: {promise!r}: a row is a sentence, and tests as `file.py::test_name`"
 
 
-def test_the_layers_of_the_architecture_are_those_of_the_contract() -> None:
-    picture = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("```\n")[1]
-    drawn = [line[:30].split() for line in picture.splitlines()]
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contract = settings["tool"]["importlinter"]["contracts"][0]
-    assert drawn == [layer.split(" | ") for layer in contract["layers"]]
-
-
-def test_modules_named_in_the_architecture_exist() -> None:
+def test_the_architecture_is_that_of_the_code() -> None:
+    """A short page; its layers are those of the contract."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    names = set(re.findall(r"`(?:penstock\.)?((?:gateway|sidecar|trainer|adapters|tui)\.[a-z_.]+)`", text))
-    assert len(names) > 40
-    for name in names:
-        path = ROOT / name.replace(".", "/")
-        assert path.with_suffix(".py").exists() or path.is_dir(), name
+    drawn = [line[:30].split() for line in text.split("```\n")[1].splitlines()]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    assert drawn == [layer.split(" | ") for layer in contracts[0]["layers"]]
+    named = set(re.findall(r"`(?:penstock\.)?((?:gateway|sidecar|trainer|adapters|tui)\.[a-z_.]+)`", text))
+    assert len(named) > 40
+    paths = {name: ROOT / name.replace(".", "/") for name in sorted(named)}
+    gone = [name for name, path in paths.items() if not (path.with_suffix(".py").exists() or path.is_dir())]
+    assert not gone, "ARCHITECTURE.md names modules that are not there: " + ", ".join(gone)
+    assert len(text.splitlines()) <= 150
 
 
 def test_the_distribution_is_called_by_its_name() -> None:
     """`penstock` on the index is a stranger's."""
     files = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
-    read = [ROOT / name for name in files if name.endswith((".py", ".md", ".toml", ".sh")) or name == "Makefile"]
+    read = [name for name in files if name.endswith((".py", ".md", ".toml", ".sh")) or name == "Makefile"]
     assert len(read) > 500
     old = re.compile(r"penstock" + r"\[|pip install '?penstock(?!-gateway)")
-    assert [str(path) for path in read if old.search(path.read_text(encoding="utf-8"))] == []
+    faults = [
+        f"{name}:{number}: call it penstock-gateway: {line.strip()}"
+        for name in read
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1)
+        if "penstock" in line and old.search(line)
+    ]
+    assert not faults, "\n".join(faults)

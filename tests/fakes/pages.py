@@ -22,6 +22,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from fakes.process import ROOT
@@ -69,6 +70,7 @@ class Walk:
         return self.blocks[0].place
 
 
+@cache
 def blocks(page: Path) -> list[Block]:
     """All fenced blocks of a page, in order."""
     return list(_blocks(page, page.read_text(encoding="utf-8").splitlines()))
@@ -106,6 +108,7 @@ def walks(page: Path) -> list[Walk]:
     return made
 
 
+@cache
 def prose(page: Path) -> str:
     """The page without its fenced blocks, lines kept."""
     text = page.read_text(encoding="utf-8")

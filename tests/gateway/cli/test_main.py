@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncGenerator, Generator
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,9 +21,9 @@ from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, exchange
 from fakes.process import PATIENCE, ROOT
 from fakes.shell import Shell
 
-from penstock.gateway.__main__ import app, main
+from penstock.gateway.__main__ import main
 from penstock.gateway.app import open_store
-from penstock.gateway.cli.tables import COMMANDS, GROUPS, every
+from penstock.gateway.cli.tables import COMMANDS, GROUPS
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.server_settings import ADMIN_KEY
@@ -159,41 +158,6 @@ async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
     )
     assert wrong.err.startswith("penstock: this is not the gateway's admin key; `penstock` commands take it from the v")
     assert "guess" not in wrong.err
-
-
-@pytest.mark.parametrize("name", every())
-def test_every_help_names_the_key(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of every command that speaks to a gateway."""
-    alone = (
-        "serve",
-        "lake",
-        "check",
-        "backup",
-        "restore",
-        "key",
-        "completion",
-        "sidecar bind",
-        "sidecar release",
-        "sidecar iptables",
-    )
-    alone += ("train merge", "train apo report", "masking try", "prices update")
-    if name in alone:
-        return
-    main([*name.split(), "--help"])
-    assert "PENSTOCK_ADMIN_KEY" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", every())
-def test_every_option_is_named_plainly_and_explained(name: str) -> None:
-    """Options of a dataclass are options like others: none is called `--options.workers`, or makes an `--empty-...`."""
-    command = app
-    for word in name.split():
-        command = command[word]
-    shown = [one for one in command.assemble_argument_collection(parse_docstring=True) if one.show]
-    assert shown
-    for one in shown:
-        assert one.parameter.help, one.names
-        assert not [option for option in (*one.names, *one.negatives) if "." in option or option.startswith("--empty-")]
 
 
 def test_there_is_one_name_for_the_key() -> None:
@@ -404,13 +368,6 @@ async def test_help_looks_as_it_did(shell: Shell) -> None:
         *(shell.run(*words, "--help", COLUMNS="100") for words in ((), ("enqueue",), ("reward",), ("export",)))
     )
     check_golden("help", "\n".join(page.text for page in pages))
-
-
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_the_table_of_commands_is_right(name: str) -> None:
-    module, _, function = COMMANDS[name].path.partition(":")
-    doc = getattr(import_module(module), function).__doc__
-    assert " ".join(doc.partition("\n\n")[0].split()) == COMMANDS[name].help
 
 
 # --- the first minutes ---
