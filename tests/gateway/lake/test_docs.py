@@ -1,4 +1,4 @@
-"""The page about lakes: its tables are those of the code, and its programs run."""
+"""The programs of the page about lakes run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from fakes.process import ROOT
 from penstock.gateway.app import open_store
 from penstock.gateway.lake.lake import Lake
 from penstock.gateway.lake.place import Place
-from penstock.gateway.lake.shapes import SHAPES
 from penstock.gateway.model.prices import Prices
 
 PAGE = (ROOT / "docs" / "lake.md").read_text(encoding="utf-8")
@@ -29,15 +28,6 @@ ENGINES = {
     "pyspark": "2023-11-14| llm|",
 }
 """What each engine prints of the lake below, at least."""
-
-
-def test_the_page_has_every_table_and_column() -> None:
-    wanted = "\n".join(
-        f"### {name}\n\n{shape.help}\n\n| column | type | what it is |\n|---|---|---|\n"
-        + "".join(f"| `{column}` | `{one.type}` | {one.help} |\n" for column, one in shape.columns.items())
-        for name, shape in SHAPES.items()
-    )
-    assert PAGE.endswith(wanted)
 
 
 def test_there_is_a_program_for_each_engine() -> None:

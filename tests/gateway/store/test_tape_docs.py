@@ -1,8 +1,10 @@
-"""docs/tape.md is enough to read a tape: its reader and its lists are held against what is written."""
+"""docs/tape.md is enough to read a tape: its readers read what is written."""
 
 from __future__ import annotations
 
+import itertools
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ import msgspec
 import pytest
 import zstandard
 from fakes.entries import call, conversation
+from fakes.process import ROOT
 
 from penstock.gateway.app import open_store
-from penstock.gateway.store import codec, keys, records
-from penstock.gateway.store.environment import DATABASES, FORMAT
+from penstock.gateway.runs.blocks import Row, record
+from penstock.gateway.store.environment import DATABASES
 
-DOCS = (Path(__file__).parents[3] / "docs" / "tape.md").read_text()
+DOCS = (ROOT / "docs" / "tape.md").read_text(encoding="utf-8")
 
 
 class Msgpack:
@@ -68,21 +71,6 @@ def test_the_documented_reader_reads(tmp_path: Path, together: bool) -> None:
         assert msgspec.msgpack.decode(rest)[5] == entry.body.response
 
 
-@pytest.mark.parametrize(
-    ("name", "positions"),
-    [
-        ("rollout", ("number", *records.ROLLOUT)),
-        ("attempt", ("cursors", *records.ATTEMPT)),
-        ("style", records.STYLE),
-        ("summary", ("style", *("duration" if name == "end_ns" else name for name in records.OWN))),
-    ],
-)
-def test_the_documented_positions_are_those_of_the_code(name: str, positions: list[str]) -> None:
-    found = re.search(rf"\* \*\*{name}\*\*: ([a-z_,\s]+)", DOCS)
-    assert found is not None
-    assert re.findall(r"[a-z_]+", found[1]) == list(positions)
-
-
 @pytest.mark.parametrize("together", [False, True])
 def test_the_documented_reader_of_the_log_reads(tmp_path: Path, together: bool) -> None:
     entries = [call(f"r{at % 7}", f"a{at % 3}") for at in range(90)]
@@ -105,9 +93,11 @@ def test_the_documented_reader_of_the_log_reads(tmp_path: Path, together: bool) 
     assert sum(record.startswith(b"s") for record in found) == 90
 
 
-def test_the_documented_databases_and_numbers_are_those_of_the_code() -> None:
-    table = DOCS[DOCS.index("## Databases") : DOCS.index("Sequences and blocks")]
-    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(DATABASES)
-    assert re.findall(r"^\| `(\w+)`", keys.__doc__ or "", re.MULTILINE) == list(DATABASES)
-    assert f"format `{FORMAT.decode()}`" in DOCS
-    assert f"at most {codec.DEPTH}" in DOCS
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_documented_reader_of_points_reads(packed: bool) -> None:
+    rows = [Row(step, 10**18 + step, {"all": step / 3} | ({"some": -1.5} if step % 3 else {})) for step in range(1, 20)]
+    code = re.search(r"```python\n(def rows.*?)```", DOCS, re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {"msgpack": Msgpack, "zstandard": zstandard, "itertools": itertools, "struct": struct}
+    exec(code[1], names)
+    assert [Row(*row) for row in names["rows"](record(rows, packed))] == rows

@@ -1,0 +1,229 @@
+"""Tables and figures of pages are those of the code: whatever only one of them knows is a fault, both ways.
+
+Settings are held by the tests of their files, `test_config.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import types
+from collections.abc import Iterator, Sequence
+from string import ascii_letters, digits
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from fakes.diagrams import diagram
+from fakes.process import ROOT
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from penstock.gateway.api.openapi import field_docs
+from penstock.gateway.api.routes import ROUTES
+from penstock.gateway.canary import stages
+from penstock.gateway.cli.tables import COMMANDS, GROUPS
+from penstock.gateway.filters.query import FIELDS
+from penstock.gateway.lake.shapes import SHAPES
+from penstock.gateway.metrics import METRICS
+from penstock.gateway.model import lifecycle, run
+from penstock.gateway.model.policy import (
+    CostGuard,
+    EarlyGuard,
+    Guard,
+    Guards,
+    Holdback,
+    LatencyGuard,
+    Policy,
+    Replay,
+    Shadow,
+    Stage,
+)
+from penstock.gateway.runs import operations
+from penstock.gateway.store import codec, keys, records
+from penstock.gateway.store.environment import DATABASES, FORMAT
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "Top level": Policy,
+    "`[[stages]]`": Stage,
+    "`[guards]`": Guards,
+    "`[guards.error]`, `[guards.violation]`, `[guards.missing]`": Guard,
+    "`[guards.early_error]`": EarlyGuard,
+    "`[guards.latency]`": LatencyGuard,
+    "`[guards.cost]`": CostGuard,
+    "`[holdback]`": Holdback,
+    "`[replay]`": Replay,
+    "`[shadow]`": Shadow,
+}
+LETTERS = {*ascii_letters, *digits}
+MOVES = {"Rollout": lifecycle.ROLLOUT_MOVES, "Attempt": lifecycle.ATTEMPT_MOVES}
+KINDS = {int: "integer", float: "number", bool: "true or false", str: "text"}
+
+
+class Table(NamedTuple):
+    """What a page lists below a heading, and what the code has."""
+
+    page: str
+    heading: str
+    shown: str
+    """A pattern of a line of it; its group is what is compared."""
+    wanted: Sequence[str]
+
+
+TABLES = (
+    Table("reading.md", "## The control API", r"\| `([^`]+)` \|.*", [f"{one.method} {one.path}" for one in ROUTES]),
+    Table("reading.md", "## Filters", r"\| `([^`]+)` \|.*", list(FIELDS["spans"])),
+    Table("runs.md", "# Training runs", r"\| `penstock runs (\w+)` \|.*", list(GROUPS["runs"].commands)),
+    Table("lake.md", "## The tables", r"### (\w+)", list(SHAPES)),
+    Table("tape.md", "## Databases", r"\| `(\w+)`.*", list(DATABASES)),
+    Table(
+        "reading.md",
+        "## Metrics",
+        r"(\| `\w+` \| .*?\.)( .*)? \|",
+        [f"| `{name}` | {one.kind} | {', '.join(one.labels)} | {one.help}" for name, one in METRICS.items()],
+    ),
+    *(
+        Table(
+            "lake.md",
+            f"### {name}",
+            r"(\| `\w+` \|.*)",
+            [f"| `{column}` | `{one.type}` | {one.help} |" for column, one in shape.columns.items()],
+        )
+        for name, shape in SHAPES.items()
+    ),
+)
+
+
+def test_tables_are_those_of_the_code() -> None:
+    faults = [fault for table in TABLES for fault in compared(table)]
+    wanted = sorted([*COMMANDS, *GROUPS])
+    rows = re.findall(r"^\| `penstock ([a-z-]+)", section(read("reading.md"), "## Commands"), re.MULTILINE)
+    faults += compared(Table("reading.md", "## Commands", "", wanted), sorted(rows))
+    told = ("resource", "prompts", "release")
+    wanted = sorted(f"{group} {name}" for group in told for name in GROUPS[group].commands)
+    named = {" ".join(found) for found in re.findall(rf"penstock ({'|'.join(told)}) ([a-z]+)", read("releases.md"))}
+    faults += compared(Table("releases.md", "anywhere", "", wanted), sorted(named))
+    wanted = re.findall(r"^\| `(\w+)`", keys.__doc__ or "", re.MULTILINE)
+    faults += compared(Table("gateway/store/keys.py", "docstring", "", list(DATABASES)), wanted)
+    assert not faults, "\n".join(faults)
+
+
+def compared(table: Table, shown: Sequence[str] | None = None) -> Iterator[str]:
+    """`shown`: what is read of the page, where no pattern finds it."""
+    page, heading, pattern, wanted = table
+    place = f"{page}: {heading}"
+    if shown is None:
+        lines = section(read(page), heading).splitlines()
+        shown = [found[1] for line in lines if (found := re.fullmatch(pattern, line))]
+    yield from (f"{place}: {it!r} is missing: write it" for it in wanted if it not in shown)
+    yield from (f"{place}: {it!r} is not in the code: take it out" for it in shown if it not in wanted)
+    if sorted(shown) == sorted(wanted) and list(shown) != list(wanted):
+        yield f"{place}: the code has another order: {', '.join(wanted)}"
+    yield from (f"{place}: {it!r} stands there twice: take one out" for it in {*shown} if shown.count(it) > 1)
+
+
+def read(page: str) -> str:
+    return (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading, up to the next one of its level."""
+    marks = heading.partition(" ")[0]
+    found = text.partition(f"{heading}\n")[2]
+    assert found, f"there is no heading {heading!r}"
+    return re.split(rf"\n#{{1,{len(marks)}}} ", found)[0]
+
+
+def test_diagrams_and_figures_are_those_of_the_code() -> None:
+    runs, tape, releases, queue = map(read, ("runs.md", "tape.md", "releases.md", "queue.md"))
+    limits = {
+        "points of a request": run.MOST_POINTS,
+        "values of a request": run.MOST_VALUES,
+        "metrics of a run": run.MOST_METRICS,
+        "configuration": run.MOST_CONFIG,
+        "events of a request": run.MOST_EVENTS,
+        "text of an event or a message": run.LONGEST_TEXT,
+        "buckets of an answer, all metrics together": run.MOST_READ,
+    }
+    first, second, last = Policy().stages
+    ramp = f"{first.split:.0%} until {first.rollouts} and {second.split:.0%} until {second.rollouts} rewarded rollouts "
+    ramp += f"on the candidate, then {last.split:.0%}."
+    positions = {
+        "rollout": ("number", *records.ROLLOUT),
+        "attempt": ("cursors", *records.ATTEMPT),
+        "style": records.STYLE,
+        "summary": ("style", *("duration" if name == "end_ns" else name for name in records.OWN)),
+    }
+    wanted = [
+        *(("queue.md", queue, f"{name}:\n\n{diagram(next(iter(moves)), moves)}") for name, moves in MOVES.items()),
+        ("releases.md", releases, diagram("draft", stages.MOVES)),
+        ("releases.md", releases, ramp.replace("%", " %")),
+        *(("runs.md", runs, f"| {what} | {most:,}") for what, most in limits.items()),
+        *(("runs.md", runs, f"`{word}`") for word in (*get_args(run.Kind), *get_args(run.Status))),
+        ("runs.md", runs, f"`lease_s`, {run.NewRun(kind='sft').lease_s:g} s unless given"),
+        ("tape.md", tape, f"have {operations.FOLD} rows they become one"),
+        ("tape.md", tape, f"format `{FORMAT.decode()}`"),
+        ("tape.md", tape, f"at most {codec.DEPTH}"),
+        *(("lake.md", read("lake.md"), f"### {name}\n\n{shape.help}\n") for name, shape in SHAPES.items()),
+    ]
+    # What a page says may be wrapped.
+    faults = [f"{page}: it does not say: {it}" for page, text, it in wanted if it not in text + " ".join(text.split())]
+    for name, names in positions.items():
+        shown = re.search(rf"\* \*\*{name}\*\*: ([a-z_,\s]+)", tape)
+        faults += compared(Table("tape.md", name, "", names), re.findall(r"[a-z_]+", shown[1]) if shown else [])
+    (signs,) = re.findall(r"letters, digits and `([^`]+)`", runs)
+    known = {chr(code) for code in range(32, 127) if re.match(run.METRIC, f"a{chr(code)}")}
+    faults += compared(Table("runs.md", "name of a metric", "", sorted(known)), sorted({*signs} - {" "} | LETTERS))
+    begin = {chr(code) for code in range(32, 127) if re.match(run.METRIC, chr(code))}
+    faults += compared(Table("runs.md", "name of a metric, the first", "", sorted(begin)), sorted({"_"} | LETTERS))
+    assert not faults, "\n".join(faults)
+
+
+def test_every_key_of_the_policy_is_documented_as_it_is() -> None:
+    """`UPDATE_GOLDENS=1` writes the tables anew."""
+    path = ROOT / "docs" / "releases.md"
+    text = path.read_text(encoding="utf-8")
+    before, begin, rest = text.partition("### Top level\n")
+    shown, end, after = rest.partition("## States\n")
+    made = "".join(policy_table(title, model) for title, model in SECTIONS.items())
+    if os.environ.get("UPDATE_GOLDENS"):
+        path.write_text(before + made + end + after, encoding="utf-8")
+        return
+    assert begin + shown == made
+
+
+def policy_table(title: str, model: type[BaseModel]) -> str:
+    """The keys of a section, as the documentation has them."""
+    lines = [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
+    docs = field_docs(model)
+    for name, field in model.model_fields.items():
+        assert name in docs, f"{model.__name__}.{name} says nothing of itself"
+        lines.append(f"| `{name}` | {kind(field.annotation)} | {default(name, field)} | {docs[name]} |")
+    return "\n".join([*lines, "", ""])
+
+
+def kind(annotation: Any) -> str:
+    """A type as the documentation calls it."""
+    if get_origin(annotation) is Literal:
+        return " or ".join(f'`"{it}"`' for it in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next(kind(it) for it in get_args(annotation) if it is not type(None))
+    if get_origin(annotation) is list:
+        return "list of tables"
+    if get_origin(annotation) is tuple:
+        return "two numbers"
+    return KINDS.get(annotation, "table")
+
+
+def default(name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if name in ("stages", "guards", "holdback", "replay", "shadow"):
+        return f"see `[[{name}]]`" if name == "stages" else f"see `[{name}]`"
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, Guard | EarlyGuard):
+        return f"`{{ alpha = {value.alpha:g} }}`"
+    if name == "reward_range":
+        return f"`{list(value)}`"
+    shown = str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else f"{value!r}"
+    return f"`{shown}`"
