@@ -9,56 +9,54 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from typing import get_args
 
-import pytest
 from fakes.process import ROOT
+from fakes.source import GROUP, rendered, sources
 
 from penstock.gateway.dialects.batches import NoResult
 from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.metrics import METRICS
 
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-PACKAGES = ("gateway", "sidecar", "adapters", "trainer", "tui")
+pytestmark = GROUP
 REFUSALS = ("ClientFault", "GatewayFault", "UpstreamFault")
 ENDS = ("on_unreachable", "on_broken", "call_soon", "_break", "_broken", "_give_up_on", "_end", "_cut_off")
 """What ends a call; one of its arguments is the reason."""
-STATUSES = {"ok", "error", "cancelled", "interrupted", "open"}
-KINDS = {"otel"}
-"""Errors of spans that are no calls."""
+NONE = {"ok", "error", "cancelled", "interrupted", "open", "otel"}
+"""Statuses, and the error of spans that are no calls."""
 REASON = re.compile(r"[a-z]+(_[a-z]+)*")
+REFUSED, ENDED, FIGURES = "What an agent was answered", "How a call ended otherwise", "Figures that mean trouble"
 
 
-@cache
-def modules() -> list[tuple[str, ast.Module]]:
-    """All that is ours, parsed."""
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return [
-        (".".join(("penstock", *path.relative_to(ROOT).with_suffix("").parts)), ast.parse(path.read_text()))
-        for path in paths
-    ]
+def test_the_page_is_right() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = list(quotes(page))
+    known = "\0".join(text for source in sources() for node in source.nodes if (text := rendered(node)))
+    faults = [f"{it!r} is too short to be looked for: quote more" for it in messages if len(it.replace("…", "")) < 8]
+    faults += [f"{it!r} is no message of the code: quote what it says now" for it in messages if it not in known]
+    refused = {name: row[1].split(", ") for row in table(page, REFUSED) for name in quoted(row[0])}
+    told = refused.keys() | {name for row in table(page, ENDED) for name in quoted(row[0])}
+    given, found = statuses(), reasons()
+    faults += [f"{it!r} is a reason that has no row: say why, and the way out" for it in found - told]
+    own = {it for it in told if not it.startswith("http_")}
+    faults += [f"{it!r} is a reason that the code does not give: take its row out" for it in own - found]
+    unsaid = [(name, status) for name, ones in given.items() for status in ones - {*refused.get(name, ())}]
+    faults += [f"{name!r} comes with {status}: say so in a row of {REFUSED!r}" for name, status in unsaid]
+    names = [quoted(row[0])[0].partition("{")[0] for row in table(page, FIGURES)]
+    faults += [f"{it!r} is no metric" for it in names if it not in METRICS]
+    assert len(messages) > 25
+    assert {"paused", "gateway_died", "http_429"} <= told
+    assert given
+    assert names
+    assert not faults, "\n".join(f"troubleshooting.md: {fault}" for fault in faults)
 
 
-@cache
-def messages() -> list[str]:
-    """Every string of the code, with `…` for what is put in."""
-    return [text for _, tree in modules() for node in ast.walk(tree) if (text := rendered(node))]
-
-
-def rendered(node: ast.AST) -> str:
-    """A string constant or f-string; empty for everything else."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(rendered(part) or "…" for part in node.values)
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def rows(section: str) -> list[list[str]]:
+def table(page: str, title: str) -> list[list[str]]:
     """Cells of the table below a heading, its head left out."""
-    text = PAGE.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
-    found = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return found[1:]
+    text = page.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
 
 
 def quoted(cell: str) -> list[str]:
@@ -66,41 +64,35 @@ def quoted(cell: str) -> list[str]:
     return [double or single for double, single in re.findall(r"``(.+?)``|`([^`]+)`", cell)]
 
 
-def sections() -> Iterator[tuple[str, str]]:
-    """(heading, what its table is a table of)."""
-    yield from re.findall(r"^## (.+)\n(?:(?!^## ).*\n)*?\| ([a-z ]+) \|", PAGE, re.MULTILINE)
+def quotes(page: str) -> Iterator[str]:
+    """Messages that the page quotes: those in tables of messages; a single word is a name."""
+    for title, head in re.findall(r"^## (.+)\n(?:(?!^## ).*\n)*?\| ([a-z ]+) \|", page, re.MULTILINE):
+        if head == "message":
+            yield from (quote for row in table(page, title) for quote in quoted(row[0]) if " " in quote)
 
 
-MESSAGES = [
-    quote
-    for title, head in sections()
-    if head == "message"
-    for row in rows(title)
-    for quote in quoted(row[0])
-    if " " in quote
-]
-
-
-@pytest.mark.parametrize("message", MESSAGES)
-def test_a_quoted_message_is_one_of_the_code(message: str) -> None:
-    assert len(message.replace("…", "").strip()) >= 8, "too short to be looked for"
-    assert any(message in known for known in messages()), message
+def statuses() -> dict[str, set[str]]:
+    """Statuses that go with each reason of a refusal: `UpstreamFault(504, "paused", ...)`."""
+    given: defaultdict[str, set[str]] = defaultdict(set)
+    for source in sources():
+        for node in source.nodes:
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in REFUSALS:
+                status, reason = node.args[0], next(values(source.module, node.args[1]), None)
+                if isinstance(status, ast.Constant) and reason is not None:
+                    given[reason].add(str(status.value))
+    return given
 
 
 def reasons() -> set[str]:
     """Reasons of refusals, and errors of calls, by which the code names them."""
     found = {
         value
-        for name, tree in modules()
-        if name.startswith("penstock.gateway.")
-        for node in ast.walk(tree)
+        for source in sources("gateway")
+        for node in source.nodes
         for given in places(node)
-        for value in values(name, given)
+        for value in values(source.module, given)
     }
-    return ({value for value in found if REASON.fullmatch(value)} - STATUSES - KINDS) | {
-        *get_args(Failed),
-        *get_args(NoResult),
-    }
+    return {value for value in found - NONE if REASON.fullmatch(value)} | {*get_args(Failed), *get_args(NoResult)}
 
 
 def places(node: ast.AST) -> Iterator[ast.expr]:
@@ -142,42 +134,3 @@ def values(module: str, node: ast.AST) -> Iterator[str]:
         found = getattr(importlib.import_module(module), node.id, None)
         if isinstance(found, str):
             yield found
-
-
-def documented() -> set[str]:
-    """Reasons that have a row."""
-    tables = ("What an agent was answered", "How a call ended otherwise")
-    return {name for table in tables for row in rows(table) for name in quoted(row[0])}
-
-
-def test_every_reason_has_a_row() -> None:
-    assert sorted(reasons() - documented()) == []
-
-
-def test_every_row_is_of_a_reason() -> None:
-    own = {name for name in documented() if not name.startswith("http_")}
-    assert sorted(own - reasons()) == []
-
-
-def test_statuses_of_refusals_are_those_of_the_code() -> None:
-    """`| `paused` | 504 |`, and `UpstreamFault(504, "paused", ...)`."""
-    given: dict[str, set[str]] = {}
-    for name, tree in modules():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in REFUSALS:
-                status, reason = node.args[0], next(values(name, node.args[1]), None)
-                if isinstance(status, ast.Constant) and reason is not None:
-                    given.setdefault(reason, set()).add(str(status.value))
-    shown = {quoted(row[0])[0]: set(row[1].split(", ")) for row in rows("What an agent was answered")}
-    assert given
-    assert {reason: sorted(found - shown[reason]) for reason, found in given.items() if found - shown[reason]} == {}
-
-
-def test_named_metrics_exist() -> None:
-    for row in rows("Figures that mean trouble"):
-        assert quoted(row[0])[0].partition("{")[0] in METRICS
-
-
-def test_the_tables_are_found() -> None:
-    assert len(MESSAGES) > 25
-    assert {"paused", "gateway_died", "http_429"} <= documented()
