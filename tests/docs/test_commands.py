@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from itertools import takewhile
 
@@ -69,11 +70,11 @@ def test_helps_say_what_each_command_and_option_is(capsys: pytest.CaptureFixture
     gateway names the key; what the table says of a command is the first sentence of its docstring."""
     faults = [f"{name}: it is a command and a group of commands" for name in COMMANDS.keys() & GROUPS.keys()]
     for words in EVERY:
-        name, row, command = " ".join(words), EVERYTHING, app
+        name, row = " ".join(words), EVERYTHING
         for word in words:
             assert isinstance(row, Group)
-            row, command = row.commands[word], command[word]
-        shown = [one for one in command.assemble_argument_collection(parse_docstring=True) if one.show]
+            row = row.commands[word]
+        shown = [one for one in command(name).assemble_argument_collection(parse_docstring=True) if one.show]
         faults += [f"{name}: it has no options"] if not shown else []
         faults += [f"{name}: {one.names[0]} has no help" for one in shown if not one.parameter.help]
         options = [option for one in shown for option in (*one.names, *one.negatives)]
@@ -133,26 +134,38 @@ def wrong(said: str) -> str:
     """What is wrong with what is said behind `penstock`, in which words may stand for others."""
     own = said.partition(" -- ")[0].replace("\\", "")
     words = list(takewhile(re.compile(r"[a-z][a-z|-]*").fullmatch, own.split()))
-    found = list(meant(app, EVERYTHING, words))
-    if not all(found):
+    found = list(meant(EVERYTHING, words))
+    if "" in found:
         return "there is no such command"
-    strange = [option for option in OPTION.findall(own) if option not in {"--help", "--version"}.union(*found)]
+    strange = [it for it in OPTION.findall(own) if it not in {"--help", "--version"}.union(*map(options, found))]
     return f"it has no option {strange[0]}" if strange else ""
 
 
-def meant(part: App, row: Command | Group, words: list[str]) -> Iterator[set[str]]:
-    """Options of the commands that words name, several by `train grpo|sft`; of the usual one of a group where none is
-    named, and of all where it has none. One that is not there has none. Words behind a command are its own."""
+def meant(row: Command | Group, words: list[str], path: str = "") -> Iterator[str]:
+    """The commands that words name, several by `train grpo|sft`; the usual one of a group where none is named, and all
+    of it where it has none; "" is none. Words behind a command are its own."""
     inside: Mapping[str, Command | Group] = row.commands if isinstance(row, Group) else {}
     usual = row.usual if isinstance(row, Group) else None
     named = [name for name in words[0].split("|") if name in inside] if words else []
     if isinstance(row, Command):
-        yield {name for argument in part.assemble_argument_collection() for name in argument.names}
+        yield path
     elif words and not named and usual is None:
-        yield set()
+        yield ""
     else:
         for name in named or ([usual] if usual is not None else inside):
-            yield from meant(part[name], inside[name], words[1:] if named else words)
+            yield from meant(inside[name], words[1:] if named else words, f"{path} {name}".strip())
+
+
+@cache
+def options(path: str) -> frozenset[str]:
+    return frozenset(name for one in command(path).assemble_argument_collection() for name in one.names)
+
+
+def command(path: str) -> App:
+    found = app
+    for word in path.split():
+        found = found[word]
+    return found
 
 
 def test_what_is_no_command_is_found() -> None:

@@ -35,7 +35,8 @@ def sources(*folders: str) -> list[Source]:
 
 @cache
 def _parsed(folder: str) -> list[Source]:
-    # A million nodes that all stay: to look through them again and again for garbage takes longer than to parse them.
+    # A million nodes that all stay: to look through them for garbage takes longer than to parse them.
+    gc.collect()
     gc.disable()
     try:
         paths = sorted((ROOT / folder).rglob("*.py"))
@@ -44,6 +45,7 @@ def _parsed(folder: str) -> list[Source]:
         texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in shown}
         return [Source(path, text, list(ast.walk(ast.parse(text)))) for path, text in texts.items()]
     finally:
+        gc.freeze()
         gc.enable()
 
 
