@@ -12,21 +12,16 @@ and for what a router behind one is told.
 
 What counts is every key that can be written into penstock.toml, a release's policy, train.toml or apo.toml (tables do
 not count, their keys do), and every option of `penstock run`. What nobody would change is a constant instead.
-
-The settings of apo.toml are documented, and what is documented exists; the other files have tests of their own.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, get_args
 
-from fakes.process import ROOT
 from pydantic import BaseModel
 
-from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.config import Config as Gateway
 from penstock.gateway.model.policy import Policy
 from penstock.sidecar.options import RunOptions
@@ -34,7 +29,6 @@ from penstock.trainer.apo.config import Config as Apo
 from penstock.trainer.config import Config as Trainer
 
 MOST = 302
-APO = ROOT / "docs" / "apo.md"
 
 
 def keys(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -64,24 +58,3 @@ def test_there_is_no_more_to_set_than_somebody_would() -> None:
     }
     assert min(found.values()) > 20, found
     assert sum(found.values()) <= MOST, found
-
-
-def test_every_setting_of_apo_toml_is_documented_and_exists() -> None:
-    """By its section, and in the words of the code."""
-    text = APO.read_text(encoding="utf-8").partition("\n## Settings\n")[2]
-    documented: list[tuple[str, str]] = []
-    for part in re.split(r"^### ", text, flags=re.MULTILINE):
-        section = named[1] + "." if (named := re.match(r"`\[(\w+)\]`\n", part)) else ""
-        rows = re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", part, re.MULTILINE)
-        documented += [(section + key, meaning) for key, meaning in rows]
-    assert sorted(key for key, _ in documented) == sorted(keys(Apo))
-    for key, meaning in documented:
-        assert meaning == said_of(Apo, key), key
-
-
-def said_of(model: type[BaseModel], path: str) -> str:
-    """The description of a key."""
-    first, _, rest = path.partition(".")
-    field = model.model_fields[first]
-    inner = table(field.annotation)
-    return said_of(inner, rest) if rest and inner is not None else field_docs(model)[first]

@@ -74,12 +74,14 @@ def test_what_is_missing_and_what_is_no_json() -> None:
     assert sentence(odd.value.errors()[0]).startswith("it is not JSON: EOF while parsing")
 
 
-@pytest.mark.parametrize("kind", get_args(ErrorType))
-def test_every_kind_of_finding_can_be_said(kind: str) -> None:
+def test_every_kind_of_finding_can_be_said() -> None:
     """Also those that no model of ours makes today."""
     bounds = dict.fromkeys(("gt", "ge", "lt", "le", "min_length", "max_length", "actual_length"), 7)
     context = bounds | {"expected": "'a' or 'b'", "pattern": "^a$", "error": "expected value"}
-    assert sentence({"type": kind, "ctx": context, "msg": "Input should be other", "input": 1})
+    kinds = get_args(ErrorType)
+    assert len(kinds) > 50
+    for kind in kinds:
+        assert sentence({"type": kind, "ctx": context, "msg": "Input should be other", "input": 1}), kind
 
 
 def patterns(schema: str) -> set[str]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.mistakes import unhelpful
 from fakes.process import ROOT
 
+from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.config import ENGINES, Config, load, overridden, tasks_file
 
@@ -44,13 +47,26 @@ def test_tool_texts_alone_can_be_optimised(tmp_path: Path) -> None:
     assert read(tmp_path, LEAST.replace("prompts", "tools")).texts.tools == ["desk"]
 
 
-@pytest.mark.parametrize(("section", "key"), keys())
-def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path, section: str, key: str) -> None:
-    head = f"[{section}]\n"
-    text = LEAST.replace(head, f"{head}{key}q = 1\n") if head in LEAST else f"{LEAST}{head}{key}q = 1\n"
-    with pytest.raises(ConfigError, match="unknown key") as caught:
-        read(tmp_path, text)
-    assert f"{section}.{key}q: unknown key; did you mean {key!r}?" in str(caught.value)
+def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path) -> None:
+    misspelt: list[tuple[str, str, str]] = []
+    for section, key in keys():
+        head = f"[{section}]\n"
+        text = LEAST.replace(head, f"{head}{key}q = 1\n") if head in LEAST else f"{LEAST}{head}{key}q = 1\n"
+        misspelt.append((text, f"{section}.", key))
+    faults = unhelpful(partial(read, tmp_path), misspelt)
+    assert not faults, "\n".join(faults)
+
+
+def test_every_setting_is_documented_and_exists() -> None:
+    """By its section, and in the words of the code."""
+    text = (ROOT / "docs" / "apo.md").read_text(encoding="utf-8").partition("\n## Settings\n")[2]
+    told: dict[tuple[str, str], str] = {}
+    for part in re.split(r"^### ", text, flags=re.MULTILINE):
+        section = named[1] if (named := re.match(r"`\[(\w+)\]`\n", part)) else ""
+        rows = re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", part, re.MULTILINE)
+        told |= {(section, key): meaning for key, meaning in rows}
+    docs = {section: field_docs(model) for section, model in {"": Config, **sections()}.items()}
+    assert told == {(section, key): docs[section][key] for section, key in [("", "engine"), *keys()]}
 
 
 @pytest.mark.parametrize(
