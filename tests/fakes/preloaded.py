@@ -18,8 +18,8 @@ import subprocess
 import sys
 from asyncio import base_subprocess
 from asyncio.subprocess import SubprocessStreamProtocol
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -144,12 +144,12 @@ _servers: dict[frozenset[tuple[str, str]], Server | None] = {}
 """By the variables that theirs must be; None: one command was started with them, and not yet a second one."""
 
 
-def _server(env: Mapping[str, str]) -> Server | None:
+def _server(env: Mapping[str, str], at_once: bool = False) -> Server | None:
     wanted = frozenset((name, value) for name, value in env.items() if name.startswith(READ_AT_START))
-    if wanted not in _servers:
+    if wanted not in _servers and not at_once:
         _servers[wanted] = None
         return None
-    found = _servers[wanted]
+    found = _servers.get(wanted)
     if found is None:
         found = _servers[wanted] = Server(env)
         _ = atexit.register(found.close)
@@ -178,3 +178,49 @@ async def penstock(
     )  # fmt: skip
     await waiter
     return asyncio.subprocess.Process(transport, protocol, loop)
+
+
+COMMAND = """#!{python} -IS
+import json, os, signal, socket, sys
+signals = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+with socket.socket(socket.AF_UNIX) as door:
+    door.connect({path!r})
+    told = json.dumps({{"arguments": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}).encode()
+    socket.send_fds(door, [len(told).to_bytes(4)], [0, 1, 2])
+    door.sendall(told)
+    pid = int.from_bytes(door.recv(4, socket.MSG_WAITALL))
+    for number in signals:
+        signal.signal(number, lambda number, _: os.kill(pid, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    code = os.waitstatus_to_exitcode(int.from_bytes(door.recv(4, socket.MSG_WAITALL)))
+sys.exit(code if code >= 0 else 128 - code)
+"""
+"""A `penstock` for shells: it has the command started behind a door, passes signals on, and ends as that ends."""
+
+
+@contextmanager
+def door(path: Path) -> Generator[str]:
+    """A socket behind which commands of other processes are started, and the text of the program that knocks there."""
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        loop.add_reader(listening.fileno(), _knocked, listening)
+        try:
+            yield COMMAND.format(python=sys.executable, path=str(path))
+        finally:
+            _ = loop.remove_reader(listening.fileno())
+
+
+def _knocked(listening: socket.socket) -> None:
+    """How the command ends is written to whoever knocked."""
+    knocker, _ = listening.accept()
+    with knocker:
+        head, fds, _, _ = socket.recv_fds(knocker, 4, 3)
+        told = json.loads(knocker.recv(int.from_bytes(head), socket.MSG_WAITALL))
+        server = _server(told["env"], at_once=True)
+        assert server is not None
+        knocker.sendall(server.start(told, [*fds, knocker.fileno()]).to_bytes(4))
+        for fd in fds:
+            os.close(fd)

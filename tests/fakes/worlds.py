@@ -30,6 +30,7 @@ from typing import NamedTuple
 import aiohttp
 from fakes.engine import FakeEngine, engine
 from fakes.experiment import policy, prompt
+from fakes.preloaded import door
 from fakes.process import ROOT, running, upstreams
 from fakes.provider import Provider, serving
 from fakes.terminal import Printed, Terminal, terminal
@@ -234,7 +235,8 @@ async def world(name: str, home: Path) -> AsyncGenerator[World]:
         provider = await stack.enter_async_context(serving())
         vllm = await stack.enter_async_context(engine())
         vllm.base = BASE
-        opened = await stack.enter_async_context(terminal(folder, home / "printed", environment(folder)))
+        command = stack.enter_context(door(home / "door"))
+        opened = await stack.enter_async_context(terminal(folder, home / "printed", environment(folder, command)))
         made, config = World(folder, opened), configuration(provider, vllm)
         if name == "bare":
             (folder / "penstock.toml").write_text(config)
@@ -256,13 +258,11 @@ def configuration(provider: Provider, vllm: FakeEngine) -> str:
     return upstreams(openai=provider.openai_url, anthropic=provider.url) + "".join(servers) + teams
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Variables of the terminal. Commands are those of this environment, the folder's `bin` first."""
-    write(
-        folder / "bin" / "penstock",
-        f"{sys.executable}\nimport sys\nfrom penstock.gateway.__main__ import main\nsys.exit(main())",
-    )
-    write(folder / "bin" / "python", f'/bin/sh\nexec {sys.executable} "$@"')
+def environment(folder: Path, command: str) -> dict[str, str]:
+    """Variables of the terminal. Commands are those of this environment, the folder's `bin` first; `command`: what is
+    called `penstock`."""
+    write(folder / "bin" / "penstock", command)
+    write(folder / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
     paths = [str(folder / "bin"), str(Path(sys.executable).parent), kept.get("PATH", "/usr/bin:/bin")]
     return kept | {
@@ -275,6 +275,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def write(path: Path, code: str) -> None:
-    """A command of its own; `code` begins with its interpreter."""
-    path.write_text(f"#!{code}\n")
+    """A command of its own."""
+    path.write_text(code)
     path.chmod(0o755)
