@@ -13,6 +13,7 @@ from string import ascii_letters, digits
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from fakes.diagrams import diagram
+from fakes.pages import disagreements
 from fakes.process import ROOT
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -113,11 +114,10 @@ def compared(table: Table, shown: Sequence[str] | None = None) -> Iterator[str]:
     if shown is None:
         lines = section(read(page), heading).splitlines()
         shown = [found[1] for line in lines if (found := re.fullmatch(pattern, line))]
-    yield from (f"{place}: {it!r} is missing: write it" for it in wanted if it not in shown)
-    yield from (f"{place}: {it!r} is not in the code: take it out" for it in shown if it not in wanted)
+    yield from disagreements(place, dict.fromkeys(shown, ""), dict.fromkeys(wanted, ""))
+    yield from (f"{place}: {it!r} stands there twice: take one out" for it in {*shown} if shown.count(it) > 1)
     if sorted(shown) == sorted(wanted) and list(shown) != list(wanted):
         yield f"{place}: the code has another order: {', '.join(wanted)}"
-    yield from (f"{place}: {it!r} stands there twice: take one out" for it in {*shown} if shown.count(it) > 1)
 
 
 def read(page: str) -> str:
@@ -125,11 +125,9 @@ def read(page: str) -> str:
 
 
 def section(text: str, heading: str) -> str:
-    """What stands below a heading, up to the next one of its level."""
+    """What stands below a heading, up to the next one of its level; nothing where there is none."""
     marks = heading.partition(" ")[0]
-    found = text.partition(f"{heading}\n")[2]
-    assert found, f"there is no heading {heading!r}"
-    return re.split(rf"\n#{{1,{len(marks)}}} ", found)[0]
+    return re.split(rf"\n#{{1,{len(marks)}}} ", text.partition(f"{heading}\n")[2])[0]
 
 
 def test_diagrams_and_figures_are_those_of_the_code() -> None:

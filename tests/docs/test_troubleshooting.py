@@ -46,11 +46,11 @@ def test_the_page_is_right() -> None:
     faults += [f"{name!r} comes with {status}: say so in a row of {REFUSED!r}" for name, status in unsaid]
     names = [quoted(row[0])[0].partition("{")[0] for row in table(page, FIGURES)]
     faults += [f"{it!r} is no metric" for it in names if it not in METRICS]
+    assert not faults, "\n".join(f"troubleshooting.md: {fault}" for fault in faults)
     assert len(messages) > 25
     assert {"paused", "gateway_died", "http_429"} <= told
     assert given
     assert names
-    assert not faults, "\n".join(f"troubleshooting.md: {fault}" for fault in faults)
 
 
 def table(page: str, title: str) -> list[list[str]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -113,3 +113,13 @@ def prose(page: Path) -> str:
     """The page without its fenced blocks, lines kept."""
     text = page.read_text(encoding="utf-8")
     return re.sub(r"(?ms)^ *```.*?^ *```[ \t]*$", lambda found: "\n" * found[0].count("\n"), text)
+
+
+def disagreements(place: str, told: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
+    """What a page says of names, and what the code says of them."""
+    faults = [f"{place}: {name!r} is missing: write it" for name in known if name not in told]
+    faults += [f"{place}: {name!r} is not in the code: take it out" for name in told if name not in known]
+    both = [(name, told[name], known[name]) for name in known if name in told]
+    return faults + [
+        f"{place}: {name}: the code says {it!r}, the page {said!r}" for name, said, it in both if said != it
+    ]

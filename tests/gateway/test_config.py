@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 from fakes.mistakes import refusal, unhelpful
+from fakes.pages import disagreements
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -444,20 +445,24 @@ def documented() -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def test_every_setting_is_documented_as_it_is() -> None:
-    told, known = documented(), keys_of_all_sections()
+    """With its default, and in the words of the code. A default that is None is said in words; what stands for a table
+    says where that is."""
     docs = {section: field_docs(model_of(section) if section else Config) for section in ["", *SECTIONS]}
-    faults = [f"{section} {key}: it has no row: write one" for section, key in known if (section, key) not in told]
-    faults += [f"{section} {key}: there is no such key: take its row out" for section, key in told.keys() - {*known}]
-    for section, key in (one for one in known if one in told and (one[0] or one[1] not in SECTIONS)):
-        model = model_of(section) if section else Config
-        field, (default, meaning) = model.model_fields[key], told[section, key]
-        docstring = docs[section][key].split(" Default:")[0]
-        if not meaning.startswith(docstring):
-            faults.append(f"{section} {key}: the page says {meaning!r}, its docstring {docstring!r}")
-        wanted = "required" if field.is_required() else as_toml(field.default)
-        if default != wanted and (field.is_required() or field.default is not None):
-            faults.append(f"{section} {key}: its default is {wanted}: the page says {default}")
-    assert not faults, "\n".join(f"configuration.md: {fault}" for fault in faults)
+    told = documented()
+    known: dict[tuple[str, str], tuple[str, str]] = {}
+    for section, key in keys_of_all_sections():
+        default, said = known[section, key] = told.get((section, key), ("", ""))
+        if section or key not in SECTIONS:
+            field = (model_of(section) if section else Config).model_fields[key]
+            shown = "required" if field.is_required() else default if field.default is None else as_toml(field.default)
+            meaning = docs[section][key].split(" Default:")[0]
+            known[section, key] = shown, said if said.startswith(meaning) else meaning
+    faults = disagreements(DOCS.name, readable(told), readable(known))
+    assert not faults, "\n".join(faults)
+
+
+def readable(rows: dict[tuple[str, str], tuple[str, str]]) -> dict[str, str]:
+    return {f"[{section}] {key}": f"{default} | {meaning}" for (section, key), (default, meaning) in rows.items()}
 
 
 def as_toml(value: Any) -> str:

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
 from fakes.mistakes import unhelpful
+from fakes.pages import disagreements
 from fakes.process import ROOT
 from fakes.settings import documented, read
 
@@ -86,12 +87,13 @@ def test_a_group_of_one_is_fine_where_the_batch_is_compared(tmp_path: Path) -> N
 
 def test_every_setting_is_documented_and_exists() -> None:
     text = DOCS.read_text(encoding="utf-8")
-    told: dict[tuple[str, str], str] = {}
+    told: dict[str, str] = {}
     for section, body in re.findall(r"^### `(\[+[\w.]+\]+)`\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL):
         rows = re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", body, re.MULTILINE)
-        told |= {(section, key): meaning for key, meaning in rows}
+        told |= {f"{section} {key}": meaning for key, meaning in rows}
     docs = {section: field_docs(model) for section, model in sections().items()}
-    assert told == {(section, key): docs[section][key] for section, key in keys()}
+    faults = disagreements(DOCS.name, told, {f"{section} {key}": docs[section][key] for section, key in keys()})
+    assert not faults, "\n".join(faults)
 
 
 def test_the_documented_example_is_valid(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fakes.mistakes import unhelpful
+from fakes.pages import disagreements
 from fakes.process import ROOT
 
 from penstock.gateway.api.openapi import field_docs
@@ -60,13 +61,15 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path) -> None:
 def test_every_setting_is_documented_and_exists() -> None:
     """By its section, and in the words of the code."""
     text = (ROOT / "docs" / "apo.md").read_text(encoding="utf-8").partition("\n## Settings\n")[2]
-    told: dict[tuple[str, str], str] = {}
+    told: dict[str, str] = {}
     for part in re.split(r"^### ", text, flags=re.MULTILINE):
         section = named[1] if (named := re.match(r"`\[(\w+)\]`\n", part)) else ""
         rows = re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", part, re.MULTILINE)
-        told |= {(section, key): meaning for key, meaning in rows}
+        told |= {f"{section} {key}": meaning for key, meaning in rows}
     docs = {section: field_docs(model) for section, model in {"": Config, **sections()}.items()}
-    assert told == {(section, key): docs[section][key] for section, key in [("", "engine"), *keys()]}
+    known = {f"{section} {key}": docs[section][key] for section, key in [("", "engine"), *keys()]}
+    faults = disagreements("apo.md", told, known)
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.parametrize(
