@@ -144,157 +144,72 @@ def test_a_key_that_is_like_no_other_is_answered_with_all(tmp_path: Path) -> Non
         read(tmp_path, "[tape]\nzzz = 1\n")
 
 
-WRONG = [
-    ("", "host = 1"),
-    ("", "socket = 1"),
-    ("", "names = 1"),
-    ("", 'names = ["a b"]'),
-    ("", "port = 70000"),
-    ("", 'port = "80"'),
-    ("", "port = true"),
-    ("", "data = 1"),
-    ("", "tls = 1"),
-    ("tls", "certificate = 1"),
-    ("tls", "key = 1"),
-    ("tls", "client_ca = 1"),
-    ("", "limits = 1"),
-    ("", "log = 1"),
-    ("log", 'format = "xml"'),
-    ("log", 'level = "loud"'),
-    ("log", "calls = 1"),
-    ("", "tape = 1"),
-    ("", "otlp = 1"),
-    ("", "index = 1"),
-    ("", "key = 1"),
-    ("", "upstream = 1"),
-    ("", "route = 1"),
-    ("key", 'name = "a b"'),
-    ("key", 'role = "admin"'),
-    ("key", 'sha256 = "secret"'),
-    ("upstream", 'name = "a b"'),
-    ("upstream", 'base_url = "ftp://x"'),
-    ("upstream", 'base_url = "http://me:pw@x"'),
-    ("upstream", 'base_url = "http://x?key=1"'),
-    ("upstream", 'base_url = "http://x:99999"'),
-    ("upstream", 'base_url = "http://x:http"'),
-    ("upstream", 'base_url = "http://x:0"'),
-    ("upstream", 'dialect = "grpc"'),
-    ("upstream", "key_env = 1"),
-    ("upstream", "connect_timeout = 0"),
-    ("upstream", "first_byte_timeout = 0"),
-    ("upstream", "first_content_timeout = 0"),
-    ("upstream", "max_concurrent = 0"),
-    ("upstream", "context = 0"),
-    ("upstream", "read_timeout = inf"),
-    ("upstream", "idle_timeout = nan"),
-    ("upstream", 'health_path = "health"'),
-    ("upstream", 'session_header = "Authorization"'),
-    ("upstream", "ca_file = 1"),
-    ("upstream", "client_cert = 1"),
-    ("upstream", "client_key = 1"),
-    ("upstream", 'proxy = "http://me:pw@x"'),
-    ("upstream", 'proxy = "http://x:99999"'),
-    ("upstream", "proxy_auth_env = 1"),
-    ("route", "model = 1"),
-    ("route", "upstream = []"),
-    ("route", "weights = { a = 0 }"),
-    ("route", 'stream = "half"'),
-    ("route", "alias = 1"),
-    ("route", "train = 1"),
-    ("route", "translate = 1"),
-    ("route", "fold_system = 1"),
-    ("", 'require_token = "yes"'),
-    ("limits", "request_bytes = 0"),
-    ("limits", "recorded_bytes = 1.5"),
-    ("limits", "client_timeout = 0"),
-    ("limits", "drain_seconds = -1"),
-    ("limits", "drain_delay = -1"),
-    ("tape", "keep_bytes = 0"),
-    ("tape", 'record = "sometimes"'),
-    ("tape", "queue_bytes = 0"),
-    ("tape", 'on_record_failure = { online = "drop" }'),
-    ("tape", 'on_record_failure = { onlin = "pass" }'),
-    ("tape", "on_record_failure = 1"),
-    ("", "trust_agent_rewards = 1"),
-    ("", "quiet_seconds = 0"),
-    ("", "prices = 7"),
-    ("", "reload_on_change = 1"),
-    ("otlp", 'endpoint = "collector:4318"'),
-    ("otlp", 'endpoint = "http://collector:43180000"'),
-    ("otlp", "wait = 301"),
-    ("", "mcp = 1"),
-    ("mcp", "servers = 1"),
-    ("mcp", "write = 1"),
-    ("mcp.servers.NAME", 'url = "ftp://x"'),
-    ("mcp.servers.NAME", 'command = "npx"'),
-    ("mcp.servers.NAME", "env = { A = 1 }"),
-    ("mcp.servers.NAME", 'env_keys = "KEY"'),
-    ("mcp.servers.NAME", "cwd = 1"),
-    ("mcp.servers.NAME", "processes = 0"),
-    ("mcp.servers.NAME", "idle_timeout = 0"),
-    ("mcp.servers.NAME", "memory_bytes = -1"),
-    ("mcp.servers.NAME", "cpu_seconds = 0.5"),
-    ("mcp.servers.NAME", "open_files = 0"),
-    ("mcp.servers.NAME", "key_env = 1"),
-    ("mcp.servers.NAME", "connect_timeout = 0"),
-    ("mcp.servers.NAME", "first_byte_timeout = 0"),
-    ("mcp.servers.NAME", "total_timeout = inf"),
-    ("", "policy = 1"),
-    ("policy", 'name = "a b"'),
-    ("policy", "server = []"),
-    ("policy", "tool = 1"),
-    ("policy", 'argument = [{ at = "path", glob = "*" }]'),
-    ("policy", "annotations = { readOnly = true }"),
-    ("policy", 'mode = "prod"'),
-    ("policy", 'verdict = "block"'),
-    ("policy", "message = 1"),
-    ("policy", 'redact = { pattern = "x" }'),
-    ("policy", 'kernel = "module"'),
-    ("policy", "wait = 0"),
-    ("policy", "hard = 1"),
-    ("", "masking = 1"),
-    ("masking", "name = 1"),
-    ("masking", "pattern = 1"),
-    ("masking", 'paths = ["**"]'),
-    ("mcp.servers.NAME", 'on_change = "refuse"'),
-    ("mcp.servers.NAME", "max_concurrent = 0"),
-    ("mcp.servers.NAME", "breaker_failures = 0"),
-    ("mcp.servers.NAME", "breaker_seconds = 0"),
-    ("otlp", 'endpoint = "http://me:pw@x"'),
-    ("otlp", "headers_env = 1"),
-    ("otlp", 'capture_content = "yes"'),
-    ("", "webhook = 1"),
-    ("", "retention = 1"),
-    ("retention", "filter = 1"),
-    ("retention", 'after = "soon"'),
-    ("", "budget = 1"),
-    ("budget", 'name = "a b"'),
-    ("budget", 'per = "team"'),
-    ("budget", 'only = "a"'),
-    ("budget", 'model = ""'),
-    ("budget", 'unit = "euros"'),
-    ("budget", "limit = 0"),
-    ("budget", 'window = "10ms"'),
-    ("budget", "answer_tokens = 0"),
-    ("budget", 'unpriced = "pass"'),
-    ("budget", 'unread = "free"'),
-    ("index", 'when = "sometimes"'),
-    ("index", 'sql = "anything"'),
-    ("webhook", 'name = "a b"'),
-    ("webhook", "url = 1"),
-    ("webhook", "secret_env = 1"),
-    ("webhook", 'events = ["rollback"]'),
-]
+WRONG = {
+    "": [
+        "host = 1", "socket = 1", "names = 1", 'names = ["a b"]', "port = 70000", 'port = "80"', "port = true",
+        "data = 1", "tls = 1", "limits = 1", "log = 1", "tape = 1", "otlp = 1", "index = 1", "key = 1", "upstream = 1",
+        "route = 1", 'require_token = "yes"', "trust_agent_rewards = 1", "quiet_seconds = 0", "prices = 7",
+        "reload_on_change = 1", "mcp = 1", "policy = 1", "masking = 1", "webhook = 1", "retention = 1", "budget = 1",
+    ],
+    "tls": ["certificate = 1", "key = 1", "client_ca = 1"],
+    "log": ['format = "xml"', 'level = "loud"', "calls = 1"],
+    "key": ['name = "a b"', 'role = "admin"', 'sha256 = "secret"'],
+    "upstream": [
+        'name = "a b"', 'base_url = "ftp://x"', 'base_url = "http://me:pw@x"', 'base_url = "http://x?key=1"',
+        'base_url = "http://x:99999"', 'base_url = "http://x:http"', 'base_url = "http://x:0"', 'dialect = "grpc"',
+        "key_env = 1", "connect_timeout = 0", "first_byte_timeout = 0", "first_content_timeout = 0",
+        "max_concurrent = 0", "context = 0", "read_timeout = inf", "idle_timeout = nan", 'health_path = "health"',
+        'session_header = "Authorization"', "ca_file = 1", "client_cert = 1", "client_key = 1",
+        'proxy = "http://me:pw@x"', 'proxy = "http://x:99999"', "proxy_auth_env = 1",
+    ],
+    "route": [
+        "model = 1", "upstream = []", "weights = { a = 0 }", 'stream = "half"', "alias = 1", "train = 1",
+        "translate = 1", "fold_system = 1",
+    ],
+    "limits": [
+        "request_bytes = 0", "recorded_bytes = 1.5", "client_timeout = 0", "drain_seconds = -1", "drain_delay = -1",
+    ],
+    "tape": [
+        "keep_bytes = 0", 'record = "sometimes"', "queue_bytes = 0", 'on_record_failure = { online = "drop" }',
+        'on_record_failure = { onlin = "pass" }', "on_record_failure = 1",
+    ],
+    "otlp": [
+        'endpoint = "collector:4318"', 'endpoint = "http://collector:43180000"', "wait = 301",
+        'endpoint = "http://me:pw@x"', "headers_env = 1", 'capture_content = "yes"',
+    ],
+    "mcp": ["servers = 1", "write = 1"],
+    "mcp.servers.NAME": [
+        'url = "ftp://x"', 'command = "npx"', "env = { A = 1 }", 'env_keys = "KEY"', "cwd = 1", "processes = 0",
+        "idle_timeout = 0", "memory_bytes = -1", "cpu_seconds = 0.5", "open_files = 0", "key_env = 1",
+        "connect_timeout = 0", "first_byte_timeout = 0", "total_timeout = inf", 'on_change = "refuse"',
+        "max_concurrent = 0", "breaker_failures = 0", "breaker_seconds = 0",
+    ],
+    "policy": [
+        'name = "a b"', "server = []", "tool = 1", 'argument = [{ at = "path", glob = "*" }]',
+        "annotations = { readOnly = true }", 'mode = "prod"', 'verdict = "block"', "message = 1",
+        'redact = { pattern = "x" }', 'kernel = "module"', "wait = 0", "hard = 1",
+    ],
+    "masking": ["name = 1", "pattern = 1", 'paths = ["**"]'],
+    "retention": ["filter = 1", 'after = "soon"'],
+    "budget": [
+        'name = "a b"', 'per = "team"', 'only = "a"', 'model = ""', 'unit = "euros"', "limit = 0", 'window = "10ms"',
+        "answer_tokens = 0", 'unpriced = "pass"', 'unread = "free"',
+    ],
+    "index": ['when = "sometimes"', 'sql = "anything"'],
+    "webhook": ['name = "a b"', "url = 1", "secret_env = 1", 'events = ["rollback"]'],
+}  # fmt: skip
+"""Lines that are wrong, by their section."""
 
 
 def test_a_wrong_value_names_its_key(tmp_path: Path) -> None:
     faults: list[str] = []
-    for section, line in WRONG:
+    wrong = [(section, line) for section, lines in WRONG.items() for line in lines]
+    for section, line in wrong:
         key, said = line.partition(" ")[0], refusal(partial(read, tmp_path), f"{SECTIONS.get(section, '')}\n{line}\n")
         named = re.search(rf"(?:^|[ ;.]){key}(?:[.:]| 1:)", said)
         faults += [] if named else [f"{section} {line}: it is answered {said!r}: name the key"]
     assert not faults, "\n".join(faults)
-    assert {(section, line.partition(" ")[0]) for section, line in WRONG} == set(keys_of_all_sections())
+    assert {(section, line.partition(" ")[0]) for section, line in wrong} == set(keys_of_all_sections())
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
@@ -323,15 +238,15 @@ def test_exact_tokens_are_those_of_a_model_that_is_trained(tmp_path: Path) -> No
 def test_names_must_exist_and_differ(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="route 'x' names upstream 'lokal'; there are: local, anthropic"):
         read(tmp_path, UPSTREAM + '[[route]]\nmodel = "x"\nupstream = "lokal"\n')
-    with pytest.raises(ConfigError, match="'local' is the name of two upstreams: choose one for each"):
+    with pytest.raises(ConfigError, match=r"'local' .* two upstreams: choose one"):
         read(tmp_path, UPSTREAM + UPSTREAM)
-    with pytest.raises(ConfigError, match="'gemini' is the name of the public endpoint of dialect 'gemini': give"):
+    with pytest.raises(ConfigError, match=r"'gemini' .* public endpoint of dialect 'gemini': give"):
         read(tmp_path, UPSTREAM.replace("local", "gemini"))
 
 
 @pytest.mark.parametrize("setting", ["data", "socket", "prices"])
 def test_a_path_that_names_nothing_is_refused(tmp_path: Path, setting: str) -> None:
-    with pytest.raises(ConfigError, match=f"{setting}: it names nothing: give a path, or leave it out"):
+    with pytest.raises(ConfigError, match=f"{setting}: .*: give a path, or leave it out"):
         read(tmp_path, f'{setting} = ""\n')
 
 
@@ -352,7 +267,7 @@ def test_a_port_that_there_cannot_be_is_refused(tmp_path: Path, setting: str) ->
 
 @pytest.mark.parametrize("setting", URLS)
 def test_a_url_in_other_letters_is_refused(tmp_path: Path, setting: str) -> None:
-    with pytest.raises(ConfigError, match="it must be in ASCII: a host's other letters are written as xn--"):
+    with pytest.raises(ConfigError, match=r"ASCII: .* xn--"):
         read(tmp_path, f'{setting} = "http://b\u00fccher.example/v1"\n')
 
 
@@ -385,8 +300,8 @@ def test_keys_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "give it either url, where it listens, or command, which starts it"),
-        ('url = "http://x"\ncommand = ["x"]', "give it either url, where it listens, or command, which starts it"),
+        ("", "give it either url.* or command"),
+        ('url = "http://x"\ncommand = ["x"]', "give it either url.* or command"),
         ('url = "http://x"\nenv = { A = "1" }', "env does nothing for a server with url"),
         ('command = ["x"]\nkey_env = "K"', "key_env does nothing for a server with command: env_keys gives it keys"),
         ("command = []", "command"),

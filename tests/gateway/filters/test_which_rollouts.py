@@ -43,10 +43,9 @@ def test_terms_are_a_filter(terms: list[Term], one_word: bool) -> None:
     assert parse(filter).terms == tuple(terms)
 
 
-@pytest.mark.parametrize("name", sorted(FIELDS["rollouts"]))
-def test_every_field_makes_a_term(name: str) -> None:
-    for operator in FIELDS["rollouts"][name].operators:
-        assert ids_or_filter([f"{name}{operator}1"]) == ([], f"{name}{operator}1")
+def test_every_field_makes_a_term() -> None:
+    terms = [f"{name}{operator}1" for name, field in FIELDS["rollouts"].items() for operator in field.operators]
+    assert [term for term in terms if ids_or_filter([term]) != ([], term)] == []
 
 
 @pytest.mark.parametrize(
