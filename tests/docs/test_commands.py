@@ -14,19 +14,18 @@ from importlib import import_module
 from itertools import takewhile
 
 import pytest
-from cyclopts import App, CycloptsError
+from cyclopts import App
+from fakes.commands import EVERY, unparsed
 from fakes.pages import PAGES, Block, blocks, prose
 from fakes.process import ROOT
 from fakes.source import GROUP, rendered, sources
 from fakes.terminal import statements
 
-from penstock.gateway.__main__ import app, main, with_usual
-from penstock.gateway.cli.tables import COMMANDS, GROUPS, Command, Group, every
-from penstock.gateway.client.console import Failure
+from penstock.gateway.__main__ import app, main
+from penstock.gateway.cli.tables import COMMANDS, GROUPS, Command, Group
 
 pytestmark = GROUP
 EVERYTHING = Group("", {**COMMANDS, **GROUPS})
-EVERY = [words.split() for words in every()]
 NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
 """Pages that say what is, not what was."""
 NAMED = re.compile(r"`(?:PENSTOCK_\w+=\S+ )?penstock ([^`]+)`")
@@ -113,21 +112,6 @@ def runs(module: str) -> bool:
     """Whether `python -m` finds it, here or with PYTHONPATH=tests."""
     path = module.replace(".", "/")
     return any((ROOT / top / f"{path}{end}.py").exists() for top in ("", "tests") for end in ("", "/__main__"))
-
-
-def unparsed(words: list[str]) -> str:
-    """What the command line does not understand of the words behind `penstock`, up to where the shell takes over;
-    nothing of the name of a command, or of a group, alone."""
-    if any(words == command[: len(words)] for command in EVERY):
-        return ""
-    own = list(takewhile(lambda word: word not in (">", "|", "&&", ";"), words))
-    agents = own[own.index("--") + 1 :] if "--" in own else []
-    try:
-        _, bound, _ = app.parse_args(with_usual(own), exit_on_error=False, print_error=False)
-    except (CycloptsError, Failure) as problem:
-        return f"it is not understood: {problem}"
-    strange = [str(word) for word in bound.args if str(word).startswith("--") and word not in agents]
-    return f"it has no option {strange[0]}" if strange else ""
 
 
 def wrong(said: str) -> str:
