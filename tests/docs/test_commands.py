@@ -22,6 +22,7 @@ from fakes.source import GROUP, rendered, sources
 from fakes.terminal import statements
 
 from penstock.gateway.__main__ import app, main
+from penstock.gateway.cli.sections import SECTIONS
 from penstock.gateway.cli.tables import COMMANDS, GROUPS, Command, Group
 
 pytestmark = GROUP
@@ -68,6 +69,8 @@ def test_helps_say_what_each_command_and_option_is(capsys: pytest.CaptureFixture
     """No option of a dataclass is called `--options.workers`, or makes an `--empty-...`; a command that speaks to a
     gateway names the key; what the table says of a command is the first sentence of its docstring."""
     faults = [f"{name}: it is a command and a group of commands" for name in COMMANDS.keys() & GROUPS.keys()]
+    listed = {name for names in SECTIONS.values() for name in names}
+    faults += [f"{name}: no section of the help lists it" for name in (COMMANDS.keys() | GROUPS.keys()) - listed]
     for words in EVERY:
         name, row = " ".join(words), EVERYTHING
         for word in words:
