@@ -180,6 +180,8 @@ class Repository:
         self.path = path
         patch.setattr(plan, "ROOT", path)
         patch.setenv("GIT_CEILING_DIRECTORIES", str(path.parent))
+        for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+            patch.setenv(name, os.devnull)
         for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
             patch.delenv(name, raising=False)
         for who in ("AUTHOR", "COMMITTER"):
