@@ -62,18 +62,21 @@ SUITES = (
     # Images: their steps run, and what these make is started. What runs in them others test; text of manifests is
     # tested always. A new dependency comes with a new lock.
     Suite(
-        "deploy", 110, 2, ("tests.deploy.test_images",),
+        "deploy", 110, 0, ("tests.deploy.test_images",),
         files=("Dockerfile", ".dockerignore", "deploy/locks/", "deploy/lock.py", "deploy/healthcheck.py"),
     ),
     # Do unmodified agents say behind a sidecar what they say without one? What each of their connections goes through.
     Suite(
-        "clients", 60, 3, ("tests.clients",),
+        "clients", 240, 3, ("tests.clients",),
         tuple(INTERCEPT + name for name in ("front", "visit", "hello", "plain", "splice", "session", "trust")),
-        ("tests/clients/",),
+        ("tests/clients/package.json", "tests/clients/package-lock.json", "tests/clients/scripts/"),
     ),
+    # Agents as they are installed get better prompts, and are trained on: of `make test-clients` what needs no sidecar.
+    # Agents that are scripts do both always.
+    Suite("agents", 150, 2, ("tests.clients.test_optimised_claude", "tests.clients.test_trained_agents")),
     # MCP's own suite sees what crosses a gateway's addresses. Hosted and wrapped servers are tested always.
     Suite(
-        "mcp", 60, 3, ("tests.conformance",),
+        "mcp", 220, 3, ("tests.conformance",),
         tuple(MCP + name for name in ("call", "changed_answer", "endpoint", "sessions", "stream_reader")),
         ("tests/conformance/",),
     ),
@@ -98,15 +101,16 @@ SUITES = (
     # Tests that always run, with another Python: it is reached by nothing, and has its turn.
     Suite("newest", 290, 3),
     # Its figures decide nothing, and what it is made of tests/bench always tests: it is reached by nothing.
-    Suite("bench", 150, 3),
+    Suite("bench", 150, 1),
 )  # fmt: skip
 
 ONLY_WITH = {"train": "torch"}
 """Of the tests of such a suite only those that import this are its own. The others always run."""
 
 NEEDS = {
-    "api": ("schemathesis",), "learns": ("train", "vllm"), "mcp": ("mcp",), "mitmproxy": ("mitmproxy",),
-    "providers": ("providers",), "train": ("train",), "verl": ("verl",), "vllm": ("vllm",), "web": ("browser",),
+    "agents": ("clients",), "api": ("schemathesis",), "learns": ("train", "vllm"), "mcp": ("mcp",),
+    "mitmproxy": ("mitmproxy",), "providers": ("providers",), "train": ("train",), "verl": ("verl",),
+    "vllm": ("vllm",), "web": ("browser",),
 }  # fmt: skip
 """Environments without which a suite does not run, `make install-NAME`."""
 
@@ -167,8 +171,10 @@ def reach(graph: Graph) -> dict[str, set[str]]:
 
 
 def _tests(graph: Graph, suite: Suite) -> set[str]:
+    """Those in its packages, without what another suite has of these."""
+    packages = tuple(f"{name}." for name in suite.tests)
+    others = {name for one in SUITES for name in one.tests if name.startswith(packages)}
     needed = ONLY_WITH.get(suite.name)
-    others = {other for one in SUITES if one is not suite for other in one.tests}
     found = _below(graph, suite.tests) - _below(graph, others)
     return {name for name in found if needed is None or needed in graph[name]}
 

@@ -42,6 +42,7 @@ GRAPH: Mapping[str, frozenset[str]] = {
         "tests.gateway.helper": "penstock.gateway.unseen",
         "tests.providers.test_agents": "penstock.gateway.proxy.translation.answer tests.fakes.odd json",
         "tests.clients.test_same_client": "tests.fakes.odd tests.fakes.tape",
+        "tests.clients.test_trained_agents": "tests.fakes.tape",
         "tests.trainer.test_credit": "penstock.trainer.credit",
         "tests.trainer.test_engine": "torch penstock.trainer.credit penstock.trainer.engines.local",
         "tests.trainer.test_learns": "torch tests.fakes.tape",
@@ -92,12 +93,14 @@ def reached(*changed: str) -> list[str]:
         ("tests/trainer/test_credit.py", []),
         ("trainer/credit.py", []),
         ("tests/trainer/test_engine.py", ["train"]),
+        ("tests/trainer/test_learns.py", ["learns"]),
         ("trainer/engines/seeds.py", ["train"]),
         ("trainer/engines/local.py", ["train", "learns"]),
         ("trainer/ranks.py", ["verl"]),
         ("trainer/engines/verl_backend.py", ["verl"]),
         # What starts as a process.
         ("examples/lookup.py", ["learns"]),
+        ("tests/clients/test_trained_agents.py", ["agents"]),
         # No modules.
         ("tests/vllm/model.jinja", ["vllm"]),
         ("deploy/locks/torch.txt", ["deploy"]),
@@ -128,7 +131,7 @@ def test_within_four_commits_each_suite_has_its_turn(first: int) -> None:
 
 def test_what_is_skipped_says_when_its_turn_is() -> None:
     skipped = {each.suite: each.why for each in plan.decide(1330, (), GRAPH) if not each.runs}
-    assert {name for name, why in skipped.items() if "commit 1332" in why} == {"learns"}
+    assert {name for name, why in skipped.items() if "commit 1332" in why} == {"deploy", "learns"}
 
 
 @pytest.mark.parametrize("known", [(None, ()), (7, None), (None, None)])
@@ -144,7 +147,7 @@ def test_turns_take_about_the_same_time() -> None:
 def test_no_suite_is_forgotten() -> None:
     own = {target.removeprefix("test-") for target in TARGETS if target.startswith("test-")}
     # What always runs, and all of them; what only CI has.
-    assert own - {"more", "all"} == set(NAMES) - {"newest", "bench"}
+    assert own - {"more", "all"} == set(NAMES) - {"agents", "newest", "bench"}
     assert len(set(NAMES)) == len(NAMES)
     always = set(re.findall(r"part make ([a-z-]+)", RUN.read_text(encoding="utf-8")))
     assert {target for target in TARGETS if re.match(r"(demo|check|test)$|check-", target)} <= always
@@ -359,7 +362,7 @@ def test_runs_what_always_runs_and_what_was_chosen(run: Run) -> None:
     assert status == 0, said
     always = ["make demo", "make install", "make check", "make test", "make test-more"]
     chosen = ["make install-clients", "make install-train", "make check-train", "make test-train", "make test-deploy"]
-    beside = [NEWER, "python -m pytest -n 0 tests/clients", "python -m bench --quick"]
+    beside = [NEWER, "python -m pytest -n 0 tests/clients/test_same_client.py", "python -m bench --quick"]
     assert sorted(call for call in calls if not call.startswith("python3.13")) == sorted(always + chosen + beside)
     # In two lanes, and the figures alone.
     assert calls[:2] == always[:2]
@@ -378,7 +381,7 @@ def test_what_cannot_be_installed_fails_nothing(run: Run) -> None:
     status, said, calls = run(does="fails: make install-train; fails: make install-clients")
     assert status == 0, said
     assert "make test-train" not in calls
-    assert "python -m pytest -n 0 tests/clients" in calls
+    assert "python -m pytest -n 0 tests/clients/test_same_client.py" in calls
     assert listed(said, "did not run  why")["train"] == "make install-train failed here"
     assert "it broke" in said
 
