@@ -15,6 +15,7 @@ import pytest
 from fakes.background import SAID, USAGE, BackgroundHost, background_host
 from fakes.budgets import budget, toml, uses
 from fakes.gateway_workers import served_by, workers
+from fakes.in_process import running_here
 from fakes.process import Gateway, running, upstream
 from fakes.raw import Wire
 from fakes.shell import Shell
@@ -31,174 +32,171 @@ ASK: dict[str, Any] = {"model": "o3", "background": True, "max_output_tokens": 8
 class World(NamedTuple):
     gateway: Gateway
     host: BackgroundHost
+    http: aiohttp.ClientSession
 
+    async def get(self, path: str) -> Any:
+        async with self.http.get(f"{self.gateway.url}/api/rollouts/{path}") as answer:
+            return await answer.json()
 
-@asynccontextmanager
-async def world(home: Path, *flags: str, limit: int = 100_000, more: str = "") -> AsyncGenerator[World]:
-    async with background_host() as host:
-        config = more + upstream("u", host.url, "openai") + toml(budget(name="cap", unit="tokens", limit=limit))
-        async with running(home, config, *flags) as gateway:
-            yield World(gateway, host)
+    async def spans(self, rollout: str, count: int) -> list[dict[str, Any]]:
+        """All of a rollout, once there are so many."""
+        found: list[dict[str, Any]] = []
 
+        async def there() -> bool:
+            nonlocal found
+            found = sorted((await self.get(f"{rollout}/spans")).get("spans", []), key=lambda span: span["sequence"])
+            return len(found) >= count
 
-async def spans(http: aiohttp.ClientSession, gateway: Gateway, rollout: str, count: int) -> list[dict[str, Any]]:
-    """All of a rollout, once there are so many."""
-    found: list[dict[str, Any]] = []
+        await until(there)
+        assert len(found) == count
+        return found
 
-    async def there() -> bool:
-        nonlocal found
-        async with http.get(f"{gateway.url}/api/rollouts/{rollout}/spans") as page:
-            found = sorted((await page.json()).get("spans", []), key=lambda span: span["sequence"])
-        return len(found) >= count
+    async def ended(self, rollout: str) -> dict[str, Any]:
+        """Its only call, once that has its end."""
 
-    await until(there)
-    assert len(found) == count
-    return found
+        async def there() -> bool:
+            return (await self.spans(rollout, 1))[0]["end_ns"] is not None
 
+        await until(there)
+        return (await self.spans(rollout, 1))[0]
 
-async def ask(http: aiohttp.ClientSession, gateway: Gateway, rollout: str = "r", **said: Any) -> str:
-    """Asks for a response in the background; its id."""
-    async with http.post(gateway.openai(rollout) + "/responses", json=ASK | said) as answer:
-        assert answer.status == 200
-        body = await answer.text()
+    async def ask(self, **said: Any) -> str:
+        """Asks for a response in the background; its id."""
+        async with self.http.post(self.gateway.openai("r") + "/responses", json=ASK | said) as answer:
+            assert answer.status == 200
+            body = await answer.text()
         return (
             json.loads(body.partition("data: ")[2].splitlines()[0])["response"]["id"]
             if said
             else json.loads(body)["id"]
         )
 
+    async def fetch(self, name: str, rollout: str = "other", query: str = "") -> None:
+        async with self.http.get(f"{self.gateway.openai(rollout)}/responses/{name}{query}") as answer:
+            await answer.read()
+            assert answer.status == 200
 
-async def fetch(http: aiohttp.ClientSession, gateway: Gateway, name: str, rollout: str = "r", query: str = "") -> int:
-    async with http.get(f"{gateway.openai(rollout)}/responses/{name}{query}") as answer:
-        await answer.read()
-        return answer.status
+    async def uses(self) -> list[tuple[str, str, float, float]]:
+        return await uses(self.http, self.gateway.url)
+
+    async def check(self) -> None:
+        """Its tape is whole."""
+        checked = await Shell(self.gateway.url, self.gateway.data.parent).run("check", "--data", str(self.gateway.data))
+        assert checked.code == 0, checked.text
+
+
+def config(host: BackgroundHost, limit: int) -> str:
+    return upstream("u", host.url, "openai") + toml(budget(name="cap", unit="tokens", limit=limit))
+
+
+@asynccontextmanager
+async def world(home: Path, http: aiohttp.ClientSession, limit: int = 100_000) -> AsyncGenerator[World]:
+    async with background_host() as host, running_here(home, config(host, limit)) as gateway:
+        yield World(gateway, host, http)
 
 
 async def test_the_sdk_asks_and_fetches_twice(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async with world(tmp_path) as (gateway, host):
-        host.left = 1
-        async with openai.AsyncOpenAI(base_url=gateway.openai("r"), api_key="k") as client:
+    async with world(tmp_path, http) as here:
+        here.host.left = 1
+        async with openai.AsyncOpenAI(base_url=here.gateway.openai("r"), api_key="k") as client:
             made = await client.responses.create(model="o3", background=True, input="think", max_output_tokens=8000)
-            waiting, *_ = await spans(http, gateway, "r", 1)
+            waiting, *_ = await here.spans("r", 1)
             assert (waiting["status"], waiting["usage"], waiting["end_ns"]) == ("open", None, None)
-            ((_, _, guessed, _),) = await uses(http, gateway.url)
+            ((_, _, guessed, _),) = await here.uses()
             assert 8000 < guessed != ALL
             states = [(await client.responses.retrieve(made.id)).status for _ in range(3)]
         assert states == ["queued", "completed", "completed"]
-        asked, *fetched = await spans(http, gateway, "r", 4)
+        asked, *fetched = await here.spans("r", 4)
         assert (asked["status"], asked["finish"], asked["model_served"]) == ("ok", "completed", "o3-2025")
         assert asked["usage"]["output_tokens"] == USAGE["output_tokens"]
         assert asked["attributes"]["penstock.fetched"] == "r/a1#3"
         assert [(one["dialect"], one["usage"]) for one in fetched] == [("retrieval", None)] * 3
-        assert await uses(http, gateway.url) == [("cap", "", ALL, 0)]
-        await shown(http, gateway, tmp_path)
+        assert await here.uses() == [("cap", "", ALL, 0)]
+        detail = await here.get("r/attempts/a1/spans/1")
+        assert [part["text"] for part in detail["turn"]["choices"][0]["message"]["parts"]] == [SAID]
+        assert not detail["turn"]["problems"]
+        receipt = detail["exchange"]["sides"][0]
+        assert (receipt["who"], "queued" in json.dumps(receipt)) == ("receipt", True)
+        totals = (await here.get("r"))["totals"]
+        assert (totals["input_tokens"], totals["output_tokens"]) == (USAGE["input_tokens"], USAGE["output_tokens"])
+        shell = Shell(here.gateway.url, tmp_path)
+        sql = await shell.run("sql", "select sum(output_tokens) as s from spans", "--json")
+        assert str(USAGE["output_tokens"]) in sql.text
+        assert "penstock.fetched" in (await shell.run("search", SAID, "--json")).text
+        await here.check()
 
 
-async def shown(http: aiohttp.ClientSession, gateway: Gateway, home: Path) -> None:
-    """Every view says the same."""
-    async with http.get(f"{gateway.url}/api/rollouts/r/attempts/a1/spans/1") as answer:
-        detail = await answer.json()
-    assert [part["text"] for part in detail["turn"]["choices"][0]["message"]["parts"]] == [SAID]
-    assert not detail["turn"]["problems"]
-    receipt = detail["exchange"]["sides"][0]
-    assert receipt["who"] == "receipt"
-    assert "queued" in json.dumps(receipt)
-    async with http.get(f"{gateway.url}/api/rollouts/r") as answer:
-        totals = (await answer.json())["totals"]
-    assert (totals["input_tokens"], totals["output_tokens"]) == (USAGE["input_tokens"], USAGE["output_tokens"])
-    sql = await Shell(gateway.url, home).run("sql", "select sum(output_tokens) as s from spans", "--json")
-    assert str(USAGE["output_tokens"]) in sql.text
-    found = await Shell(gateway.url, home).run("search", SAID, "--json")
-    assert "penstock.fetched" in found.text
-    checked = await Shell(gateway.url, home).run("check", "--data", str(home / "data"))
-    assert checked.code == 0, checked.text
-
-
-@pytest.mark.parametrize("how", ["?stream=true&starting_after=0", "/cancel"])
+@pytest.mark.parametrize("how", ["/cancel", "?stream=true&starting_after=0", "a stream that breaks off"])
 async def test_however_it_is_fetched(tmp_path: Path, http: aiohttp.ClientSession, how: str) -> None:
-    async with world(tmp_path) as (gateway, host):
-        name = await ask(http, gateway)
+    async with world(tmp_path, http) as here:
+        name = await here.ask(**({"stream": True} if how.startswith("a ") else {}))
         if how == "/cancel":
-            host.ends = {"status": "cancelled", "usage": USAGE}
-            async with http.post(f"{gateway.openai('other')}/responses/{name}/cancel") as answer:
+            here.host.ends = {"status": "cancelled", "usage": USAGE}
+            async with http.post(f"{here.gateway.openai('other')}/responses/{name}/cancel") as answer:
                 assert answer.status == 200
         else:
-            assert await fetch(http, gateway, name, "other", how) == 200
-        await ended(http, gateway, "r")
-        (asked,) = await spans(http, gateway, "r", 1)
+            assert (await here.spans("r", 1))[0]["status"] == "open"
+            await here.fetch(name, query="?stream=true&starting_after=0")
+        asked = await here.ended("r")
         assert asked["usage"]["output_tokens"] == USAGE["output_tokens"]
         assert asked["status"] == ("error" if how == "/cancel" else "ok")
-        assert await uses(http, gateway.url) == [("cap", "", ALL, 0)]
-
-
-async def ended(http: aiohttp.ClientSession, gateway: Gateway, rollout: str) -> None:
-    async def there() -> bool:
-        return (await spans(http, gateway, rollout, 1))[0]["end_ns"] is not None
-
-    await until(there)
-
-
-async def test_a_stream_that_breaks_off_goes_on_by_its_id(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async with world(tmp_path) as (gateway, _):
-        name = await ask(http, gateway, stream=True)
-        assert (await spans(http, gateway, "r", 1))[0]["status"] == "open"
-        assert await fetch(http, gateway, name, "other", "?stream=true&starting_after=0") == 200
-        await ended(http, gateway, "r")
-        assert (await spans(http, gateway, "r", 1))[0]["usage"]["output_tokens"] == USAGE["output_tokens"]
+        assert await here.uses() == [("cap", "", ALL, 0)]
 
 
 async def test_what_nobody_fetches_stays_counted_as_a_guess(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async with world(tmp_path, limit=20_000) as (gateway, host):
+    async with world(tmp_path, http, limit=20_000) as here:
         for _ in range(2):
-            await ask(http, gateway)
-        async with http.post(gateway.openai("r") + "/responses", json=ASK) as refused:
+            await here.ask()
+        async with http.post(here.gateway.openai("r") + "/responses", json=ASK) as refused:
             assert (refused.status, (await refused.json())["error"]["code"]) == (429, "budget")
-        host.ends = {"status": "failed", "usage": None, "error": {"code": "server_error", "message": "no"}}
-        assert await fetch(http, gateway, "resp_1") == 200
-        await spans(http, gateway, "r", 4)
-        ((_, _, used, _),) = await uses(http, gateway.url)
+        here.host.ends = {"status": "failed", "usage": None, "error": {"code": "server_error", "message": "no"}}
+        await here.fetch("resp_1", "r")
+        await here.spans("r", 4)
+        ((_, _, used, _),) = await here.uses()
         assert 8000 < used < 10_000, "of the one that failed nothing is counted"
 
 
 async def test_a_rollout_is_forgotten_although_an_answer_is_waited_for(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
-    async with world(tmp_path) as (gateway, _), Client(gateway.url) as client:
+    async with world(tmp_path, http) as here, Client(here.gateway.url) as client:
         await client.enqueue([RolloutSpec(id="r", mode="train", input={})])
         await client.claim(ClaimRequest(worker="w", limit=1, modes=["train"]))
-        name = await ask(http, gateway)
+        name = await here.ask()
         await client.finish("r", "a1", FinishRequest(worker="w", status="succeeded"))
         await client.forget("r", Said(who="ben", why="it must go"))
-        assert await fetch(http, gateway, name, "other") == 200
-        assert [one["dialect"] for one in await spans(http, gateway, "other", 1)] == ["retrieval"]
-        checked = await Shell(gateway.url, tmp_path).run("check", "--data", str(tmp_path / "data"))
-        assert checked.code == 0, checked.text
+        await here.fetch(name)
+        assert [one["dialect"] for one in await here.spans("other", 1)] == ["retrieval"]
+        await here.check()
 
 
 async def test_of_two_calls_with_one_id_the_last_has_the_answer(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """And what was fetched before a call was made is not its answer."""
-    async with world(tmp_path) as (gateway, host):
-        first = await ask(http, gateway)
-        host.restart()
-        assert (name := await ask(http, gateway)) == first
-        assert [one["error"] for one in await spans(http, gateway, "r", 2)] == ["not_fetched", None]
+    async with world(tmp_path, http) as here:
+        first = await here.ask()
+        here.host.restart()
+        assert await here.ask() == first
+        assert [one["error"] for one in await here.spans("r", 2)] == ["not_fetched", None]
         for _ in range(2):
-            assert await fetch(http, gateway, name, "other") == 200
-        host.restart()
-        assert await ask(http, gateway) == name
-        *_, second, third = await spans(http, gateway, "r", 3)
+            await here.fetch(first)
+        here.host.restart()
+        assert await here.ask() == first
+        *_, second, third = await here.spans("r", 3)
         assert (second["status"], third["status"]) == ("ok", "open")
 
 
 async def test_it_outlives_the_process(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async with world(tmp_path, more='[tape]\nrecord = "strict"\n') as (gateway, _):
-        name = await ask(http, gateway)
-        await gateway.kill()
-        await gateway.start()
-        assert (await spans(http, gateway, "r", 1))[0]["status"] == "open"
-        await asyncio.gather(*(fetch(http, gateway, name, "other") for _ in range(3)))
-        await ended(http, gateway, "r")
-        assert await uses(http, gateway.url) == [("cap", "", ALL, 0)]
+    async with background_host() as host:
+        strict = '[tape]\nrecord = "strict"\n'
+        async with running(tmp_path, strict + config(host, 100_000)) as gateway:
+            here = World(gateway, host, http)
+            name = await here.ask()
+            await gateway.kill()
+            await gateway.start()
+            assert (await here.spans("r", 1))[0]["status"] == "open"
+            await asyncio.gather(*(here.fetch(name) for _ in range(3)))
+            await here.ended("r")
+            assert await here.uses() == [("cap", "", ALL, 0)]
 
 
 async def said(wire: Wire, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
@@ -209,7 +207,8 @@ async def said(wire: Wire, method: str, path: str, body: bytes = b"") -> dict[st
 
 async def test_another_worker_fetches_it_at_once(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """Its process may write that before the other has written that it was asked for."""
-    async with world(tmp_path, "--workers", "2", limit=10**9) as (gateway, _):
+    async with background_host() as host, running(tmp_path, config(host, 10**9), "--workers", "2") as gateway:
+        here = World(gateway, host, http)
         first, second = list(workers(gateway.pid).values())[:2]
         async with served_by(gateway, first) as one, served_by(gateway, second) as other:
             for number in range(10):
@@ -218,5 +217,5 @@ async def test_another_worker_fetches_it_at_once(tmp_path: Path, http: aiohttp.C
                 state = await said(then, "GET", f"/rollout/x/v1/responses/{made['id']}")
                 assert state["status"] == "completed"
         for number in range(10):
-            await ended(http, gateway, f"r{number}")
-        assert await uses(http, gateway.url) == [("cap", "", 10 * ALL, 0)]
+            await here.ended(f"r{number}")
+        assert await here.uses() == [("cap", "", 10 * ALL, 0)]

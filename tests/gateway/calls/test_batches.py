@@ -16,6 +16,7 @@ import pytest
 from fakes.batch_host import CHAT, IN, OUT, RESPONSES, BatchHost, batch_host, said
 from fakes.budgets import budget, toml, uses
 from fakes.gateway_workers import served_by, workers
+from fakes.in_process import running_here
 from fakes.process import Gateway, running, upstream
 from fakes.shell import Shell
 from fakes.waiting import until
@@ -39,11 +40,12 @@ class World(NamedTuple):
 
 
 @asynccontextmanager
-async def world(home: Path, *flags: str, more: str = "") -> AsyncGenerator[World]:
+async def world(home: Path, *flags: str, more: str = "", own: bool = False) -> AsyncGenerator[World]:
+    """`own`: in a process of its own."""
     async with batch_host() as host:
         kinds = (("o", f"{host.url}/v1", "openai"), ("a", host.url, "anthropic"), ("g", host.url, "gemini"))
         config = more + "".join(upstream(*kind) for kind in kinds) + BUDGETS
-        async with running(home, config, *flags) as gateway:
+        async with running(home, config, *flags) if own else running_here(home, config) as gateway:
             host.results_at = gateway.address("other")
             yield World(gateway, host)
 
@@ -128,7 +130,8 @@ async def test_openai_s(tmp_path: Path, http: aiohttp.ClientSession, url: str) -
         assert (read["problems"], read["usage"]["billed"]) == ([], {"tier": "batch"})
         assert (await turn(http, gateway, late))["error"]
         await settled(http, gateway, 2)
-        await shown(http, gateway, tmp_path)
+        if url == CHAT:
+            await shown(http, gateway, tmp_path)
         async with http.get(f"{gateway.url}/api/rollouts/r") as answer:
             assert (await answer.json())["totals"]["uncounted"] == 0, "what expired has used nothing"
         async with http.get(f"{gateway.url}/api/rollouts/other") as answer:
@@ -199,11 +202,8 @@ async def test_gemini_s(tmp_path: Path, http: aiohttp.ClientSession) -> None:
             async with http.get(f"{url}/{name}", headers=headers) as got:
                 assert got.status == 200
         first, last, bad = await spans(http, gateway, "r", 3)
-        assert (first["dialect"], first["model"], first["usage"]["output_tokens"]) == (
-            "gemini",
-            "gemini-2.5-flash",
-            OUT,
-        )
+        told = (first["dialect"], first["model"], first["usage"]["output_tokens"])
+        assert told == ("gemini", "gemini-2.5-flash", OUT)
         assert [it["attributes"]["penstock.batch.custom_id"] for it in (last, bad)] == ["2", "bad"]
         assert (bad["status"], bad["error"]) == ("error", "batch_error")
         assert (await turn(http, gateway, last))["messages"][0]["parts"][0]["text"] == "ask 2"
@@ -212,7 +212,7 @@ async def test_gemini_s(tmp_path: Path, http: aiohttp.ClientSession) -> None:
 
 async def test_once_over_a_kill_and_whoever_fetches_first(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """Also where results are fetched before it is known whose they are."""
-    async with world(tmp_path, more='[tape]\nrecord = "strict"\n') as (gateway, _):
+    async with world(tmp_path, more='[tape]\nrecord = "strict"\n', own=True) as (gateway, _):
         async with sdk(gateway, "r") as client:
             name = await ordered(client)
             _ = await client.files.content(f"out-{name}")
@@ -250,7 +250,7 @@ async def test_a_provider_that_begins_anew_gives_old_names_to_new_batches(
 
 
 async def test_two_workers_fetch_at_once(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async with world(tmp_path, "--workers", "2") as (gateway, _):
+    async with world(tmp_path, "--workers", "2", own=True) as (gateway, _):
         first, second = list(workers(gateway.pid).values())[:2]
         names = tuple(f"q{number}" for number in range(40))
         async with sdk(gateway, "r") as client:

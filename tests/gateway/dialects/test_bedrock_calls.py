@@ -4,15 +4,14 @@ byte, and the tape has it read."""
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 from fakes.event_stream import event, exception
+from fakes.in_process import running_here
 from fakes.odd import Step, abort, odd, request, send
-from fakes.process import running, upstream
+from fakes.process import upstream
 from fakes.raw import body_of, chunk, connect, head, header_fields, post, reply
 from fakes.tape import Tape
 
@@ -55,14 +54,11 @@ def streamed(frames: bytes, size: int) -> bytes:
     return STREAM + b"".join(chunk(frames[at : at + size]) for at in range(0, len(frames), size)) + chunk(b"")
 
 
-@asynccontextmanager
-async def asked(
-    tmp_path: Path, operation: str, *steps: Step, size: int
-) -> AsyncGenerator[tuple[bytes, bytes, SpanDetail]]:
+async def asked(tmp_path: Path, operation: str, *steps: Step, size: int) -> tuple[bytes, bytes, SpanDetail]:
     """(what Bedrock got, what the client got, the call on the tape). `size`: bytes that the client waits for."""
     async with (
         odd([request(), *steps]) as bedrock,
-        running(tmp_path, upstream("bedrock", bedrock.url, "bedrock")) as gateway,
+        running_here(tmp_path, upstream("bedrock", bedrock.url, "bedrock")) as gateway,
         connect(gateway.url) as client,
         aiohttp.ClientSession() as session,
     ):
@@ -70,28 +66,26 @@ async def asked(
         got = await client.exactly(size)
         tape = Tape(gateway.url, session)
         (span,) = await tape.spans("r1", 1)
-        yield (await bedrock.connection(0)).requests[0], got, await tape.detail(span)
+        return (await bedrock.connection(0)).requests[0], got, await tape.detail(span)
 
 
-async def whole(tmp_path: Path, operation: str, answer: bytes) -> tuple[bytes, bytes, SpanDetail]:
-    """Of an answer that comes as a whole."""
-    async with asked(tmp_path, operation, send(answer), size=len(answer)) as found:
-        return found
-
-
-def check_request(arrived: bytes, operation: str) -> None:
-    """Nothing that is signed differs but the host, and the path before which the rollout's address stood."""
+@pytest.mark.parametrize("size", [0, 1, 7, 100_000], ids=["plain", "1", "7", "100000"])
+async def test_a_call_is_passed_on_as_it_is_and_read(tmp_path: Path, size: int) -> None:
+    """`size`: of the chunks of a stream, if it is one."""
+    operation = "converse-stream" if size else "converse"
+    plain = reply(200, ANSWER, [("Content-Type", "application/json"), ("x-amzn-RequestId", "q1")])
+    answer = streamed(FRAMES, size) if size else plain
+    arrived, got, found = await asked(tmp_path, operation, send(answer), size=len(answer))
+    assert got == answer
+    # Nothing that is signed differs but the host, and the path before which the rollout's address stood.
     assert arrived.startswith(f"POST {PATH}/{operation} HTTP/1.1\r\n".encode())
     assert body_of(arrived) == ASKED
     fields = header_fields(arrived)
     assert {name: fields[name.lower()] for name, _ in SIGNED} == dict(SIGNED)
     assert fields["host"].startswith("127.0.0.1:")
-
-
-def check_tape(found: SpanDetail) -> None:
     span, turn, exchange = found.span, found.turn, found.exchange
     assert (span.dialect, span.model, span.status, span.finish) == ("converse", MODEL, "ok", "end_turn")
-    assert (span.upstream, span.usage) == ("bedrock", Usage(input_tokens=3, output_tokens=2))
+    assert (span.upstream, span.usage, span.stream) == ("bedrock", Usage(input_tokens=3, output_tokens=2), size > 0)
     assert turn is not None
     assert (turn.model, turn.problems, turn.messages[0].parts[0].text) == (MODEL, [], "hé")
     assert [part.text for part in turn.choices[0].message.parts] == ["Hello."]
@@ -100,72 +94,47 @@ def check_tape(found: SpanDetail) -> None:
     assert (kept["Authorization"], kept["X-Amz-Security-Token"]) == ("***", "***")
 
 
-@pytest.mark.asyncio
-async def test_converse(tmp_path: Path) -> None:
-    answer = reply(200, ANSWER, [("Content-Type", "application/json"), ("x-amzn-RequestId", "q1")])
-    arrived, got, found = await whole(tmp_path, "converse", answer)
-    check_request(arrived, "converse")
+EARLY = ["response: the stream ends within a frame", "response: the stream ended early"]
+CUT = STREAM + chunk(FRAMES[:150])
+FAILED = streamed(event("messageStart", {}) + exception("modelStreamErrorException", "Oh."), 50)
+REFUSED = reply(403, b'{"Message":"No."}', [("x-amzn-errortype", "AccessDeniedException")])
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "told", "problems"),
+    [
+        (FAILED, "stream_error", "modelStreamErrorException: Oh.", []),
+        (CUT, "upstream_closed", None, EARLY),
+        (REFUSED, "http_403", "No.", []),
+    ],
+    ids=["exception", "breaks off", "refused"],
+)
+async def test_what_fails(tmp_path: Path, answer: bytes, error: str, told: str | None, problems: list[str]) -> None:
+    ends = [abort()] if answer is CUT else []
+    operation = "converse" if answer is REFUSED else "converse-stream"
+    _, got, found = await asked(tmp_path, operation, send(answer), *ends, size=len(answer))
     assert got == answer
-    check_tape(found)
-    assert not found.span.stream
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("size", [1, 7, 100_000])
-async def test_converse_stream(tmp_path: Path, size: int) -> None:
-    answer = streamed(FRAMES, size)
-    arrived, got, found = await whole(tmp_path, "converse-stream", answer)
-    check_request(arrived, "converse-stream")
-    assert got == answer
-    check_tape(found)
-    assert found.span.stream
-
-
-@pytest.mark.asyncio
-async def test_a_stream_with_an_exception(tmp_path: Path) -> None:
-    answer = streamed(event("messageStart", {}) + exception("modelStreamErrorException", "Oh."), 50)
-    _, got, found = await whole(tmp_path, "converse-stream", answer)
-    assert got == answer
-    assert (found.span.status, found.span.error) == ("error", "stream_error")
+    assert (found.span.status, found.span.error, found.span.stream) == ("error", error, answer is not REFUSED)
     assert found.turn is not None
-    assert found.turn.error == "modelStreamErrorException: Oh."
+    assert (found.turn.error, found.turn.problems) == (told, problems)
 
 
-@pytest.mark.asyncio
-async def test_a_stream_that_breaks_off(tmp_path: Path) -> None:
-    began = STREAM + chunk(FRAMES[:150])
-    async with asked(tmp_path, "converse-stream", send(began), abort(), size=len(began)) as (_, got, found):
-        assert got == began
-        assert (found.span.status, found.span.stream) == ("error", True)
-        assert found.turn is not None
-        assert found.turn.problems == ["response: the stream ends within a frame", "response: the stream ended early"]
-
-
-@pytest.mark.asyncio
-async def test_an_error(tmp_path: Path) -> None:
-    answer = reply(403, b'{"Message":"No."}', [("x-amzn-errortype", "AccessDeniedException")])
-    _, got, found = await whole(tmp_path, "converse", answer)
-    assert got == answer
-    assert (found.span.error, found.turn and found.turn.error) == ("http_403", "No.")
-
-
-@pytest.mark.asyncio
 async def test_nobody_is_asked_by_default_and_a_key_of_the_gateway_takes_the_place_of_a_signature(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(tmp_path / "none", "") as gateway, connect(gateway.url) as client:
+    async with running_here(tmp_path / "none", "") as gateway, connect(gateway.url) as client:
         client.send(post(f"/rollout/r1{PATH}/converse", ASKED, SIGNED))
         refused = await client.message()
-        assert refused.startswith(b"HTTP/1.1 404 ")
-        said = json.loads(body_of(refused))
-        assert said["__type"] == "ResourceNotFoundException"
-        assert 'add an [[upstream]] with dialect = "bedrock"' in said["message"]
+    assert refused.startswith(b"HTTP/1.1 404 ")
+    said = json.loads(body_of(refused))
+    assert said["__type"] == "ResourceNotFoundException"
+    assert 'add an [[upstream]] with dialect = "bedrock"' in said["message"]
     answer = reply(200, ANSWER)
+    monkeypatch.setenv("BEDROCK_KEY", "ABSK-a-key")
     async with odd([request(), send(answer)]) as bedrock:
         config = upstream("bedrock", bedrock.url, "bedrock", key_env="BEDROCK_KEY")
-        env = {"BEDROCK_KEY": "ABSK-a-key"}
-        async with running(tmp_path / "key", config, env=env) as gateway, connect(gateway.url) as client:
+        async with running_here(tmp_path / "key", config) as gateway, connect(gateway.url) as client:
             client.send(post(f"/rollout/r1{PATH}/converse", ASKED, SIGNED))
             assert await client.exactly(len(answer)) == answer
         fields = header_fields((await bedrock.connection(0)).requests[0])
-        assert fields["authorization"] == "Bearer ABSK-a-key"
+    assert fields["authorization"] == "Bearer ABSK-a-key"

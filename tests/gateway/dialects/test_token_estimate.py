@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from fakes import vllm_wire
-from fakes.process import Gateway, running, upstream, upstreams
-from fakes.provider import Provider, serving
+from fakes.in_process import running_here
+from fakes.process import upstream
+from fakes.provider import Provider
 from fakes.tape import Tape
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,62 +137,40 @@ def test_a_line_tells_counts_from_guesses(fields: dict[str, Any], shown: str) ->
 
 # -- through a gateway -------------------------------------------------------------------------------------------------
 
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def provider() -> AsyncGenerator[Provider]:
-    async with serving() as made:
-        yield made
+TRAINED = '[[route]]\nmodel = "policy"\nupstream = "vllm"\ntrain = true\n'
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> AsyncGenerator[Gateway]:
-    trained = upstream("vllm", provider.openai_url, "openai") + '[[route]]\nmodel = "policy"\nupstream = "vllm"\n'
-    config = upstreams(openai=provider.openai_url, anthropic=provider.url) + trained + "train = true\n"
-    async with running(tmp_path_factory.mktemp("counting"), config) as made:
-        yield made
+async def called(home: Path, provider: Provider, http: aiohttp.ClientSession, model: str) -> tuple[Span, list[Any]]:
+    """A call of a model, and what else says how many tokens it took."""
+    upstreams = upstream("up", provider.openai_url, "openai") + upstream("vllm", provider.openai_url, "openai")
+    async with running_here(home, upstreams + TRAINED) as gateway:
+        tape = Tape(gateway.url, http)
+        async with http.post(f"{gateway.openai('r')}/chat/completions", json=ASKED | {"model": model}) as answer:
+            await answer.read()
+        (span,) = await tape.spans("r", 1)
+        paths = ("rollouts/r/diagnosis", "rollouts/r/attempts", "stats", "spans?filter=rollout%3Dr+tokens%3E%3D0")
+        return span, [(await tape.detail(span)).turn, *[await tape.get(f"/api/{path}") for path in paths]]
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def call(gateway: Gateway) -> AsyncGenerator[Callable[..., Any]]:
-    async with aiohttp.ClientSession() as session:
-        tape = Tape(gateway.url, session)
-
-        async def made(rollout: str, body: Any) -> tuple[Span, Tape]:
-            async with session.post(f"{gateway.openai(rollout)}/chat/completions", json=body) as answer:
-                await answer.read()
-            return (await tape.spans(rollout, 1))[0], tape
-
-        yield made
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_stream_without_usage_is_unknown_everywhere(call: Callable[..., Any], provider: Provider) -> None:
-    provider.formats = type(provider)().formats
-    found, tape = await call("plain", ASKED)
+async def test_a_stream_without_usage_is_unknown_everywhere(
+    tmp_path: Path, provider: Provider, http: aiohttp.ClientSession
+) -> None:
+    found, (turn, _, attempts, stats, spans) = await called(tmp_path, provider, http, "m")
     assert (found.status, found.usage) == ("ok", None)
     assert found.estimate == Estimate(input_tokens=26, output_tokens=9)
-    assert (await tape.detail(found)).turn.usage is None
-    attempt = (await tape.get("/api/rollouts/plain/attempts"))["attempts"][0]["totals"]
-    assert (attempt["calls"], attempt["input_tokens"], attempt["output_tokens"], attempt["uncounted"]) == (
-        1,
-        None,
-        None,
-        1,
-    )
-    stats = (await tape.get("/api/stats"))["by_model"]["m"]
-    assert (stats["input_tokens"], stats["uncounted"]) == (None, 1)
-    assert (await tape.get("/api/spans?filter=rollout%3Dplain+tokens%3E%3D0"))["spans"] == []
+    assert turn.usage is None
+    unknown = {"calls": 1, "input_tokens": None, "output_tokens": None, "uncounted": 1}
+    assert unknown.items() <= attempts["attempts"][0]["totals"].items()
+    assert (stats["by_model"]["m"]["input_tokens"], stats["by_model"]["m"]["uncounted"]) == (None, 1)
+    assert spans["spans"] == []
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_ids_that_the_engine_gave_are_counted(call: Callable[..., Any], provider: Provider) -> None:
+async def test_ids_that_the_engine_gave_are_counted(
+    tmp_path: Path, provider: Provider, http: aiohttp.ClientSession
+) -> None:
     provider.formats, provider.script = vllm_wire.FORMATS, [Answer("To be.")]
-    found, tape = await call("trained", ASKED | {"model": "policy"})
-    calls = (await tape.get("/api/rollouts/trained/diagnosis"))["attempts"][0]["calls"]
+    found, (_, diagnosis, *_) = await called(tmp_path, provider, http, "policy")
+    call = diagnosis["attempts"][0]["calls"][0]
     assert found.estimate is None
-    assert found.usage is not None
-    assert (found.usage.input_tokens, found.usage.output_tokens) == (
-        calls[0]["prompt_tokens"],
-        calls[0]["output_tokens"],
-    )
-    assert found.usage.output_tokens > 0
+    assert found.usage == Usage(input_tokens=call["prompt_tokens"], output_tokens=call["output_tokens"])
+    assert call["output_tokens"] > 0
