@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -329,7 +329,6 @@ def rollouts(agents: list[Agent]) -> dict[str, set[int]]:
 SAME = [b"answer %d" % at for at in range(CALLS)]
 
 
-@settings(max_examples=200, deadline=None)
 @given(schedules())
 def test_equal_agents_on_their_own_connections_are_kept_apart(schedule: list[int]) -> None:
     ways = [[Hints(peer="10.0.0.1")] * CALLS for _ in range(6)]
@@ -339,7 +338,6 @@ def test_equal_agents_on_their_own_connections_are_kept_apart(schedule: list[int
     assert not any(call.found.ambiguous for agent in agents for call in agent.calls)
 
 
-@settings(max_examples=200, deadline=None)
 @given(schedules())
 def test_agents_with_different_answers_are_kept_apart_on_any_connection(schedule: list[int]) -> None:
     answers = [[b"%d: %d" % (agent, at) for at in range(CALLS)] for agent in range(6)]
@@ -349,7 +347,6 @@ def test_agents_with_different_answers_are_kept_apart_on_any_connection(schedule
     assert not any(call.found.ambiguous for agent in agents for call in agent.calls)
 
 
-@settings(max_examples=200, deadline=None)
 @given(schedules())
 def test_equal_agents_on_one_connection_lose_no_call_and_what_may_be_mixed_says_so(schedule: list[int]) -> None:
     agents = played(schedule, [SAME] * 6, [[Hints()] * CALLS] * 6)
@@ -361,7 +358,6 @@ def test_equal_agents_on_one_connection_lose_no_call_and_what_may_be_mixed_says_
     assert {rollout for rollout, whose in found.items() if len(whose) > 1} <= said
 
 
-@settings(max_examples=200, deadline=None)
 @given(schedules(), st.data())
 def test_equal_agents_in_a_pool_get_as_many_calls_each(schedule: list[int], data: st.DataObject) -> None:
     pool = [Hints() for _ in range(3)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.calls.fingerprints import LONGEST, Fingerprints, Read
@@ -124,7 +124,6 @@ AROUND: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(NAMES),
     st.sampled_from(AROUND),

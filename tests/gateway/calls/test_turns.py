@@ -51,7 +51,7 @@ def test_several_members(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gzip", "deflate", "zstd", "br"])
 def test_a_cut_body_gives_what_there_is(name: str) -> None:
-    body = b"".join(b"%d " % number for number in range(100_000))
+    body = b"".join(b"%d " % number for number in range(20_000))
     decoded, problem = decode_body(PACKERS[name](body)[:-9], name)
     assert body.startswith(decoded)
     assert len(decoded) > len(body) // 2
@@ -60,9 +60,9 @@ def test_a_cut_body_gives_what_there_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gzip", "deflate", "zstd", "br"])
 def test_a_bomb_is_defused(name: str) -> None:
-    decoded, problem = decode_body(PACKERS[name](b"\0" * 30_000_000), name, limit=1_000_000)
-    assert decoded == b"\0" * 1_000_000
-    assert problem == f"{name}: larger than 1000000 bytes once decoded"
+    decoded, problem = decode_body(PACKERS[name](b"\0" * 3_000_000), name, limit=100_000)
+    assert decoded == b"\0" * 100_000
+    assert problem == f"{name}: larger than 100000 bytes once decoded"
 
 
 @pytest.mark.parametrize("name", ["gzip", "deflate", "zstd", "br"])

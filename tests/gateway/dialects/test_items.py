@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.dialects import by_name, items
@@ -119,7 +119,6 @@ ANY_MESSAGE = some(
 )
 
 
-@settings(deadline=None)
 @given(ANY_MESSAGE)
 def test_a_message_of_chat_is_known_without_making_one(message: dict[str, Any]) -> None:
     assert sources("chat", body({"messages": [message]})) == CHAT.conversation(body({"messages": [message]}))

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.calls.capture.json_ranges import LEAF, find
@@ -107,7 +107,6 @@ def oracle(body: bytes) -> dict[str, Any] | None:
     return {plain(name): value for name, value in found.items()}
 
 
-@settings(max_examples=300, deadline=None)
 @given(bodies())
 def test_all_readers_agree(body: bytes) -> None:
     asked, read, expected = peek(body), loads(body), oracle(body)
@@ -135,7 +134,6 @@ def test_all_readers_agree(body: bytes) -> None:
         assert (expected.get("stream") is True) == (read.get("stream") is True)
 
 
-@settings(max_examples=200, deadline=None)
 @given(bodies(), st.sampled_from(["new", 'a"b', "policy"]))
 def test_only_what_must_change_changes(body: bytes, name: str) -> None:
     changed, named = replace_model(body, name), CHAT.model(body)
@@ -151,7 +149,6 @@ def test_only_what_must_change_changes(body: bytes, name: str) -> None:
     assert (peek(asked.body).model, loads(asked.body)["return_token_ids"]) == (peek(body).model, True)
 
 
-@settings(max_examples=200, deadline=None)
 @given(bodies())
 def test_a_copy_that_can_be_read_is_as_long(body: bytes) -> None:
     made = shallow(readable(body))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.event_stream import event, frame
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.dialects import DIALECTS, by_name
@@ -86,7 +86,6 @@ def survives(dialect: Dialect, request: bytes, response: bytes, streamed: bool) 
 
 
 @pytest.mark.parametrize("name", [dialect.name for dialect in DIALECTS])
-@settings(max_examples=60, deadline=None)
 @given(request=BODIES, plain=BODIES, stream=STREAMS)
 def test_anything(name: str, request: bytes, plain: bytes, stream: bytes) -> None:
     survives(by_name(name), request, plain, False)
@@ -238,8 +237,10 @@ def test_bodies_cut_at_every_byte(name: str) -> None:
 @pytest.mark.parametrize("name", list(SAMPLES))
 @pytest.mark.parametrize("depth", [200, 244, 250, 260, 1000, 1020, 30_000])
 def test_deep_nesting(name: str, depth: int) -> None:
+    """What is deeper than any reader goes is let go before anybody looks at what it is called."""
+    keys = b"messages content x input choices output usage error model tools".split()[: 10 if depth < 1000 else 2]
     for deep in (b"[" * depth + b"]" * depth, b'{"content":' * depth + b"1" + b"}" * depth):
-        for key in b"messages input choices output content usage error model tools x".split():
+        for key in keys[: 1 if len(deep) > 100_000 else 10]:
             body = b'{"%b":%b}' % (key, deep)
             survives(by_name(name), body, body, False)
             survives(by_name(name), body, b"data: " + body + b"\n\n", True)

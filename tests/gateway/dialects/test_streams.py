@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.event_stream import event as frame
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.gateway.dialects import by_name
@@ -460,7 +460,6 @@ def test_others(dialect: str, name: str, body: bytes, right: list[str]) -> None:
     assert said(agrees(dialect, body)) == right
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_calls_are_read_however_they_are_cut(data: st.DataObject) -> None:
     """By any server that keeps to one way: an index each, one for all, or none; the name once, or every time."""
@@ -607,7 +606,6 @@ PLAIN_FORM: st.SearchStrategy[Callable[[Any], str]] = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", DRAWN)
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_summary_says_what_a_turn_says(name: str, data: st.DataObject) -> None:
     form = data.draw(st.sampled_from([PLAIN_FORM, FORM]))
@@ -624,7 +622,6 @@ def test_what_is_no_part_of_a_candidate_harms_nothing(odd: Any) -> None:
         assert [it.text for it in agrees("gemini", f"{kind}{said}\n\n".encode()).choices[0].message.parts if it.text]
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_summary_of_frames_says_what_a_turn_says(data: st.DataObject) -> None:
     names = st.sampled_from(["messageStart", "contentBlockStart", "contentBlockDelta", "messageStop", "metadata"])

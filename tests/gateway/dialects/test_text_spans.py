@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from fakes.odd_json import joined, written
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.dialects import DIALECTS, by_name
@@ -112,7 +112,6 @@ def swapped(old: Any, places: list[Place], new: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-@settings(deadline=None, max_examples=60)
 @given(data=st.data(), seed=st.integers(0, 9999))
 def test_texts_stand_where_they_are_said_to(name: str, data: st.DataObject, seed: int) -> None:
     body = written(data.draw(REQUESTS[name]), Random(seed)).encode()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import zlib
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
 
 import aiohttp
+import pytest
 from conftest import StartGateway
 from fakes import mcp_wire
+from fakes.in_process import running_here
 from fakes.mcp_wire import config, mcp_server
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
@@ -33,102 +35,88 @@ paths = ["**.email"]
 """
 
 
-def asked(stream: bool) -> dict[str, Any]:
+async def say(http: aiohttp.ClientSession, gateway: Gateway, rollout: str, stream: bool = False) -> bytes:
     said = [{"role": "user", "content": f"my ticket is {NEEDLE}", "email": "ann@example.org"}]
-    return {"model": "m", "stream": stream, "messages": said} | (
+    asked = {"model": "m", "stream": stream, "messages": said} | (
         {"stream_options": {"include_usage": True}} if stream else {}
     )
-
-
-async def say(http: aiohttp.ClientSession, gateway: Gateway, rollout: str, stream: bool) -> bytes:
     url = gateway.openai(rollout) + "/chat/completions"
-    async with http.post(url, json=asked(stream), headers={"Authorization": "Bearer x"}) as response:
+    async with http.post(url, json=asked, headers={"Authorization": "Bearer x"}) as response:
         assert response.status == 200
         return await response.read()
 
 
-async def test_no_call_leaves_it_on_the_tape(
-    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
-) -> None:
-    gateway = await start_gateway(upstreams(openai=provider.openai_url) + RULES)
+async def test_no_call_leaves_it_on_the_tape(tmp_path: Path, provider: Provider, http: aiohttp.ClientSession) -> None:
     provider.script = [Answer(f"it is {NEEDLE}, I see"), Answer(f"it is {NEEDLE}, I see")]
-    plain, stream = await say(http, gateway, "r1", False), await say(http, gateway, "r2", True)
-    assert NEEDLE in json.loads(plain)["choices"][0]["message"]["content"]
-    assert provider.log[1].response == stream
-    tape = Tape(gateway.url, http)
-    for rollout in ("r1", "r2"):
-        (span,) = await tape.spans(rollout, 1)
-        assert (span.attributes or {})[MASKED] == {"tickets": 2, "people": 1}
-        assert MASKING_FAILED not in (span.attributes or {})
-        sides: tuple[Literal["request", "response"], ...] = ("request", "response")
-        for kept in [await tape.raw(span, side) for side in sides]:
-            assert not any(one in kept for one in (NEEDLE.encode(), NEEDLE[:9].encode(), b"ann@example.org"))
-    async with Client(gateway.url) as client:
-        _ = await client.reward("r1", "a1", Judgement(value=1.0, reason=f"about {NEEDLE}"))
-        figures = (await (await http.get(gateway.url + "/metrics")).text()).splitlines()
-        _ = await client.reward("r1", "a1", Judgement(value=1.0, key=NEEDLE, dimensions={NEEDLE: 0.5}))
-        stats = await http.get(gateway.url + "/api/stats")
-        assert (stats.status, (await stats.json())["rewards"]["count"]) == (200, 2)
-    assert 'penstock_masked_total{rule="tickets"} 5.0' in figures
-    assert 'penstock_masking_failures_total{rule="people"} 0.0' in figures
-    _ = await gateway.terminate()
+    async with running_here(tmp_path, upstreams(openai=provider.openai_url) + RULES) as gateway:
+        plain, stream = await say(http, gateway, "r1"), await say(http, gateway, "r2", True)
+        assert NEEDLE in json.loads(plain)["choices"][0]["message"]["content"]
+        assert provider.log[1].response == stream
+        tape = Tape(gateway.url, http)
+        for rollout in ("r1", "r2"):
+            (span,) = await tape.spans(rollout, 1)
+            assert (span.attributes or {})[MASKED] == {"tickets": 2, "people": 1}
+            assert MASKING_FAILED not in (span.attributes or {})
+            for kept in (await tape.raw(span, "request"), await tape.raw(span, "response")):
+                assert not any(one in kept for one in (NEEDLE.encode(), NEEDLE[:9].encode(), b"ann@example.org"))
+        async with Client(gateway.url) as client:
+            _ = await client.reward("r1", "a1", Judgement(value=1.0, reason=f"about {NEEDLE}"))
+            figures = (await (await http.get(gateway.url + "/metrics")).text()).splitlines()
+            _ = await client.reward("r1", "a1", Judgement(value=1.0, key=NEEDLE, dimensions={NEEDLE: 0.5}))
+        assert (await tape.get("/api/stats"))["rewards"]["count"] == 2
+        assert 'penstock_masked_total{rule="tickets"} 5.0' in figures
+        assert 'penstock_masking_failures_total{rule="people"} 0.0' in figures
     assert_gone(gateway.data)
 
 
 async def test_a_call_whose_body_is_not_kept_is_still_ok_and_counted(
-    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
+    tmp_path: Path, provider: Provider, http: aiohttp.ClientSession
 ) -> None:
-    gateway = await start_gateway(upstreams(openai=provider.openai_url) + RULES)
     deep = '{"email": "ann@example.org"}'
     for _ in range(8):
         deep = json.dumps({"in": deep})
     provider.script = [Answer(deep)]
-    answer = await say(http, gateway, "r1", False)
-    assert json.loads(answer)["choices"][0]["message"]["content"] == deep
-    tape = Tape(gateway.url, http)
-    (span,) = await tape.spans("r1", 1)
-    assert (span.status, span.error, span.response_bytes) == ("ok", None, len(answer))
-    assert span.usage is not None
-    assert span.usage.output_tokens == json.loads(answer)["usage"]["completion_tokens"]
-    why = "failed: tickets: JSON in JSON is nested deeper than 6 levels"
-    assert (span.attributes or {})[MASKING_FAILED] == why
-    assert await tape.raw(span, "response") == b"*" * len(answer)
-    _ = await gateway.terminate()
+    async with running_here(tmp_path, upstreams(openai=provider.openai_url) + RULES) as gateway:
+        answer = await say(http, gateway, "r1")
+        assert json.loads(answer)["choices"][0]["message"]["content"] == deep
+        tape = Tape(gateway.url, http)
+        (span,) = await tape.spans("r1", 1)
+        assert (span.status, span.error, span.response_bytes) == ("ok", None, len(answer))
+        assert span.usage is not None
+        assert span.usage.output_tokens == json.loads(answer)["usage"]["completion_tokens"]
+        why = "failed: tickets: JSON in JSON is nested deeper than 6 levels"
+        assert (span.attributes or {})[MASKING_FAILED] == why
+        assert await tape.raw(span, "response") == b"*" * len(answer)
     assert_gone(gateway.data)
 
 
-async def test_what_a_call_has_cost_is_no_text(
-    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
-) -> None:
+async def test_what_a_call_has_cost_is_no_text(tmp_path: Path, provider: Provider, http: aiohttp.ClientSession) -> None:
     numbers = "[[masking]]\nname = \"numbers\"\npattern = '\\b\\d{1,6}\\b'\n"
-    gateway = await start_gateway(upstreams(openai=provider.openai_url) + numbers)
     provider.script = [Answer("it is 12345"), Answer("it is 12345")]
-    plain, stream = await say(http, gateway, "r1", False), await say(http, gateway, "r2", True)
-    last = next(event for event in events(stream) if '"prompt_tokens"' in event.data)
-    for rollout, answer in (("r1", plain), ("r2", last.data)):
-        usage = json.loads(answer)["usage"]
-        (span,) = await Tape(gateway.url, http).spans(rollout, 1)
-        assert span.usage is not None
-        found = (span.usage.input_tokens, span.usage.output_tokens)
-        assert found == (usage["prompt_tokens"], usage["completion_tokens"]), rollout
-        assert (span.choices, span.finish, "numbers" in (span.attributes or {})[MASKED]) == (1, "stop", True)
+    async with running_here(tmp_path, upstreams(openai=provider.openai_url) + numbers) as gateway:
+        plain, stream = await say(http, gateway, "r1"), await say(http, gateway, "r2", True)
+        last = next(event for event in events(stream) if '"prompt_tokens"' in event.data)
+        for rollout, answer in (("r1", plain), ("r2", last.data)):
+            usage = json.loads(answer)["usage"]
+            (span,) = await Tape(gateway.url, http).spans(rollout, 1)
+            assert span.usage is not None
+            found = (span.usage.input_tokens, span.usage.output_tokens)
+            assert found == (usage["prompt_tokens"], usage["completion_tokens"]), rollout
+            assert (span.choices, span.finish, "numbers" in (span.attributes or {})[MASKED]) == (1, "stop", True)
 
 
-async def test_calls_of_tools_are_masked(start_gateway: StartGateway, http: aiohttp.ClientSession) -> None:
-    async with mcp_server(sessions=False) as server:
-        gateway = await start_gateway(config(server) + RULES)
+async def test_calls_of_tools_are_masked(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with mcp_server(sessions=False) as server, running_here(tmp_path, config(server) + RULES) as gateway:
         client = mcp_wire.Client(f"{gateway.address('r1')}/mcp/tools", http, {})
         said = {"path": f"/tickets/{NEEDLE}", "email": "ann@example.org"}
         status, answer = (await client.say(mcp_wire.call("echo", said)))[:2]
-        assert status == 200
-        assert NEEDLE in str(answer)
+        assert (status, NEEDLE in str(answer)) == (200, True)
         ask = {"jsonrpc": "2.0", "id": 2, "method": "resources/read", "params": {"uri": f"crm://tickets/{NEEDLE}"}}
         _ = await client.say(ask)
         span, read = await Tape(gateway.url, http).spans("r1", 2)
         assert set((span.attributes or {})[MASKED]) == {"tickets", "people"}
         assert read.name == "resources/read crm://tickets/" + "*" * len(NEEDLE)
-        _ = await gateway.terminate()
-        assert_gone(gateway.data)
+    assert_gone(gateway.data)
 
 
 async def test_the_announcement_of_a_call_is_masked_too(
@@ -144,12 +132,8 @@ async def test_the_announcement_of_a_call_is_masked_too(
         return Answer("too late")
 
     provider.script = die
-    try:
-        _ = await say(http, gateway, "r1", False)
-    except aiohttp.ClientError:
-        pass
-    else:
-        raise AssertionError("the gateway should have been dead")
+    with pytest.raises(aiohttp.ClientError):
+        _ = await say(http, gateway, "r1")
     assert_gone(gateway.data)
     await gateway.restart()
     (span,) = await Tape(gateway.url, http).spans("r1", 1)
@@ -165,12 +149,6 @@ def assert_gone(data: Path) -> None:
             assert secret not in raw, path
         at = raw.find(b"\x78")
         while at >= 0:
-            assert NEEDLE.encode() not in _inflated(raw[at : at + 65536])
+            with suppress(zlib.error):
+                assert NEEDLE.encode() not in zlib.decompressobj().decompress(raw[at : at + 65536])
             at = raw.find(b"\x78", at + 1)
-
-
-def _inflated(raw: bytes) -> bytes:
-    try:
-        return zlib.decompressobj().decompress(raw)
-    except zlib.error:
-        return b""

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from fakes.collector import Collector, collecting
 from fakes.otlp import Inlet, inlet_at
 
 
@@ -13,4 +14,11 @@ from fakes.otlp import Inlet, inlet_at
 async def inlet(tmp_path: Path) -> AsyncGenerator[Inlet]:
     """An inlet of the test's own."""
     async with inlet_at(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def collector() -> AsyncGenerator[Collector]:
+    """A collector that takes everything."""
+    async with collecting() as made:
         yield made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Task
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
-
-
-@pytest.fixture
-async def collector() -> AsyncGenerator[Collector]:
-    async with collecting() as made:
-        yield made
 
 
 async def exported(inlet: Inlet, collector: Collector, *entries: Entry, **settings: Any) -> Sequence[Any]:

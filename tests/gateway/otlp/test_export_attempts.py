@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
-from fakes.collector import Collector, check, collecting
+from fakes.collector import Collector, check
 from fakes.exporting import SERVERS, T0, call, exporting
 from fakes.otlp import Inlet, Made, request
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -29,12 +29,6 @@ from penstock.gateway.store.directory import TapeError
 S = 10**9
 TRACE, ROOT = trace_id("q1", "a1"), root_id("q1", "a1")
 Q1 = {"penstock.rollout_id": "q1", "penstock.attempt_id": "a1"}
-
-
-@pytest.fixture
-async def collector() -> AsyncGenerator[Collector]:
-    async with collecting() as made:
-        yield made
 
 
 async def claimed(inlet: Inlet) -> None:

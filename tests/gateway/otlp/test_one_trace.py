@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import httpx
 import pytest
-from conftest import StartGateway
-from fakes.collector import Collector, Received, collecting
+from fakes.collector import Collector, Received
+from fakes.in_process import running_here
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
 from fakes.runs import PYTHON, enqueue, runs, when
@@ -48,14 +48,10 @@ WHOLE = ROOT | AGENTS_OWN | CALLS | {"chat outside": "invoke_agent"}
 """What stands in what when a worker has run the agent."""
 
 
-@pytest.fixture
-async def collector() -> AsyncGenerator[Collector]:
-    async with collecting() as made:
-        yield made
-
-
-def config(provider: Provider, collector: Collector, more: str = "") -> str:
-    return upstreams(openai=provider.openai_url) + f'[otlp]\nendpoint = "{collector.url}"\n{more}'
+def gateway_to(
+    collector: Collector, provider: Provider, home: Path, more: str = ""
+) -> AbstractAsyncContextManager[Gateway]:
+    return running_here(home, upstreams(openai=provider.openai_url) + f'[otlp]\nendpoint = "{collector.url}"\n{more}')
 
 
 def parents(collector: Collector) -> dict[str, str | None]:
@@ -82,40 +78,37 @@ async def run(gateway: Gateway, home: Path, *words: str) -> None:
         assert await ran.ended() == 0, ran.stderr
 
 
+@pytest.mark.parametrize("words", [(), ("propagate",)], ids=["guessed", "named"])
 async def test_a_stock_agent_and_its_calls_are_one_trace(
-    start_gateway: StartGateway, provider: Provider, collector: Collector, tmp_path: Path
+    provider: Provider, collector: Collector, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    gateway = await start_gateway(config(provider, collector))
-    await run(gateway, tmp_path)
-    await collector.until(spans=len(WHOLE))
+    """Parents that were named are not guessed."""
+    async with gateway_to(collector, provider, tmp_path) as gateway:
+        await run(gateway, tmp_path, *words)
+        await collector.until(spans=len(WHOLE))
     assert traces(collector) == {trace_id("r1", "a1")}
     assert parents(collector) == WHOLE
-    think, call, outside = (one(collector, name).attributes for name in ("think", "chat in-think", "chat outside"))
-    assert call["penstock.parent.inferred"] is True
-    assert "penstock.parent.inferred" not in think.keys() | outside.keys()
+    guessed = {found.span.name for found in collector.taken if "penstock.parent.inferred" in found.attributes}
+    if words:
+        assert not guessed
+        return
+    assert "chat in-think" in guessed
+    assert not guessed & {"think", "chat outside"}
     # The SDK has begun two traces; what they were is still told.
     begun = {one(collector, name).attributes["penstock.original_trace_id"] for name in ("prepare", "answer", "think")}
     assert len(begun) == 2
-    assert "penstock.original_trace_id" not in call
-
-
-async def test_parents_that_were_named_are_not_guessed(
-    start_gateway: StartGateway, provider: Provider, collector: Collector, tmp_path: Path
-) -> None:
-    gateway = await start_gateway(config(provider, collector))
-    await run(gateway, tmp_path, "propagate")
-    await collector.until(spans=len(WHOLE))
-    assert traces(collector) == {trace_id("r1", "a1")}
-    assert parents(collector) == WHOLE
-    assert not [found for found in collector.taken if "penstock.parent.inferred" in found.attributes]
+    assert "penstock.original_trace_id" not in one(collector, "chat in-think").attributes
 
 
 async def test_what_an_agent_sent_before_it_was_killed_is_in_the_trace_too(
-    start_gateway: StartGateway, provider: Provider, collector: Collector, tmp_path: Path
+    provider: Provider, collector: Collector, tmp_path: Path
 ) -> None:
     """Its outer span never comes; what names it as its parent stands under the root and is linked to it."""
-    gateway = await start_gateway(config(provider, collector))
-    async with Client(gateway.url) as client, runs(gateway.url, tmp_path) as start:
+    async with (
+        gateway_to(collector, provider, tmp_path) as gateway,
+        Client(gateway.url) as client,
+        runs(gateway.url, tmp_path) as start,
+    ):
         await enqueue(client, None)
         ran = await start(agent=(PYTHON, str(STOCK), "hang"))
         await when(client, "r1", lambda found: found.totals.calls == 3)
@@ -124,7 +117,7 @@ async def test_what_an_agent_sent_before_it_was_killed_is_in_the_trace_too(
                 break
         _ = await client.cancel("r1")
         _ = await ran.ended()
-    await collector.until(spans=len(AGENTS_OWN | CALLS) + 2)
+        await collector.until(spans=len(AGENTS_OWN | CALLS) + 2)
     assert traces(collector) == {trace_id("r1", "a1")}
     under_root = {"think": "invoke_agent", "branches": "invoke_agent"}
     found = parents(collector)
@@ -144,13 +137,12 @@ def by_hand(gateway: Gateway, *words: str) -> None:
 
 
 async def test_calls_outside_of_the_queue_join_the_traces_of_their_agent(
-    start_gateway: StartGateway, provider: Provider, collector: Collector
+    provider: Provider, collector: Collector, tmp_path: Path
 ) -> None:
     """Nobody knows whether those are part of a larger trace: they stay as they are, and the calls follow."""
-    gateway = await start_gateway(config(provider, collector, "wait = 300\n"))
-    await asyncio.to_thread(by_hand, gateway)
+    async with gateway_to(collector, provider, tmp_path, "wait = 300\n") as gateway:
+        await asyncio.to_thread(by_hand, gateway)
     # A gateway that stops sends what waits.
-    assert await gateway.terminate() == 0
     assert parents(collector) == {"prepare": None, "answer": None, "chat outside": None} | AGENTS_OWN | CALLS
     inside = {one(collector, name).span.trace_id for name in {"answer"} | AGENTS_OWN.keys() | CALLS.keys()}
     assert len(inside) == 1
@@ -158,11 +150,11 @@ async def test_calls_outside_of_the_queue_join_the_traces_of_their_agent(
 
 
 async def test_without_waiting_everything_goes_at_once_as_it_came(
-    start_gateway: StartGateway, provider: Provider, collector: Collector, tmp_path: Path
+    provider: Provider, collector: Collector, tmp_path: Path
 ) -> None:
-    gateway = await start_gateway(config(provider, collector, "wait = 0\n"))
-    await run(gateway, tmp_path)
-    await collector.until(spans=len(WHOLE))
+    async with gateway_to(collector, provider, tmp_path, "wait = 0\n") as gateway:
+        await run(gateway, tmp_path)
+        await collector.until(spans=len(WHOLE))
     assert len(traces(collector)) == 3
     flat = dict.fromkeys(CALLS, "invoke_agent") | {"prepare": None, "answer": None}
     assert parents(collector) == WHOLE | flat
@@ -200,15 +192,12 @@ def several(url: str, propagator: TextMapPropagator, *processors: SpanProcessor)
 
 @pytest.mark.parametrize("traceparent", [True, False], ids=["both headers", "baggage alone"])
 async def test_rollouts_of_one_process_are_kept_apart_by_baggage(
-    start_gateway: StartGateway, provider: Provider, collector: Collector, traceparent: bool
+    provider: Provider, collector: Collector, tmp_path: Path, traceparent: bool
 ) -> None:
-    gateway = await start_gateway(config(provider, collector, "wait = 300\n"))
     both = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
-    if traceparent:
-        await asyncio.to_thread(several, gateway.url, both)
-    else:
-        await asyncio.to_thread(several, gateway.url, W3CBaggagePropagator(), Named())
-    assert await gateway.terminate() == 0
+    sent: tuple[Any, ...] = (both,) if traceparent else (W3CBaggagePropagator(), Named())
+    async with gateway_to(collector, provider, tmp_path, "wait = 300\n") as gateway:
+        await asyncio.to_thread(several, gateway.url, *sent)
     for name in ("r1", "r2"):
         spans = {found.span.name: found for found in collector.taken
                  if found.attributes["penstock.rollout.id"] == name}  # fmt: skip

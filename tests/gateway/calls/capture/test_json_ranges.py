@@ -149,5 +149,5 @@ def test_size_alone_is_no_reason() -> None:
 
 def test_white_space_and_keys_without_end_take_linear_time() -> None:
     """Were it not linear, these would not end."""
-    assert find(b" " * 3_000_000 + b"{}" + b" " * 3_000_000, TREE) == []
-    assert len(find(b"{" + b",".join([b'"ids" : 1 '] * 200_000) + b"}", TREE)) == 200_000
+    assert find(b" " * 1_000_000 + b"{}" + b" " * 1_000_000, TREE) == []
+    assert len(find(b"{" + b",".join([b'"ids" : 1 '] * 50_000) + b"}", TREE)) == 50_000
