@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import pytest
 from fakes.odd import Script, close, request, send, wait
 from fakes.raw import body_of, chunk, connect, get, head, post, reply
-from fakes.rig import CHAT, MESSAGES, Rig, based
+from fakes.rig import CHAT, MESSAGES, Base, Rig, based
 from fakes.tape import Tape
+from fakes.waiting import until
 
 from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.admitted import Admitted
@@ -43,79 +47,85 @@ UPSTREAM_KEY, ADMIN_KEY = "PLANTED-upstream-1f6c", "PLANTED-admin-1f6c"
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 
 
-async def test_nothing_planted_is_found(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
-    with (
-        based(tmp_path, LOG.format("text"), upstream_config="", env=env) as base,
-        based(tmp_path / "keyed", LOG.format("json"), upstream_config='key_env = "UP"', env=env) as keyed,
-    ):
-        said = b""
-        for gateway in (base, keyed):
-            rig = Rig(gateway, Tape(gateway.url, http), "secret")
-            token = await minted(rig)
-            said += await provoke(rig, token)
-            said += await read_everything(rig)
-        assert MARK not in said
-    for gateway in (base, keyed):
-        log = gateway.log_path.read_bytes()
-        tape = b"".join(path.read_bytes() for path in (gateway.data / "tape").iterdir())
-        with Store(gateway.data, readonly=True) as store:
-            spans = list(store.spans("secret"))
-            read = b"".join(repr((span, store.exchange(span))).encode() for span in spans)
-        assert len(spans) >= 6
-        assert log.count(b"penstock.calls") == len(spans)
-        for found in (log, tape, read):
-            assert MARK not in found
-            assert token.encode() not in found
-        # Masked, not dropped: one sees that they were there.
-        assert b"('Cookie', '***')" in read
-        assert b"model=kept" in read
+ENV = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
 
 
-async def test_what_providers_and_agents_repeat(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Base]:
+    with based(tmp_path_factory.mktemp("keyed"), LOG.format("json"), upstream_config='key_env = "UP"', env=ENV) as made:
+        yield made
+
+
+async def logged(rig: Rig, spans: int) -> bytes:
+    """The log, once it has the lines of so many calls of the rollout; more fail the test."""
+    own = rig.rollout.encode()
+
+    async def told() -> bool:
+        lines = rig.base.log_path.read_bytes().splitlines()
+        return sum(b"penstock.calls" in line and own in line for line in lines) >= spans
+
+    await until(told)
+    log = rig.base.log_path.read_bytes()
+    assert sum(b"penstock.calls" in line and own in line for line in log.splitlines()) == spans
+    return log
+
+
+def tape_of(base: Base) -> bytes:
+    return b"".join(path.read_bytes() for path in (base.data / "tape").iterdir())
+
+
+async def test_nothing_planted_is_found(rig: Rig, http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    with based(tmp_path, LOG.format("text"), upstream_config="", env=ENV) as plain:
+        for one in (Rig(plain, Tape(plain.url, http), "secret"), rig):
+            token = await minted(one)
+            assert MARK not in await provoke(one, token) + await read_everything(one)
+            with Store(one.base.data, readonly=True) as store:
+                spans = list(store.spans(one.rollout))
+                read = b"".join(repr((span, store.exchange(span))).encode() for span in spans)
+            assert len(spans) >= 6
+            for found in (await logged(one, len(spans)), tape_of(one.base), read):
+                assert MARK not in found
+                assert token.encode() not in found
+            # Masked, not dropped: one sees that they were there.
+            assert b"('Cookie', '***')" in read
+            assert b"model=kept" in read
+
+
+async def test_what_providers_and_agents_repeat(rig: Rig) -> None:
     """The gateway's key does not reach the agent in an error or a redirection, and nobody's reaches the tape."""
-    env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
-    with based(tmp_path, LOG.format("json"), upstream_config='key_env = "UP"', env=env) as base:
-        rig = Rig(base, Tape(base.url, http), "secret")
-        for status in (200, 401, 302):
-            for answer, wanted in zip(answers(status), answers(status, GONE.decode()), strict=True):
-                async with rig.upstream([request(), *map(send, answer)]) as upstream, rig.client() as client:
-                    client.send(post(rig.path(), SAID, [("Authorization", f"Bearer {AGENT_KEY}")]))
-                    got, sent = await client.message(), b"".join(answer)
-                    assert (await upstream.connection(0)).requests[0].endswith(SAID)
-                if status == 200:
-                    assert got == sent
-                elif b"gzip" in sent:
-                    assert body_of(got) == gzip.decompress(wanted[-1])
-                else:
-                    assert got == b"".join(wanted)
-                    assert len(got) == len(sent)
-        printed = json.dumps({"events": [{"name": "stdout", "attributes": {"text": PRINTED}}]}).encode()
-        async with rig.client() as client:
-            client.send(post(rig.path("/events"), printed))
-            assert b" 200 " in await client.message()
-        finished = {
-            "status": "failed",
-            "outcome": {"reason": PRINTED, "output": {"env": [PRINTED]}},
-            "rewards": [{"value": 0.0, "reason": PRINTED}],
-        }
-        url = base.url + "/api/rollouts/secret/attempts/a1/finish"
-        async with rig.tape.http.post(url, json=finished, headers=ADMIN) as done:
-            assert done.status == 200, await done.text()
-        told = await read_everything(rig, 14)
-        assert UPSTREAM_KEY.encode() not in told
-        assert AGENT_KEY.encode() not in told
-        asked, answered = await raw(rig, 1, "request"), await raw(rig, 1, "response")
-        assert asked == SAID.replace(AGENT_KEY.encode(), b"*" * len(AGENT_KEY)).replace(UPSTREAM_KEY.encode(), GONE)
-        assert len(answered) == len(ECHOED)
-        assert json.loads(await raw(rig, 4, "response"))["error"]["message"].startswith("Incorrect API key: ****")
-    log, tape = base.log.encode(), b"".join(path.read_bytes() for path in (base.data / "tape").iterdir())
-    with Store(base.data, readonly=True) as store:
-        kept = [(span, store.exchange(span)) for span in store.spans("secret")]
-        read = b"".join(repr(one).encode() for one in kept)
-    for found in (log, tape, read):
+    for status in (200, 401, 302):
+        for answer, wanted in zip(answers(status), answers(status, GONE.decode()), strict=True):
+            async with rig.upstream([request(), *map(send, answer)]) as upstream, rig.client() as client:
+                client.send(post(rig.path(), SAID, [("Authorization", f"Bearer {AGENT_KEY}")]))
+                got, sent = await client.message(), b"".join(answer)
+                assert (await upstream.connection(0)).requests[0].endswith(SAID)
+            if status == 200:
+                assert got == sent
+            elif b"gzip" in sent:
+                assert body_of(got) == gzip.decompress(wanted[-1])
+            else:
+                assert got == b"".join(wanted)
+                assert len(got) == len(sent)
+    printed = json.dumps({"events": [{"name": "stdout", "attributes": {"text": PRINTED}}]}).encode()
+    async with rig.client() as client:
+        client.send(post(rig.path("/events"), printed))
+        assert b" 200 " in await client.message()
+    outcome = {"reason": PRINTED, "output": {"env": [PRINTED]}}
+    finished = {"status": "failed", "outcome": outcome, "rewards": [{"value": 0.0, "reason": PRINTED}]}
+    url = f"{rig.base.url}/api/rollouts/{rig.rollout}/attempts/a1/finish"
+    async with rig.tape.http.post(url, json=finished, headers=ADMIN) as done:
+        assert done.status == 200, await done.text()
+    told = await read_everything(rig, 14)
+    assert UPSTREAM_KEY.encode() not in told
+    assert AGENT_KEY.encode() not in told
+    asked, answered = await raw(rig, 1, "request"), await raw(rig, 1, "response")
+    assert asked == SAID.replace(AGENT_KEY.encode(), b"*" * len(AGENT_KEY)).replace(UPSTREAM_KEY.encode(), GONE)
+    assert len(answered) == len(ECHOED)
+    assert json.loads(await raw(rig, 4, "response"))["error"]["message"].startswith("Incorrect API key: ****")
+    with Store(rig.base.data, readonly=True) as store:
+        kept = [(span, store.exchange(span)) for span in store.spans(rig.rollout)]
+    for found in (await logged(rig, 12), tape_of(rig.base), repr(kept).encode()):
         assert MARK not in found
-    assert log.count(b"gen_ai.request.model") == 12
     for span, exchange in kept[:12]:
         assert exchange is not None
         assert sum(chunk.size for chunk in exchange.chunks) == len(exchange.response_body)
@@ -123,33 +133,27 @@ async def test_what_providers_and_agents_repeat(http: aiohttp.ClientSession, tmp
             assert ("Content-Encoding", "identity") in exchange.response_headers
 
 
-async def test_a_call_that_still_runs_shows_none(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_a_call_that_still_runs_shows_none(rig: Rig) -> None:
     """What the tape says of it before it has ended."""
-    env = {"UP": UPSTREAM_KEY, "PENSTOCK_ADMIN_KEY": ADMIN_KEY}
-    with based(tmp_path, LOG.format("text"), upstream_config='key_env = "UP"', env=env) as base:
-        rig = Rig(base, Tape(base.url, http), "secret")
-        async with rig.upstream([request(), wait("end"), send(reply(200, b"{}"))]) as upstream, rig.client() as client:
-            client.send(post(rig.path(CHAT + QUERY), SAID, KEYS.items()))
-            while not (spans := json.loads(await read(rig, "/api/spans"))["spans"]):
-                pass
-            place = f"/api/rollouts/secret/attempts/a1/spans/{spans[0]['sequence']}"
-            told = b"".join([await read(rig, path) for path in ("/api/spans", place, place + "/request")])
-            tape = b"".join(path.read_bytes() for path in (base.data / "tape").iterdir())
-            assert (spans[0]["status"], spans[0]["path"]) == ("open", f"{CHAT}?key=***&api_key=***&pin=***&model=kept")
-            assert b"keys ***" in told
-            for found in (told, tape, base.log.encode()):
-                assert MARK not in found
-            upstream.go("end")
-            assert b" 200 " in await client.message()
+    async with rig.upstream([request(), wait("end"), send(reply(200, b"{}"))]) as upstream, rig.client() as client:
+        client.send(post(rig.path(CHAT + QUERY), SAID, KEYS.items()))
+        while not (spans := await spans_of(rig)):
+            pass
+        place = f"/api/rollouts/{rig.rollout}/attempts/a1/spans/{spans[0]['sequence']}"
+        told = b"".join([await read(rig, path) for path in ("/api/spans", place, place + "/request")])
+        assert (spans[0]["status"], spans[0]["path"]) == ("open", f"{CHAT}?key=***&api_key=***&pin=***&model=kept")
+        assert b"keys ***" in told
+        for found in (told, tape_of(rig.base), rig.base.log.encode()):
+            assert MARK not in found
+        upstream.go("end")
+        assert b" 200 " in await client.message()
 
 
-async def test_what_a_provider_repeats_before_its_answer(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    with based(tmp_path, upstream_config='key_env = "UP"', env={"UP": UPSTREAM_KEY}) as base:
-        rig = Rig(base, Tape(base.url, http), "secret")
-        hints = head("HTTP/1.1 103 Early Hints", [("Link", f"</a>; key={UPSTREAM_KEY}")])
-        async with rig.upstream([request(), send(hints), send(reply(200, b"{}"))]), rig.client() as client:
-            client.send(rig.call())
-            assert await client.exactly(len(hints)) == hints.replace(UPSTREAM_KEY.encode(), GONE)
+async def test_what_a_provider_repeats_before_its_answer(rig: Rig) -> None:
+    hints = head("HTTP/1.1 103 Early Hints", [("Link", f"</a>; key={UPSTREAM_KEY}")])
+    async with rig.upstream([request(), send(hints), send(reply(200, b"{}"))]), rig.client() as client:
+        client.send(rig.call())
+        assert await client.exactly(len(hints)) == hints.replace(UPSTREAM_KEY.encode(), GONE)
 
 
 AGENT_KEY = KEYS["Authorization"].removeprefix("Bearer ")
@@ -182,7 +186,7 @@ def answers(status: int, own: str = UPSTREAM_KEY) -> list[list[bytes]]:
 
 async def raw(rig: Rig, sequence: int, side: str) -> bytes:
     """The bytes of a call, as the tape has them."""
-    return await read(rig, f"/api/rollouts/secret/attempts/a1/spans/{sequence}/{side}")
+    return await read(rig, f"/api/rollouts/{rig.rollout}/attempts/a1/spans/{sequence}/{side}")
 
 
 async def minted(rig: Rig) -> str:
@@ -228,15 +232,20 @@ async def provoke(rig: Rig, token: str) -> bytes:
 
 async def read_everything(rig: Rig, least: int = 6) -> bytes:
     """Every answer of the control API about the rollout, once it has so many spans."""
-    spans: list[dict[str, object]] = []
+    spans: list[dict[str, Any]] = []
     while len(spans) < least or any(span["status"] == "open" for span in spans):
-        spans = json.loads(await read(rig, "/api/spans"))["spans"]
-    paths = ["/api/rollouts", "/api/rollouts/secret", "/api/rollouts/secret/attempts", "/api/rollouts/secret/spans"]
-    paths += ["/api/stats", "/metrics", "/api/changes?follow=false", "/api/openapi.json", "/api/docs"]
+        spans = await spans_of(rig)
+    own = f"/api/rollouts/{rig.rollout}"
+    paths = ["/api/rollouts", own, f"{own}/attempts", f"{own}/spans", "/api/spans", "/api/stats", "/metrics"]
+    paths += ["/api/changes?follow=false", "/api/openapi.json", "/api/docs"]
     for span in spans:
-        place = f"/api/rollouts/secret/attempts/{span['attempt']}/spans/{span['sequence']}"
+        place = f"{own}/attempts/{span['attempt']}/spans/{span['sequence']}"
         paths += [place, *([place + "/request", place + "/response"] if span["kind"] == "llm" else [])]
     return b"".join([await read(rig, path) for path in paths])
+
+
+async def spans_of(rig: Rig) -> list[dict[str, Any]]:
+    return json.loads(await read(rig, f"/api/spans?filter=rollout%3D{rig.rollout}"))["spans"]
 
 
 async def read(rig: Rig, path: str) -> bytes:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fakes.event_stream import event, exception, frame
+from fakes.wire_bodies import agreed, body, same
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,10 +18,8 @@ from penstock.gateway.dialects.base import Facts
 from penstock.gateway.dialects.text_spans import spliced
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.model.turn import Message, Part, Sampling, Tool, Turn
+from penstock.gateway.model.turn import Message, Part, Sampling, Tool
 
-Agreed = Callable[[str, bytes, bytes, bool], Facts]
-Same = Callable[[Turn, Turn], None]
 CONVERSE = by_name("converse")
 
 IMAGE = {"image": {"format": "png", "source": {"bytes": "iVBORw0K"}}}
@@ -88,10 +86,6 @@ PLAIN: dict[str, Any] = {
     },
     "metrics": {"latencyMs": 7},
 }
-
-
-def body(value: Any) -> bytes:
-    return json.dumps(value).encode()
 
 
 def delta(index: int, **said: Any) -> bytes:
@@ -232,7 +226,7 @@ def test_what_forces_tokens(asked: Any, forced: str | None) -> None:
     assert CONVERSE.read(body(asked), b"", False).forced == forced
 
 
-def test_an_answer_plain_and_as_a_stream(agreed: Agreed, same: Same) -> None:
+def test_an_answer_plain_and_as_a_stream() -> None:
     plain, streamed = (CONVERSE.read(body(ASKED), it, stream) for it, stream in ((body(PLAIN), False), (STREAM, True)))
     assert plain.problems == streamed.problems == []
     same(plain, streamed)
@@ -297,9 +291,7 @@ EARLY = ["response: the stream ended early"]
     ],
     ids=["whole", "no-metadata", "cut-last", "no-end", "cut-frame", "empty", "throttled", "at-once", "lost", "json"],
 )  # fmt: skip
-def test_how_streams_end(
-    stream: bytes, failed: str | None, error: str | None, problems: list[str], agreed: Agreed
-) -> None:
+def test_how_streams_end(stream: bytes, failed: str | None, error: str | None, problems: list[str]) -> None:
     turn = CONVERSE.read(body(ASKED), stream, True)
     assert (turn.error, turn.problems) == (error, problems)
     assert agreed("converse", body(ASKED), stream, True).failed == failed
@@ -329,7 +321,7 @@ def test_a_masked_secret_is_read_over() -> None:
 
 
 @pytest.mark.parametrize("said", [{"message": "Not so."}, {"Message": "Not so."}], ids=str)
-def test_errors(said: dict[str, str], agreed: Agreed) -> None:
+def test_errors(said: dict[str, str]) -> None:
     assert agreed("converse", body(ASKED), body(said), False).failed == "error_body"
     exchange = Exchange(
         url="",

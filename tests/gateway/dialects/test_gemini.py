@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fakes.wire_bodies import agreed, same, sse
 
 from penstock.gateway.calls.turns import read_exchange
 from penstock.gateway.dialects import by_name, find
 from penstock.gateway.dialects.base import Facts
-from penstock.gateway.dialects.family import GEMINI
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.model.turn import Message, Part, Tool, Turn
-
-Check = Callable[[str, bytes, bytes, bool], Facts]
+from penstock.gateway.model.turn import Message, Part, Tool
 
 # What google-genai 3.4.0 sent, byte for byte.
 ASKED = (
@@ -47,18 +44,16 @@ def answer(parts: list[Any], **end: Any) -> dict[str, Any]:
 WHOLE = [{"text": "Let me see.", "thought": True}, {"text": "Hello"}, PARTS[4]]
 PLAIN = json.dumps(answer(WHOLE, finishReason="STOP")).encode()
 PIECES = [answer(PARTS[:1]), answer(PARTS[1:3]), answer(PARTS[3:], finishReason="STOP")]
-FACTS = Facts(
-    model_served="gemini-x-002",
-    response_id="r1",
-    finish="STOP",
-    usage=Usage(input_tokens=4, output_tokens=7, reasoning_tokens=5),
-    tool_calls=1,
-    choices=1,
-)
+USED = Usage(input_tokens=4, output_tokens=7, reasoning_tokens=5)
+SERVED = {"model_served": "gemini-x-002", "response_id": "r1"}
+FACTS = Facts(**SERVED, finish="STOP", usage=USED, tool_calls=1, choices=1)
+
+
+GEMINI = by_name("gemini")
 
 
 def test_a_request_of_the_official_sdk() -> None:
-    turn = by_name("gemini").read(ASKED, PLAIN, False)
+    turn = GEMINI.read(ASKED, PLAIN, False)
     assert turn.problems == []
     assert turn.sampling == {"temperature": 0.2, "thinkingConfig": {"include_thoughts": True}}
     parameters = {"properties": {"a": {"description": "x", "type": "INTEGER"}}, "type": "OBJECT"}
@@ -71,60 +66,45 @@ def test_a_request_of_the_official_sdk() -> None:
     ]
 
 
-def test_an_answer_plain_as_events_and_as_an_array(
-    stream: Callable[..., bytes], same: Callable[[Turn, Turn], None], agreed: Check
-) -> None:
-    events = stream(*PIECES, end="\r\n")
+def test_an_answer_plain_as_events_and_as_an_array() -> None:
+    events = sse(*PIECES, end="\r\n")
     array = json.dumps(PIECES, indent=1).encode()
-    dialect = by_name("gemini")
-    turns = [dialect.read(ASKED, body, streamed) for body, streamed in ((PLAIN, False), (events, True), (array, False))]
+    turns = [GEMINI.read(ASKED, body, streamed) for body, streamed in ((PLAIN, False), (events, True), (array, False))]
     same(turns[1], turns[2])
     assert [turn.problems for turn in turns] == [[], [], []]
-    assert [(part.type, part.text) for part in turns[0].choices[0].message.parts] == [
-        ("reasoning", "Let me see."),
-        ("text", "Hello"),
-        ("tool_call", None),
-    ]
+    found = [(part.type, part.text) for part in turns[0].choices[0].message.parts]
+    assert found == [("reasoning", "Let me see."), ("text", "Hello"), ("tool_call", None)]
     same(turns[0], turns[1])
     assert turns[0].choices[0].message.parts[-1].arguments == '{"a":{"b":[1]}}'
     for body, streamed in ((PLAIN, False), (events, True), (array, False)):
         assert agreed("gemini", ASKED, body, streamed) == FACTS
 
 
-def test_several_candidates(agreed: Check, stream: Callable[..., bytes]) -> None:
+def test_several_candidates() -> None:
     asked = json.dumps({"contents": [], "generationConfig": {"candidateCount": 2}}).encode()
-    pieces = [
-        {"candidates": [{"index": index, "content": {"parts": [{"text": said}]}} | end]}
-        for index, said, end in (
-            (1, "b", {}),
-            (0, "a", {"finishReason": "STOP"}),
-            (1, "c", {"finishReason": "MAX_TOKENS"}),
-        )
-    ]
-    facts = agreed("gemini", asked, stream(*pieces), True)
+    said = ((1, "b", {}), (0, "a", {"finishReason": "STOP"}), (1, "c", {"finishReason": "MAX_TOKENS"}))
+    pieces = [{"candidates": [{"index": at, "content": {"parts": [{"text": it}]}} | end]} for at, it, end in said]
+    facts = agreed("gemini", asked, sse(*pieces), True)
     assert (facts.choices, facts.finish) == (2, "STOP")
-    turn = by_name("gemini").read(asked, stream(*pieces), True)
+    turn = GEMINI.read(asked, sse(*pieces), True)
     assert [[part.text for part in choice.message.parts] for choice in turn.choices] == [["a"], ["bc"]]
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("/v1beta/models/gemini-3-flash:generateContent", "gemini"),
-        ("/v1/models/gemini-3-flash:streamGenerateContent", "gemini"),
-        ("/models/gemini-3-flash:countTokens", "gemini_count_tokens"),
-        ("/v1/models/gemini-embedding-001:embedContent", "gemini_embeddings"),
-        ("/v1/models/gemini-embedding-001:batchEmbedContents", "gemini_embeddings"),
-        ("/v1beta1/projects/p/locations/l/publishers/google/models/m:generateContent", "gemini"),
-        ("/v1/models/gemini-3-flash:predict", "opaque"),
-        ("/v1/models/a/b:generateContent", "opaque"),
-        ("/v1beta/models/:generateContent", "opaque"),
-        ("/v1beta/cachedContents", "opaque"),
-    ],
-)
-def test_routes(path: str, name: str) -> None:
-    assert find("POST", path).name == name
-    assert find("GET", path).name != "gemini"
+ROUTES = {
+    "gemini": """/v1beta/models/gemini-3-flash:generateContent /v1/models/gemini-3-flash:streamGenerateContent
+        /v1beta1/projects/p/locations/l/publishers/google/models/m:generateContent""",
+    "gemini_count_tokens": "/models/gemini-3-flash:countTokens",
+    "gemini_embeddings": "/v1/models/embedding-001:embedContent /v1/models/embedding-001:batchEmbedContents",
+    "opaque": """/v1/models/gemini-3-flash:predict /v1/models/a/b:generateContent /v1beta/models/:generateContent
+        /v1beta/cachedContents""",
+}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_routes(name: str) -> None:
+    for path in ROUTES[name].split():
+        assert find("POST", path).name == name, path
+        assert find("GET", path).name != "gemini", path
 
 
 @pytest.mark.parametrize(
@@ -137,17 +117,16 @@ def test_routes(path: str, name: str) -> None:
     ],
 )
 def test_the_model_stands_in_the_path(path: str, model: str | None) -> None:
-    assert by_name("gemini").model(ASKED, path) == model
+    assert GEMINI.model(ASKED, path) == model
 
 
-def test_what_a_client_sends_back_continues_the_conversation(stream: Callable[..., bytes]) -> None:
-    dialect = by_name("gemini")
+def test_what_a_client_sends_back_continues_the_conversation() -> None:
     asked = json.loads(ASKED)
     history = [*asked["contents"], {"role": "model", "parts": PARTS}, {"role": "user", "parts": [{"text": "and?"}]}]
-    later = dialect.conversation(json.dumps(asked | {"contents": history}).encode())
-    assert later[:-2] == dialect.conversation(ASKED)
-    assert later[-2] == dialect.reply(PLAIN, False) == dialect.reply(stream(*PIECES), True)
-    assert later[-2] == dialect.reply(json.dumps(PIECES).encode(), False)
+    later = GEMINI.conversation(json.dumps(asked | {"contents": history}).encode())
+    assert later[:-2] == GEMINI.conversation(ASKED)
+    assert later[-2] == GEMINI.reply(PLAIN, False) == GEMINI.reply(sse(*PIECES), True)
+    assert later[-2] == GEMINI.reply(json.dumps(PIECES).encode(), False)
 
 
 def test_snake_case_and_single_objects_are_read_too() -> None:
@@ -158,31 +137,28 @@ def test_snake_case_and_single_objects_are_read_too() -> None:
         "safetySettings": [],
     }
     body = json.dumps(asked).encode()
-    turn = by_name("gemini").read(body, PLAIN, False)
+    turn = GEMINI.read(body, PLAIN, False)
     assert [(it.role, it.parts[0].text) for it in turn.messages] == [("system", "Be a cat."), ("user", "hi")]
     assert turn.tools == [Tool(name="f", description="F.", parameters={"x": 1})]
     assert turn.sampling == {"safetySettings": []}
-    [place] = by_name("gemini").system_texts(body).places
-    [tool] = by_name("gemini").tool_texts(body)
+    [place] = GEMINI.system_texts(body).places
+    [tool] = GEMINI.tool_texts(body)
     assert (place.text, tool.name, tool.text) == ("Be a cat.", "f", "F.")
 
 
 def test_media_and_code_are_kept() -> None:
     parts = [{"inlineData": {"data": "eA=="}}, {"file_data": {"fileUri": "u"}}, {"executableCode": {"code": "1"}}]
     asked = json.dumps({"contents": [{"parts": parts}], "tools": [{"googleSearch": {}}]}).encode()
-    turn = by_name("gemini").read(asked, PLAIN, False)
-    assert [(part.type, part.data) for part in turn.messages[0].parts] == [
-        ("media", parts[0]),
-        ("media", parts[1]),
-        ("unknown", parts[2]),
-    ]
+    turn = GEMINI.read(asked, PLAIN, False)
+    found = [(part.type, part.data) for part in turn.messages[0].parts]
+    assert found == [("media", parts[0]), ("media", parts[1]), ("unknown", parts[2])]
     assert turn.tools == [Tool(name="googleSearch")]
 
 
 def test_places_of_system_texts_and_descriptions() -> None:
-    [place] = by_name("gemini").system_texts(ASKED).places
+    [place] = GEMINI.system_texts(ASKED).places
     assert (place.text, place.role) == ('You are é 漢 "agent".', "system")
-    assert [(it.name, it.text) for it in by_name("gemini").tool_texts(ASKED)] == [("find", "Finds.")]
+    assert [(it.name, it.text) for it in GEMINI.tool_texts(ASKED)] == [("find", "Finds.")]
     inside = b'{"generateContentRequest": ' + ASKED + b"}"
     [inner] = by_name("gemini_count_tokens").system_texts(inside).places
     assert inner.text == place.text
@@ -209,18 +185,18 @@ ERROR = {"error": {"code": 400, "message": "Bad key.", "status": "INVALID_ARGUME
 
 @pytest.mark.parametrize("body", [json.dumps(ERROR), json.dumps([ERROR])])
 def test_errors_are_read(body: str) -> None:
-    turn = by_name("gemini").read(ASKED, body.encode(), False)
+    turn = GEMINI.read(ASKED, body.encode(), False)
     assert (turn.error, turn.problems) == ("Bad key.", [])
 
 
-def test_a_stream_without_its_end_is_a_problem(stream: Callable[..., bytes]) -> None:
-    for body, streamed in ((stream(*PIECES[:2]), True), (json.dumps(PIECES[:2]).encode(), False)):
-        turn = by_name("gemini").read(ASKED, body, streamed)
+def test_a_stream_without_its_end_is_a_problem() -> None:
+    for body, streamed in ((sse(*PIECES[:2]), True), (json.dumps(PIECES[:2]).encode(), False)):
+        turn = GEMINI.read(ASKED, body, streamed)
         assert turn.problems == ["response: the stream ended early"]
-    cut = by_name("gemini").read(ASKED, json.dumps(PIECES).encode()[:-9], False)
+    cut = GEMINI.read(ASKED, json.dumps(PIECES).encode()[:-9], False)
     assert cut.problems[0] == "response: a JSON array that ended early or cannot be read"
-    blocked = stream({"promptFeedback": {"blockReason": "SAFETY"}})
-    assert by_name("gemini").read(ASKED, blocked, True).problems == []
+    blocked = sse({"promptFeedback": {"blockReason": "SAFETY"}})
+    assert GEMINI.read(ASKED, blocked, True).problems == []
 
 
 def test_a_turn_names_the_model_of_its_span() -> None:
@@ -229,10 +205,10 @@ def test_a_turn_names_the_model_of_its_span() -> None:
     assert read_exchange("gemini", exchange, span).model == "gemini-3-flash"
 
 
-@pytest.mark.parametrize(
-    ("status", "name"),
-    [(400, "INVALID_ARGUMENT"), (401, "UNAUTHENTICATED"), (404, "NOT_FOUND"), (503, "UNAVAILABLE")],
-)
+NAMES = [(400, "INVALID_ARGUMENT"), (401, "UNAUTHENTICATED"), (404, "NOT_FOUND"), (503, "UNAVAILABLE")]
+
+
+@pytest.mark.parametrize(("status", "name"), NAMES)
 def test_own_errors_have_googles_shape(status: int, name: str) -> None:
-    body = json.loads(GEMINI.error_body(status, "Not so.", "odd", "model"))
+    body = json.loads(GEMINI.family.error_body(status, "Not so.", "odd", "model"))
     assert body == {"error": {"code": status, "message": "model: Not so.", "status": name}}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from anthropic.types import Message as SdkMessage
 from anthropic.types import RawMessageStreamEvent
+from fakes.wire_bodies import Json, agreed, body, cut, same, sse
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -19,44 +19,24 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Part, Turn
 
 MESSAGES = by_name("messages")
-Json = dict[str, Any]
-Stream = Callable[..., bytes]
-Agreed = Callable[[str, bytes, bytes, bool], Facts]
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
-REQUEST: Json = {
-    "model": "claude-x",
-    "max_tokens": 1024,
-    "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
-    "messages": [
-        {"role": "user", "content": "Look."},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
-                {"type": "redacted_thinking", "data": "xx"},
-                {"type": "text", "text": "Calling."},
-                {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "sky"}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "toolu_1", "content": "blind", "is_error": True},
-                {"type": "tool_result", "tool_use_id": "toolu_2", "content": [{"type": "text", "text": "blue"}]},
-                {"type": "tool_result", "tool_use_id": "toolu_3", "content": [{"type": "image", "source": {}}]},
-                {"type": "image", "source": {"type": "url", "url": "http://h/i.png"}},
-                {"type": "mystery"},
-            ],
-        },
-    ],
-    "tools": [
-        {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}},
-        {"type": "web_search_20250305", "name": "web_search"},
-    ],
-    "stream": True,
-    "temperature": 1,
-}
+REQUEST: Json = json.loads("""{"model": "claude-x", "max_tokens": 1024, "stream": true, "temperature": 1,
+  "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+  "messages": [
+    {"role": "user", "content": "Look."},
+    {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "redacted_thinking", "data": "xx"},
+        {"type": "text", "text": "Calling."},
+        {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "sky"}}]},
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": "blind", "is_error": true},
+        {"type": "tool_result", "tool_use_id": "toolu_2", "content": [{"type": "text", "text": "blue"}]},
+        {"type": "tool_result", "tool_use_id": "toolu_3", "content": [{"type": "image", "source": {}}]},
+        {"type": "image", "source": {"type": "url", "url": "http://h/i.png"}}, {"type": "mystery"}]}],
+  "tools": [
+    {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}},
+    {"type": "web_search_20250305", "name": "web_search"}]}""")
 USAGE: Json = {
     "input_tokens": 10,
     "cache_read_input_tokens": 100,
@@ -67,17 +47,9 @@ USAGE: Json = {
 }
 
 
-def body(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
 def answer(*content: Json, stop: str = "end_turn") -> Json:
     head: Json = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x-1", "stop_sequence": None}
     return {**head, "content": list(content), "stop_reason": stop, "usage": USAGE}
-
-
-def cut(text: str) -> list[str]:
-    return [text[at : at + 3] for at in range(0, len(text), 3)]
 
 
 def block(at: int, whole: Json) -> list[Json]:
@@ -124,14 +96,8 @@ TOOLS = answer(
     {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "x"}},
     stop="tool_use",
 )
-CITED: Json = {
-    "type": "char_location",
-    "cited_text": "a",
-    "document_index": 0,
-    "document_title": None,
-    "start_char_index": 0,
-    "end_char_index": 1,
-}
+PLACE = {"document_index": 0, "document_title": None, "start_char_index": 0, "end_char_index": 1}
+CITED: Json = {"type": "char_location", "cited_text": "a", **PLACE}
 ANSWERS: list[Json] = [
     answer({"type": "text", "text": "Hello \U0001f600 there."}),
     TOOLS,
@@ -160,7 +126,7 @@ def test_a_request_is_read_whole() -> None:
     assert turn.problems == []
 
 
-def test_a_plain_answer(agreed: Agreed) -> None:
+def test_a_plain_answer() -> None:
     turn = read(body(TOOLS), False)
     assert [part.type for part in turn.choices[0].message.parts] == (
         ["reasoning", "reasoning", "text", "tool_call", "tool_call", "unknown"]
@@ -168,31 +134,27 @@ def test_a_plain_answer(agreed: Agreed) -> None:
     facts = agreed("messages", body(REQUEST), body(TOOLS), False)
     assert (facts.model, facts.model_served, facts.response_id) == ("claude-x", "claude-x-1", "msg_1")
     assert (facts.finish, facts.tool_calls, facts.choices) == ("tool_use", 2, 1)
-
-
-def test_cached_tokens_are_part_of_the_input() -> None:
+    # What was cached is part of the input.
     counted = Usage(input_tokens=130, output_tokens=30, cached_tokens=100, cache_write_tokens=20, reasoning_tokens=7)
-    assert read(body(TOOLS), False).usage == counted
+    assert facts.usage == counted
 
 
 @pytest.mark.parametrize("plain", ANSWERS)
-def test_a_stream_reads_as_the_plain_answer(
-    plain: Json, stream: Stream, agreed: Agreed, same: Callable[[Turn, Turn], None]
-) -> None:
+def test_a_stream_reads_as_the_plain_answer(plain: Json) -> None:
     SdkMessage.model_validate(plain)
     for event in told(plain):
         if event["type"] not in ("ping", "message_delta"):
             EVENT.validate_python(event)
-    wire = stream(*told(plain), named=True)
+    wire = sse(*told(plain), named=True)
     same(read(wire, True), read(body(plain), False))
     assert agreed("messages", body(REQUEST), wire, True) == agreed("messages", body(REQUEST), body(plain), False)
     assert MESSAGES.reply(wire, True) == MESSAGES.reply(body(plain), False)
 
 
-def test_a_stream_that_ends_early_gives_what_there_is(stream: Stream) -> None:
+def test_a_stream_that_ends_early_gives_what_there_is() -> None:
     events = told(TOOLS)
     called = next(at for at, event in enumerate(events) if event.get("content_block", {}).get("type") == "tool_use")
-    wire = stream(*events[: called + 1], named=True)
+    wire = sse(*events[: called + 1], named=True)
     turn = read(wire, True)
     assert turn.problems == ["response: the stream ended early"]
     call = turn.choices[0].message.parts[-1]
@@ -201,16 +163,16 @@ def test_a_stream_that_ends_early_gives_what_there_is(stream: Stream) -> None:
     assert (facts.response_id, facts.finish, facts.choices) == ("msg_1", None, 1)
 
 
-def test_broken_arguments_are_kept_as_they_came(stream: Stream) -> None:
+def test_broken_arguments_are_kept_as_they_came() -> None:
     events = told(answer({"type": "tool_use", "id": "t", "name": "look", "input": {"at": "the sky"}}))
-    turn = read(stream(*events[:6], named=True), True)
+    turn = read(sse(*events[:6], named=True), True)
     assert turn.choices[0].message.parts[0].arguments == '{"at": '[:6]
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_an_error_within_a_stream(named: bool, stream: Stream) -> None:
+def test_an_error_within_a_stream(named: bool) -> None:
     failure = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-    turn = read(stream(*told(ANSWERS[0])[:5], failure, named=named), True)
+    turn = read(sse(*told(ANSWERS[0])[:5], failure, named=named), True)
     assert turn.error == "Overloaded"
     assert turn.problems == []
     assert turn.choices[0].message.parts[0].text == "Hello"[:3] + "lo "
@@ -222,7 +184,7 @@ def test_an_error_body() -> None:
 
 
 @pytest.mark.parametrize("system", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
-def test_an_answer_sent_back_is_known_again(system: Any, stream: Stream) -> None:
+def test_an_answer_sent_back_is_known_again(system: Any) -> None:
     back = [dict(reversed(it.items())) for it in TOOLS["content"] if "thinking" not in it["type"]]
     back[1]["cache_control"] = {"type": "ephemeral"}
     messages = [
@@ -230,7 +192,7 @@ def test_an_answer_sent_back_is_known_again(system: Any, stream: Stream) -> None
         {"content": back, "role": "assistant"},
     ]
     sources = MESSAGES.conversation(body({"messages": messages, "system": system}))
-    assert sources[2] == MESSAGES.reply(body(TOOLS), False) == MESSAGES.reply(stream(*told(TOOLS)), True)
+    assert sources[2] == MESSAGES.reply(body(TOOLS), False) == MESSAGES.reply(sse(*told(TOOLS)), True)
     assert sources[:2] == MESSAGES.conversation(body(REQUEST))[:2]
     plain = answer({"type": "text", "text": "Hi."})
     assert MESSAGES.conversation(b'{"messages":[{"content":"Hi.","role":"assistant"}]}') == [
@@ -261,29 +223,20 @@ VALUES = st.recursive(
 )
 
 
-def said(text: str) -> Json:
-    return {"type": "text", "text": text}
-
-
-def thought(text: str) -> Json:
-    return {"type": "thinking", "thinking": text, "signature": text}
-
-
-def called(name: str, given: Json) -> Json:
-    return {"type": "tool_use", "id": name, "name": name, "input": given}
-
-
 BLOCKS = (
-    st.builds(said, TEXTS)
-    | st.builds(thought, TEXTS)
-    | st.builds(called, TEXTS, st.dictionaries(TEXTS, VALUES, max_size=3))
+    TEXTS.map(lambda it: Json(type="text", text=it))
+    | TEXTS.map(lambda it: Json(type="thinking", thinking=it, signature=it))
+    | st.builds(
+        lambda name, given: Json(type="tool_use", id=name, name=name, input=given),
+        TEXTS,
+        st.dictionaries(TEXTS, VALUES, max_size=3),
+    )
 )
 
 
 @given(st.lists(BLOCKS, max_size=4))
 def test_any_answer_reads_the_same_streamed(content: list[Json]) -> None:
     plain = answer(*content)
-    wire = "".join(f"event: {it['type']}\r\ndata: {json.dumps(it)}\r\n\r\n" for it in told(plain)).encode()
-    one, other = read(wire, True), read(body(plain), False)
-    assert one.model_dump(exclude={"stream"}) == other.model_dump(exclude={"stream"})
+    wire = sse(*told(plain), named=True, end="\r\n")
+    same(read(wire, True), read(body(plain), False))
     assert MESSAGES.facts(body(REQUEST), wire, True) == MESSAGES.facts(body(REQUEST), body(plain), False)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fakes.wire_bodies import agreed, body, same, sse
 from openai.types import Completion, CreateEmbeddingResponse
 
 from penstock.gateway.dialects import DIALECTS, by_name, find
@@ -15,49 +14,27 @@ from penstock.gateway.dialects.family import ANTHROPIC
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Part, Turn
 
-Stream = Callable[..., bytes]
-Agreed = Callable[[str, bytes, bytes, bool], Facts]
-
-
-def body(value: Any) -> bytes:
-    return json.dumps(value).encode()
+ROUTES = {
+    "chat": "POST /chat/completions",
+    "completions": "POST /completions",
+    "responses": "POST /responses",
+    "embeddings": "POST /embeddings",
+    "messages": "POST /messages",
+    "count_tokens": "POST /messages/count_tokens",
+    "models": "GET /models, GET /models/gpt-x, GET /models/org/name",
+    "retrieval": "POST /responses/resp_1/cancel, GET /responses/resp_1",
+    "opaque": "GET /models/a/b/c, GET /models/, POST /models, GET /chat/completions, POST /chat/completions/x, "
+    "POST /chat/completions/, POST /x/chat/completions, DELETE /responses/resp_1, POST /responses/resp_1, "
+    "GET /responses/resp_1/input_items, GET /responses/.., POST /messages/batches, POST /threads/t/messages, HEAD /, "
+    "POST /audio/speech",
+}
 
 
 @pytest.mark.parametrize("base", ["", "/v1"])
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        ("POST /chat/completions", "chat"),
-        ("POST /completions", "completions"),
-        ("POST /responses", "responses"),
-        ("POST /embeddings", "embeddings"),
-        ("POST /messages", "messages"),
-        ("POST /messages/count_tokens", "count_tokens"),
-        ("GET /models", "models"),
-        ("GET /models/gpt-x", "models"),
-        ("GET /models/org/name", "models"),
-        ("GET /models/a/b/c", "opaque"),
-        ("GET /models/", "opaque"),
-        ("POST /models", "opaque"),
-        ("GET /chat/completions", "opaque"),
-        ("POST /chat/completions/x", "opaque"),
-        ("POST /chat/completions/", "opaque"),
-        ("POST /x/chat/completions", "opaque"),
-        ("POST /responses/resp_1/cancel", "retrieval"),
-        ("GET /responses/resp_1", "retrieval"),
-        ("DELETE /responses/resp_1", "opaque"),
-        ("POST /responses/resp_1", "opaque"),
-        ("GET /responses/resp_1/input_items", "opaque"),
-        ("GET /responses/..", "opaque"),
-        ("POST /messages/batches", "opaque"),
-        ("POST /threads/t/messages", "opaque"),
-        ("HEAD /", "opaque"),
-        ("POST /audio/speech", "opaque"),
-    ],
-)
-def test_routes(base: str, call: str, name: str) -> None:
-    method, path = call.split(" ")
-    assert find(method, base + path).name == name
+@pytest.mark.parametrize("name", ROUTES)
+def test_routes(base: str, name: str) -> None:
+    calls = [call.split() for call in ROUTES[name].split(", ")]
+    assert [find(method, base + path).name for method, path in calls] == [name] * len(calls)
 
 
 def test_families_and_names() -> None:
@@ -94,10 +71,10 @@ def told(plain: dict[str, Any]) -> list[Any]:
     return [*made, *[chunk({**it, "text": ""}) for it in plain["choices"]], chunk(usage=USAGE), "[DONE]"]
 
 
-def test_completions(stream: Stream, agreed: Agreed, same: Callable[[Turn, Turn], None]) -> None:
+def test_completions() -> None:
     Completion.model_validate(TEXTS)
     request = body({"model": "base", "prompt": "Once", "n": 2, "max_tokens": 5, "stream": True})
-    wire, dialect = stream(*told(TEXTS)), by_name("completions")
+    wire, dialect = sse(*told(TEXTS)), by_name("completions")
     turn = dialect.read(request, body(TEXTS), False)
     same(dialect.read(request, wire, True), turn)
     assert agreed("completions", request, wire, True) == agreed("completions", request, body(TEXTS), False)
@@ -129,7 +106,7 @@ def test_prompts_and_inputs(name: str, key: str, prompt: Any, parts: list[Part])
     assert [part for message in turn.messages for part in message.parts] == parts
 
 
-def test_embeddings(agreed: Agreed) -> None:
+def test_embeddings() -> None:
     usage = {"prompt_tokens": 3, "total_tokens": 3}
     data = [{"object": "embedding", "index": 0, "embedding": [0.1, 0.2]}]
     answer = {"object": "list", "model": "e-1", "data": data, "usage": usage}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fakes.wire_bodies import sse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,9 +133,9 @@ def test_whether_it_is_the_first_is_not_asked_where_nobody_has_answered_yet(
     assert [it.text for it in by_name(name).passages(begun, b"{}", False, never)] == ["Be brief.", "To Rome"]
 
 
-def test_a_stream_says_its_text_as_it_reads(stream: Callable[..., bytes]) -> None:
+def test_a_stream_says_its_text_as_it_reads() -> None:
     pieces = [{"choices": [{"index": 0, "delta": {"content": it}}]} for it in ("Do", "ne.")]
-    found = said("chat", {"messages": CHAT}, stream(*pieces, "[DONE]"), stream=True)
+    found = said("chat", {"messages": CHAT}, sse(*pieces, "[DONE]"), stream=True)
     assert shown(found, True) == [("assistant", "text", "Done.")]
 
 

@@ -2,61 +2,39 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.wire_bodies import Json, agreed, body, cut, same, sse
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from penstock.gateway.dialects import by_name
-from penstock.gateway.dialects.base import Facts
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Part, Turn
 
 RESPONSES = by_name("responses")
-Json = dict[str, Any]
-Stream = Callable[..., bytes]
-Agreed = Callable[[str, bytes, bytes, bool], Facts]
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 REASONING: Json = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Think."}]}
-SAID: Json = {
-    "type": "message",
-    "id": "msg_1",
-    "role": "assistant",
-    "status": "completed",
-    "content": [{"type": "output_text", "text": "Calling.", "annotations": []}],
-}
-CALL: Json = {
-    "type": "function_call",
-    "id": "fc_1",
-    "call_id": "call_1",
-    "name": "look",
-    "arguments": '{"at": "sky"}',
-    "status": "completed",
-}
+TEXT = {"type": "output_text", "text": "Calling.", "annotations": []}
+SAID: Json = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [TEXT]}
+LOOK = {"call_id": "call_1", "name": "look", "arguments": '{"at": "sky"}'}
+CALL: Json = {"type": "function_call", "id": "fc_1", "status": "completed", **LOOK}
 CUSTOM: Json = {"type": "custom_tool_call", "id": "ct_1", "call_id": "call_2", "name": "shell", "input": "ls -l"}
-SEARCH: Json = {
-    "type": "web_search_call",
-    "id": "ws_1",
-    "status": "completed",
-    "action": {"type": "search", "query": "x"},
-}
+ACTION = {"type": "search", "query": "x"}
+SEARCH: Json = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": ACTION}
+CONTENT = [
+    {"type": "input_text", "text": "Look."},
+    {"type": "input_image", "image_url": "http://h/i.png"},
+    {"type": "input_file", "file_id": "f"},
+]
 REQUEST: Json = {
     "model": "gpt-x",
     "instructions": "Be brief.",
     "input": [
-        {
-            "role": "user",
-            "content": [
-                {"type": "input_text", "text": "Look."},
-                {"type": "input_image", "image_url": "http://h/i.png"},
-                {"type": "input_file", "file_id": "f"},
-            ],
-        },
+        {"role": "user", "content": CONTENT},
         {"type": "reasoning", "id": "rs_0", "summary": [], "encrypted_content": "xx"},
         SAID,
         CALL,
@@ -71,9 +49,7 @@ REQUEST: Json = {
         {"type": "custom", "name": "shell", "description": "Runs."},
         {"type": "web_search"},
     ],
-    "reasoning": {"effort": "low"},
-    "store": False,
-    "stream": True,
+    **{"reasoning": {"effort": "low"}, "store": False, "stream": True},
 }
 USAGE: Json = {
     "input_tokens": 30,
@@ -84,24 +60,11 @@ USAGE: Json = {
 }
 
 
-def body(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
 def answer(*output: Json, status: str = "completed", **more: Any) -> Json:
-    rest: Json = {
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "error": None,
-        "incomplete_details": None,
-    }
+    rest: Json = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    rest |= {"error": None, "incomplete_details": None}
     head: Json = {"id": "resp_1", "object": "response", "created_at": 1, "model": "gpt-x-1", "status": status, **rest}
     return {**head, "output": list(output), "usage": USAGE, **more}
-
-
-def cut(text: str) -> list[str]:
-    return [text[at : at + 3] for at in range(0, len(text), 3)]
 
 
 def deltas(at: int, item: Json) -> list[Json]:
@@ -142,15 +105,8 @@ WHOLE = answer(REASONING, SEARCH, SAID, CALL, CUSTOM)
 
 def test_a_request_is_read_whole() -> None:
     turn = read(body(WHOLE), False)
-    assert [message.role for message in turn.messages] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "tool",
-        "tool",
-        "assistant",
-    ]
+    roles = [message.role for message in turn.messages]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "tool", "assistant"]
     assert [part.type for part in turn.messages[1].parts] == ["text", "media", "media"]
     thought, said, call, shell = turn.messages[2].parts
     assert (thought.type, thought.text, thought.data["encrypted_content"]) == ("reasoning", None, "xx")
@@ -187,12 +143,10 @@ def test_tools_may_be_in_the_input_and_in_namespaces() -> None:
     assert RESPONSES.server_tools({"input": "Hi.", "tools": None}) == []
 
 
-def test_input_may_be_a_string() -> None:
-    turn = read(body(WHOLE), False, {"model": "m", "input": "Hi."})
-    assert [(message.role, message.parts) for message in turn.messages] == [("user", [Part(type="text", text="Hi.")])]
-
-
-def test_a_plain_answer(agreed: Agreed) -> None:
+def test_a_plain_answer() -> None:
+    """To an input that may be a string."""
+    (message,) = read(body(WHOLE), False, {"model": "m", "input": "Hi."}).messages
+    assert (message.role, message.parts) == ("user", [Part(type="text", text="Hi.")])
     Response.model_validate(WHOLE)
     (only,) = read(body(WHOLE), False).choices
     assert only.finish == "completed"
@@ -222,13 +176,11 @@ REFUSED: Json = {**SAID, "content": [{"type": "refusal", "refusal": "I will not.
         answer(status="failed", error={"code": "server_error", "message": "Broken."}),
     ],
 )
-def test_a_stream_reads_as_the_plain_answer(
-    plain: Json, stream: Stream, agreed: Agreed, same: Callable[[Turn, Turn], None]
-) -> None:
+def test_a_stream_reads_as_the_plain_answer(plain: Json) -> None:
     Response.model_validate(plain)
     for event in told(plain):
         EVENT.validate_python(event)
-    wire = stream(*told(plain), named=True)
+    wire = sse(*told(plain), named=True)
     same(read(wire, True), read(body(plain), False))
     streamed, whole = (agreed("responses", body(REQUEST), *it) for it in ((wire, True), (body(plain), False)))
     assert replace(streamed, failed=None) == replace(whole, failed=None)
@@ -236,17 +188,17 @@ def test_a_stream_reads_as_the_plain_answer(
     assert RESPONSES.reply(wire, True) == RESPONSES.reply(body(plain), False)
 
 
-def test_a_last_event_without_items_is_filled_in(stream: Stream, agreed: Agreed) -> None:
+def test_a_last_event_without_items_is_filled_in() -> None:
     events = told(WHOLE)
     events[-1] = {**events[-1], "response": {**WHOLE, "output": []}}
-    wire = stream(*events, named=True)
+    wire = sse(*events, named=True)
     assert read(wire, True).choices == read(body(WHOLE), False).choices
     assert agreed("responses", body(REQUEST), wire, True).tool_calls == 2
 
 
 @pytest.mark.parametrize("item", [REASONING, SAID, CALL, CUSTOM, REFUSED])
-def test_a_stream_that_ends_early_gives_what_there_is(item: Json, stream: Stream, agreed: Agreed) -> None:
-    wire = stream(*told(answer(item))[:-2], named=True)
+def test_a_stream_that_ends_early_gives_what_there_is(item: Json) -> None:
+    wire = sse(*told(answer(item))[:-2], named=True)
     turn = read(wire, True)
     assert turn.problems == ["response: the stream ended early"]
     assert turn.choices[0].message == read(body(answer(item)), False).choices[0].message
@@ -262,13 +214,13 @@ def test_a_stream_that_ends_early_gives_what_there_is(item: Json, stream: Stream
         {"type": "response.failed", "response": answer(status="failed", error={"code": "x", "message": "Broken."})},
     ],
 )
-def test_an_error_within_a_stream(failure: Json, stream: Stream) -> None:
-    turn = read(stream(*told(answer(SAID))[:-2], failure, named=True), True)
+def test_an_error_within_a_stream(failure: Json) -> None:
+    turn = read(sse(*told(answer(SAID))[:-2], failure, named=True), True)
     assert (turn.error, turn.problems) == ("Broken.", [])
     assert turn.choices[0].message.parts[0].text == "Calling."
 
 
-def test_an_answer_sent_back_is_known_again(stream: Stream) -> None:
+def test_an_answer_sent_back_is_known_again() -> None:
     back = [
         {"role": "assistant", "content": "Calling."},
         {"arguments": '{"at":"sky"}', "name": "look", "call_id": "call_1", "type": "function_call"},
@@ -278,7 +230,7 @@ def test_an_answer_sent_back_is_known_again(stream: Stream) -> None:
     asked = {"instructions": "Be brief.", "input": [{"role": "user", "content": "Look."}, *back]}
     sources = RESPONSES.conversation(body(asked))
     assert len(sources) == 4
-    assert sources[2] == RESPONSES.reply(body(WHOLE), False) == RESPONSES.reply(stream(*told(WHOLE)), True)
+    assert sources[2] == RESPONSES.reply(body(WHOLE), False) == RESPONSES.reply(sse(*told(WHOLE)), True)
     assert sources[:2] == RESPONSES.conversation(body({"instructions": "Be brief.", "input": "Look."}))
 
 
