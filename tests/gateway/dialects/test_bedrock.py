@@ -18,74 +18,42 @@ from penstock.gateway.dialects.base import Facts
 from penstock.gateway.dialects.text_spans import spliced
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.model.turn import Message, Part, Sampling, Tool
+from penstock.gateway.model.turn import Part, Sampling, Tool
 
 CONVERSE = by_name("converse")
 
-IMAGE = {"image": {"format": "png", "source": {"bytes": "iVBORw0K"}}}
-ASKED: dict[str, Any] = {
-    "system": [{"text": "Be \u00e9 brief."}, {"cachePoint": {"type": "default"}}],
-    "messages": [
-        {"role": "user", "content": [{"text": "What is 19 * 23?"}, IMAGE]},
-        {
-            "role": "assistant",
-            "content": [
-                {"reasoningContent": {"reasoningText": {"text": "A sum.", "signature": "sig"}}},
-                {"text": "I look."},
-                {"toolUse": {"toolUseId": "t0", "name": "add", "input": {"b": 2, "a": 1}}},
-                {"toolUse": {"toolUseId": "s0", "name": "nova_grounding", "input": {}, "type": "server_tool_use"}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"toolResult": {"toolUseId": "t0", "content": [{"text": "3"}], "status": "success"}},
-                {"toolResult": {"toolUseId": "t1", "content": [{"json": {"a": 1}}]}},
-                {"toolResult": {"toolUseId": "t2", "content": [{"text": "No."}], "status": "error"}},
-                {"guardContent": {"text": {"text": "guarded", "qualifiers": ["query"]}}},
-                {"cachePoint": {"type": "default"}},
-            ],
-        },
-        {"role": "system", "content": [{"text": "Now in German."}]},
-    ],
-    "toolConfig": {
-        "tools": [
-            {"toolSpec": {"name": "add", "description": "Adds.", "inputSchema": {"json": {"type": "object"}}}},
-            {"cachePoint": {"type": "default"}},
-            {"systemTool": {"name": "nova_grounding"}},
-        ],
-        "toolChoice": {"any": {}},
-    },
-    "inferenceConfig": {"maxTokens": 100, "temperature": 0.5, "topP": 0.9, "stopSequences": ["END"]},
-    "additionalModelRequestFields": {"top_k": 5},
-    "serviceTier": {"type": "flex"},
-}
-CALL = {"toolUseId": "t9", "name": "add", "input": {"a": [1, {"b": "\u6f22"}]}}
-CITATION = {"title": "A", "location": {"web": {"url": "https://a.example"}}}
-PLAIN: dict[str, Any] = {
-    "output": {
-        "message": {
-            "role": "assistant",
-            "content": [
-                {"reasoningContent": {"reasoningText": {"text": "Let me see.", "signature": "c2ln"}}},
-                {"reasoningContent": {"redactedContent": "aGlkZGVu"}},
-                {"text": "Hello."},
-                {"toolUse": CALL},
-                {"citationsContent": {"content": [{"text": "As A says."}], "citations": [CITATION]}},
-                {"toolUse": {"toolUseId": "t10", "name": "now", "input": {}}},
-            ],
-        }
-    },
-    "stopReason": "tool_use",
-    "usage": {
-        "inputTokens": 18,
-        "outputTokens": 40,
-        "totalTokens": 158,
-        "cacheReadInputTokens": 90,
-        "cacheWriteInputTokens": 10,
-    },
-    "metrics": {"latencyMs": 7},
-}
+ASKED: dict[str, Any] = json.loads("""{
+  "system": [{"text": "Be \\u00e9 brief."}, {"cachePoint": {"type": "default"}}],
+  "messages": [
+    {"role": "user", "content": [
+        {"text": "What is 19 * 23?"}, {"image": {"format": "png", "source": {"bytes": "iVBORw0K"}}}]},
+    {"role": "assistant", "content": [
+        {"reasoningContent": {"reasoningText": {"text": "A sum.", "signature": "sig"}}}, {"text": "I look."},
+        {"toolUse": {"toolUseId": "t0", "name": "add", "input": {"b": 2, "a": 1}}},
+        {"toolUse": {"toolUseId": "s0", "name": "nova_grounding", "input": {}, "type": "server_tool_use"}}]},
+    {"role": "user", "content": [
+        {"toolResult": {"toolUseId": "t0", "content": [{"text": "3"}], "status": "success"}},
+        {"toolResult": {"toolUseId": "t1", "content": [{"json": {"a": 1}}]}},
+        {"toolResult": {"toolUseId": "t2", "content": [{"text": "No."}], "status": "error"}},
+        {"guardContent": {"text": {"text": "guarded", "qualifiers": ["query"]}}},
+        {"cachePoint": {"type": "default"}}]},
+    {"role": "system", "content": [{"text": "Now in German."}]}],
+  "toolConfig": {"toolChoice": {"any": {}}, "tools": [
+    {"toolSpec": {"name": "add", "description": "Adds.", "inputSchema": {"json": {"type": "object"}}}},
+    {"cachePoint": {"type": "default"}}, {"systemTool": {"name": "nova_grounding"}}]},
+  "inferenceConfig": {"maxTokens": 100, "temperature": 0.5, "topP": 0.9, "stopSequences": ["END"]},
+  "additionalModelRequestFields": {"top_k": 5}, "serviceTier": {"type": "flex"}}""")
+PLAIN: dict[str, Any] = json.loads("""{
+  "output": {"message": {"role": "assistant", "content": [
+    {"reasoningContent": {"reasoningText": {"text": "Let me see.", "signature": "c2ln"}}},
+    {"reasoningContent": {"redactedContent": "aGlkZGVu"}},
+    {"text": "Hello."},
+    {"toolUse": {"toolUseId": "t9", "name": "add", "input": {"a": [1, {"b": "\\u6f22"}]}}},
+    {"citationsContent": {"content": [{"text": "As A says."}], "citations": [
+        {"title": "A", "location": {"web": {"url": "https://a.example"}}}]}},
+    {"toolUse": {"toolUseId": "t10", "name": "now", "input": {}}}]}},
+  "stopReason": "tool_use", "metrics": {"latencyMs": 7}, "usage": {"inputTokens": 18, "outputTokens": 40,
+    "totalTokens": 158, "cacheReadInputTokens": 90, "cacheWriteInputTokens": 10}}""")
 
 
 def delta(index: int, **said: Any) -> bytes:
@@ -126,30 +94,20 @@ def told(plain: dict[str, Any]) -> list[bytes]:
 
 FRAMES = told(PLAIN)
 STREAM = b"".join(FRAMES)
-FACTS = Facts(
-    finish="tool_use",
-    usage=Usage(input_tokens=118, output_tokens=40, cached_tokens=90, cache_write_tokens=10),
-    tool_calls=2,
-    choices=1,
-)
+USED = Usage(input_tokens=118, output_tokens=40, cached_tokens=90, cache_write_tokens=10)
+FACTS = Facts(finish="tool_use", usage=USED, tool_calls=2, choices=1)
+ROUTES = {
+    "converse": "POST /model/anthropic.claude-3-haiku-20240307-v1%3A0/converse, POST /model/m/converse-stream, "
+    "POST /model/arn%3Aaws%3Abedrock%3Aus-east-1%3A1%3Ainference-profile%2Fus.x/converse",
+    "opaque": "GET /model/m/converse, POST /model/m/converse/x, POST /model//converse, POST /model/m/invoke, "
+    "POST /model/m/count-tokens",
+}
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        ("POST /model/anthropic.claude-3-haiku-20240307-v1%3A0/converse", "converse"),
-        ("POST /model/m/converse-stream", "converse"),
-        ("POST /model/arn%3Aaws%3Abedrock%3Aus-east-1%3A1%3Ainference-profile%2Fus.x/converse", "converse"),
-        ("GET /model/m/converse", "opaque"),
-        ("POST /model/m/converse/x", "opaque"),
-        ("POST /model//converse", "opaque"),
-        ("POST /model/m/invoke", "opaque"),
-        ("POST /model/m/count-tokens", "opaque"),
-    ],
-)
-def test_routes(call: str, name: str) -> None:
-    method, path = call.split(" ")
-    assert find(method, path).name == name
+@pytest.mark.parametrize("name", ROUTES)
+def test_routes(name: str) -> None:
+    calls = [call.split() for call in ROUTES[name].split(", ")]
+    assert [find(method, path).name for method, path in calls] == [name] * len(calls)
 
 
 def test_the_model_stands_in_the_path() -> None:
@@ -164,45 +122,39 @@ def test_whose_a_call_to_another_path_is() -> None:
     signed = (b"authorization", b"Authorization", b"AWS4-HMAC-SHA256 Credential=AKIA/20261122/us-east-1/bedrock")
     sdk = (b"amz-sdk-invocation-id", b"amz-sdk-invocation-id", b"1")
     proxy = (b"x-amz-cf-id", b"X-Amz-Cf-Id", b"1")
-    found = [
-        family(find("POST", path), path, [one]).name
-        for path in ("/any", "/model/m/invoke")
-        for one in (signed, sdk, proxy)
-    ]
-    assert found == ["bedrock", "bedrock", "openai", "bedrock", "bedrock", "bedrock"]
+    for path, last in (("/any", "openai"), ("/model/m/invoke", "bedrock")):
+        found = [family(find("POST", path), path, [one]).name for one in (signed, sdk, proxy)]
+        assert found == ["bedrock", "bedrock", last]
 
 
 def test_a_request() -> None:
     turn = CONVERSE.read(body(ASKED), body(PLAIN), False)
     assert turn.problems == []
-    assert turn.tools == [
-        Tool(name="add", description="Adds.", parameters={"type": "object"}),
-        Tool(name="nova_grounding"),
-    ]
-    server: Any = {"toolUse": {"toolUseId": "s0", "name": "nova_grounding", "input": {}, "type": "server_tool_use"}}
-    failed = {"toolUseId": "t2", "content": [{"text": "No."}], "status": "error"}
-    assert turn.messages == [
-        Message(role="system", parts=[Part(type="text", text="Be é brief.")]),
-        Message(role="user", parts=[Part(type="text", text="What is 19 * 23?"), Part(type="media", data=IMAGE)]),
-        Message(
-            role="assistant",
-            parts=[
+    add = Tool(name="add", description="Adds.", parameters={"type": "object"})
+    assert turn.tools == [add, Tool(name="nova_grounding")]
+    (_, image), (*_, server), (_, _, failed, *_), _ = (message["content"] for message in ASKED["messages"])
+    assert [(message.role, message.parts) for message in turn.messages] == [
+        ("system", [Part(type="text", text="Be é brief.")]),
+        ("user", [Part(type="text", text="What is 19 * 23?"), Part(type="media", data=image)]),
+        (
+            "assistant",
+            [
                 Part(type="reasoning", text="A sum."),
                 Part(type="text", text="I look."),
                 Part(type="tool_call", id="t0", name="add", arguments='{"b":2,"a":1}'),
                 Part(type="unknown", data=server),
             ],
         ),
-        Message(
-            role="user",
-            parts=[
+        (
+            "user",
+            [
                 Part(type="tool_call_response", id="t0", text="3"),
                 Part(type="tool_call_response", id="t1", text='{"a":1}', data=[{"json": {"a": 1}}]),
-                Part(type="tool_call_response", id="t2", text="No.", data=failed),
+                Part(type="tool_call_response", id="t2", text="No.", data=failed["toolResult"]),
                 Part(type="text", text="guarded"),
             ],
         ),
-        Message(role="system", parts=[Part(type="text", text="Now in German.")]),
+        ("system", [Part(type="text", text="Now in German.")]),
     ]
     assert turn.sampling == ASKED["inferenceConfig"] | {
         "top_k": 5, "serviceTier": {"type": "flex"}, "toolChoice": {"any": {}}
@@ -246,21 +198,19 @@ def test_an_answer_plain_and_as_a_stream() -> None:
 
 def test_blocks_that_only_streams_bring_in_pieces() -> None:
     blob = [b64encode(it).decode() for it in (b"a", b"bc")]
-    stream = b"".join(
-        [
-            event("messageStart", {"role": "assistant"}),
-            *(delta(0, reasoningContent={"redactedContent": it}) for it in blob),
-            event("contentBlockStart", {"contentBlockIndex": 1, "start": {"image": {"format": "png"}}}),
-            delta(1, image={"source": {"bytes": "iVBO"}}),
-            event("contentBlockStart", {"contentBlockIndex": 2, "start": {"toolResult": {"toolUseId": "s"}}}),
-            *(delta(2, toolResult=[{"text": it}]) for it in "ab"),
-            delta(3, toolUse={"input": "{broken"}),
-            start(4, {"toolUseId": "t", "name": "f"}),
-            delta(4, toolUse={"input": "{broken"}),
-            event("messageStop", {"stopReason": "malformed_tool_use"}),
-        ]
-    )
-    parts = CONVERSE.read(b"{}", stream, True).choices[0].message.parts
+    frames = [
+        event("messageStart", {"role": "assistant"}),
+        *(delta(0, reasoningContent={"redactedContent": it}) for it in blob),
+        event("contentBlockStart", {"contentBlockIndex": 1, "start": {"image": {"format": "png"}}}),
+        delta(1, image={"source": {"bytes": "iVBO"}}),
+        event("contentBlockStart", {"contentBlockIndex": 2, "start": {"toolResult": {"toolUseId": "s"}}}),
+        *(delta(2, toolResult=[{"text": it}]) for it in "ab"),
+        delta(3, toolUse={"input": "{broken"}),
+        start(4, {"toolUseId": "t", "name": "f"}),
+        delta(4, toolUse={"input": "{broken"}),
+        event("messageStop", {"stopReason": "malformed_tool_use"}),
+    ]
+    parts = CONVERSE.read(b"{}", b"".join(frames), True).choices[0].message.parts
     assert [part.data for part in parts[:2]] == [
         {"reasoningContent": {"redactedContent": b64encode(b"abc").decode()}},
         {"image": {"format": "png", "source": {"bytes": "iVBO"}}},
@@ -323,44 +273,31 @@ def test_a_masked_secret_is_read_over() -> None:
 @pytest.mark.parametrize("said", [{"message": "Not so."}, {"Message": "Not so."}], ids=str)
 def test_errors(said: dict[str, str]) -> None:
     assert agreed("converse", body(ASKED), body(said), False).failed == "error_body"
-    exchange = Exchange(
-        url="",
-        request_headers=[],
-        request_body=body(ASKED),
-        response_headers=[("x-amzn-errortype", "AccessDeniedException")],
-        response_body=body(said),
-    )
+    kind = [("x-amzn-errortype", "AccessDeniedException")]
+    asked = Exchange(url="", request_headers=[], request_body=body(ASKED), response_headers=kind, response_body=b"")
+    exchange = asked.model_copy(update={"response_body": body(said)})
     span = Span(rollout="r", attempt="a", sequence=1, dialect="converse", http_status=403, model="m")
     turn = read_exchange("converse", exchange, span)
     assert (turn.error, turn.model, turn.choices) == ("Not so.", "m", [])
 
 
-@pytest.mark.parametrize(
-    ("status", "name"),
-    [
-        (400, "ValidationException"),
-        (401, "UnrecognizedClientException"),
-        (403, "AccessDeniedException"),
-        (404, "ResourceNotFoundException"),
-        (413, "ValidationException"),
-        (429, "ThrottlingException"),
-        (500, "InternalServerException"),
-        (502, "ServiceUnavailableException"),
-        (504, "ModelTimeoutException"),
-    ],
-)
-def test_own_errors_have_the_shape_of_aws(status: int, name: str) -> None:
-    found = json.loads(CONVERSE.family.error_body(status, "Not so.", "odd", "model"))
-    assert found == {"__type": name, "message": "model: Not so."}
+KINDS = {
+    **{400: "ValidationException", 401: "UnrecognizedClientException", 403: "AccessDeniedException"},
+    **{404: "ResourceNotFoundException", 413: "ValidationException", 429: "ThrottlingException"},
+    **{500: "InternalServerException", 502: "ServiceUnavailableException", 504: "ModelTimeoutException"},
+}
+
+
+def test_own_errors_have_the_shape_of_aws() -> None:
+    found = {status: json.loads(CONVERSE.family.error_body(status, "Not so.", "odd", "model")) for status in KINDS}
+    assert found == {status: {"__type": kind, "message": "model: Not so."} for status, kind in KINDS.items()}
 
 
 def test_a_conversation_is_followed() -> None:
     """The client sends the answer back with results: item by item the same, whatever the formatting and the markers."""
-    request = body(ASKED)
-    marker: Any = {"cachePoint": {"type": "default"}}
-    more: Any = {"role": "user", "content": [{"text": "More."}, marker]}
-    after = [PLAIN["output"]["message"], more]
-    goes_on = json.dumps({**ASKED, "messages": [*ASKED["messages"], *after]}, indent=1).encode()
+    request, more = body(ASKED), {"role": "user", "content": [{"text": "More."}, ASKED["system"][-1]]}
+    after = [*ASKED["messages"], PLAIN["output"]["message"], more]
+    goes_on = json.dumps({**ASKED, "messages": after}, indent=1).encode()
     before, later = ([CONVERSE.source(bytes(it)) for it in CONVERSE.items(it).raw] for it in (request, goes_on))
     assert before == CONVERSE.conversation(request)
     assert later == CONVERSE.conversation(goes_on)
@@ -377,15 +314,9 @@ def test_an_answer_and_its_results_go_on() -> None:
         Part(type="tool_call_response", id="old", text="No.", data=failed),
     ]
     made = CONVERSE.continued(STREAM, True, results)
-    assert made is not None
-    assert made[0] == PLAIN["output"]["message"]
-    assert made[1] == {
-        "role": "user",
-        "content": [
-            {"toolResult": {"toolUseId": "t9", "content": [{"text": "7"}], "status": "success"}},
-            {"toolResult": failed | {"toolUseId": "t10"}},
-        ],
-    }
+    good = {"toolResult": {"toolUseId": "t9", "content": [{"text": "7"}], "status": "success"}}
+    told = {"role": "user", "content": [good, {"toolResult": failed | {"toolUseId": "t10"}}]}
+    assert made == [PLAIN["output"]["message"], told]
     assert CONVERSE.continued(STREAM, True, results[:1]) is None
     json_result = Part(type="tool_call_response", text='{"a":1}', data=[{"json": {"a": 1}}])
     again = CONVERSE.continued(body(PLAIN), False, [json_result, json_result])

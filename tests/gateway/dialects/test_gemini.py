@@ -45,8 +45,7 @@ WHOLE = [{"text": "Let me see.", "thought": True}, {"text": "Hello"}, PARTS[4]]
 PLAIN = json.dumps(answer(WHOLE, finishReason="STOP")).encode()
 PIECES = [answer(PARTS[:1]), answer(PARTS[1:3]), answer(PARTS[3:], finishReason="STOP")]
 USED = Usage(input_tokens=4, output_tokens=7, reasoning_tokens=5)
-SERVED = {"model_served": "gemini-x-002", "response_id": "r1"}
-FACTS = Facts(**SERVED, finish="STOP", usage=USED, tool_calls=1, choices=1)
+FACTS = Facts(None, "gemini-x-002", "r1", "STOP", USED, tool_calls=1, choices=1)
 
 
 GEMINI = by_name("gemini")
@@ -82,7 +81,7 @@ def test_an_answer_plain_as_events_and_as_an_array() -> None:
 
 def test_several_candidates() -> None:
     asked = json.dumps({"contents": [], "generationConfig": {"candidateCount": 2}}).encode()
-    said = ((1, "b", {}), (0, "a", {"finishReason": "STOP"}), (1, "c", {"finishReason": "MAX_TOKENS"}))
+    said: Any = ((1, "b", {}), (0, "a", {"finishReason": "STOP"}), (1, "c", {"finishReason": "MAX_TOKENS"}))
     pieces = [{"candidates": [{"index": at, "content": {"parts": [{"text": it}]}} | end]} for at, it, end in said]
     facts = agreed("gemini", asked, sse(*pieces), True)
     assert (facts.choices, facts.finish) == (2, "STOP")

@@ -223,14 +223,14 @@ VALUES = st.recursive(
 )
 
 
+def called(name: str, given: Json) -> Json:
+    return {"type": "tool_use", "id": name, "name": name, "input": given}
+
+
 BLOCKS = (
     TEXTS.map(lambda it: Json(type="text", text=it))
     | TEXTS.map(lambda it: Json(type="thinking", thinking=it, signature=it))
-    | st.builds(
-        lambda name, given: Json(type="tool_use", id=name, name=name, input=given),
-        TEXTS,
-        st.dictionaries(TEXTS, VALUES, max_size=3),
-    )
+    | st.builds(called, TEXTS, st.dictionaries(TEXTS, VALUES, max_size=3))
 )
 
 

@@ -22,17 +22,12 @@ CHAT = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "c1", "content": "booked"},
 ]
-BLOCKS = [
+BLOCKS = json.loads("""[
     {"role": "user", "content": "To Rome"},
     {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "book", "input": {"to": "Rome"}}]},
-    {
-        "role": "user",
-        "content": [
-            {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "booked"}]},
-            {"type": "text", "text": "and back"},
-        ],
-    },
-]
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "booked"}]},
+        {"type": "text", "text": "and back"}]}]""")
 ITEMS = [
     {"role": "user", "content": "To Rome"},
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
@@ -49,48 +44,35 @@ TURNS = [
     {"role": "assistant", "content": [{"toolUse": {"toolUseId": "c1", "name": "book", "input": {"to": "Rome"}}}]},
     {"role": "user", "content": [{"toolResult": {"toolUseId": "c1", "content": [{"text": "booked"}]}}]},
 ]
-RESULT = [("tool", "tool_call_response", "booked")]
-ROME = 'book({"to": "Rome"})'
-COMPACT = 'book({"to":"Rome"})'
+ASKED: dict[str, dict[str, Any]] = {
+    "chat": {"messages": CHAT},
+    "messages": {"messages": BLOCKS, "system": "Be brief."},
+    "responses": {"input": ITEMS, "instructions": "Be brief."},
+    "gemini": {"contents": CONTENTS, "systemInstruction": {"parts": [{"text": "Be brief."}]}},
+    "converse": {"messages": TURNS, "system": [{"text": "Be brief."}]},
+}
+SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]}
+ANSWERS: dict[str, Any] = {
+    "chat": {"choices": [{"message": {"role": "assistant", "content": "Done.", "tool_calls": [CALL]}}]},
+    "messages": {"type": "message", "role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]},
+    "responses": {"output": [SAID]},
+    "gemini": {"candidates": [{"content": {"role": "model", "parts": [{"text": "Done."}]}}]},
+    "converse": {"output": {"message": {"role": "assistant", "content": [{"text": "Done."}]}}},
+}
+ROME, COMPACT = 'book({"to": "Rome"})', 'book({"to":"Rome"})'
 Said = list[tuple[str, str, str]]
-CASES: list[tuple[str, dict[str, Any], dict[str, Any], Said, Said]] = [
-    (
-        "chat",
-        {"messages": CHAT},
-        {"choices": [{"message": {"role": "assistant", "content": "Done.", "tool_calls": [CALL]}}]},
-        RESULT,
-        [("assistant", "text", "Done."), ("assistant", "tool_call", ROME)],
-    ),
-    (
-        "messages",
-        {"messages": BLOCKS, "system": "Be brief."},
-        {"type": "message", "role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]},
-        [("user", "tool_call_response", "booked"), ("user", "text", "and back")],
-        [("assistant", "reasoning", "hm")],
-    ),
-    (
-        "responses",
-        {"input": ITEMS, "instructions": "Be brief."},
-        {"output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]}]},
-        RESULT,
-        [("assistant", "text", "Done.")],
-    ),
-    (
-        "gemini",
-        {"contents": CONTENTS, "systemInstruction": {"parts": [{"text": "Be brief."}]}},
-        {"candidates": [{"content": {"role": "model", "parts": [{"text": "Done."}]}}]},
-        [("user", "tool_call_response", '{"done":true}')],
-        [("assistant", "text", "Done.")],
-    ),
-    (
-        "converse",
-        {"messages": TURNS, "system": [{"text": "Be brief."}]},
-        {"output": {"message": {"role": "assistant", "content": [{"text": "Done."}]}}},
-        [("user", "tool_call_response", "booked")],
-        [("assistant", "text", "Done.")],
-    ),
-]
-NAMES = [case[0] for case in CASES]
+ADDED: dict[str, Said] = {
+    "chat": [("tool", "tool_call_response", "booked")],
+    "messages": [("user", "tool_call_response", "booked"), ("user", "text", "and back")],
+    "responses": [("tool", "tool_call_response", "booked")],
+    "gemini": [("user", "tool_call_response", '{"done":true}')],
+    "converse": [("user", "tool_call_response", "booked")],
+}
+DONE = ("assistant", "text", "Done.")
+ANSWERED: dict[str, Any] = {name: [DONE] for name in ASKED} | {
+    "chat": [DONE, ("assistant", "tool_call", ROME)],
+    "messages": [("assistant", "reasoning", "hm")],
+}
 
 
 def said(name: str, asked: Any, answer: Any, whole: bool = False, stream: bool = False) -> list[Passage]:
@@ -102,32 +84,24 @@ def shown(passages: list[Passage], answer: bool) -> Said:
     return [(it.role, it.kind, it.text) for it in passages if it.answer == answer]
 
 
-@pytest.mark.parametrize(("name", "asked", "answer", "added", "answered"), CASES, ids=NAMES)
-def test_a_call_adds_what_follows_the_last_answer_and_its_own(
-    name: str, asked: dict[str, Any], answer: dict[str, Any], added: Said, answered: Said
-) -> None:
-    found = said(name, asked, answer)
-    assert shown(found, False) == added
-    assert shown(found, True) == answered
+def never() -> bool:
+    raise AssertionError
 
 
-@pytest.mark.parametrize(("name", "asked", "answer", "added", "answered"), CASES, ids=NAMES)
-def test_the_first_call_of_an_attempt_adds_all_that_it_begins_with(
-    name: str, asked: dict[str, Any], answer: dict[str, Any], added: Said, answered: Said
-) -> None:
-    texts = [text for _, _, text in shown(said(name, asked, answer, whole=True), False)]
-    assert texts[:2] == ["Be brief.", "To Rome"]
-    assert texts[-len(added) :] == [text for _, _, text in added]
+@pytest.mark.parametrize("name", ASKED)
+def test_a_call_adds_what_follows_the_last_answer_and_its_own(name: str) -> None:
+    found = said(name, ASKED[name], ANSWERS[name])
+    assert shown(found, False) == ADDED[name]
+    assert shown(found, True) == ANSWERED[name]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_first_call_of_an_attempt_adds_all_that_it_begins_with(name: str) -> None:
+    """Whether it is the first is not asked where nobody has answered yet."""
+    asked, added = ASKED[name], [text for _, _, text in ADDED[name]]
+    texts = [text for _, _, text in shown(said(name, asked, ANSWERS[name], whole=True), False)]
+    assert (texts[:2], texts[-len(added) :]) == (["Be brief.", "To Rome"], added)
     assert {ROME, COMPACT} & {*texts}
-
-
-@pytest.mark.parametrize(("name", "asked", "answer", "added", "answered"), CASES, ids=NAMES)
-def test_whether_it_is_the_first_is_not_asked_where_nobody_has_answered_yet(
-    name: str, asked: dict[str, Any], answer: dict[str, Any], added: Said, answered: Said
-) -> None:
-    def never() -> bool:
-        raise AssertionError
-
     (field,) = (key for key in asked if isinstance(asked[key], list) and key != "system")
     begun = json.dumps(asked | {field: asked[field][: 2 if name == "chat" else 1]}).encode()
     assert [it.text for it in by_name(name).passages(begun, b"{}", False, never)] == ["Be brief.", "To Rome"]
@@ -146,20 +120,22 @@ def test_errors_are_said_and_images_are_not() -> None:
     assert [(it.kind, it.text) for it in found] == [("text", "Look"), ("error", "too many requests")]
 
 
+RESOURCE = {"type": "resource", "resource": {"uri": "file:///a", "text": "in a resource"}}
+
+
 def test_prompts_embedded_texts_and_tool_servers_are_read() -> None:
-    assert [it.text for it in said("completions", {"prompt": "Once"}, {"choices": [{"text": " upon"}]})] == [
-        "Once",
-        " upon",
-    ]
+    upon = said("completions", {"prompt": "Once"}, {"choices": [{"text": " upon"}]})
+    assert [it.text for it in upon] == ["Once", " upon"]
     assert [it.text for it in said("embeddings", {"input": ["a", "b"]}, {"data": []})] == ["a", "b"]
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "book", "arguments": {"to": "Rome"}}}
-    result = {"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "booked"}]}}
-    assert [(it.kind, it.text) for it in said("mcp", call, result)] == [
-        ("tool_call", COMPACT),
-        ("tool_call_response", "booked"),
-    ]
-    structured = result | {"result": {"structuredContent": {"seats": 2}}}
-    assert [it.text for it in said("mcp", call, structured)] == [COMPACT, '{"seats":2}']
+    booked = {"type": "text", "text": "booked"}
+    for result, text in (
+        ({"content": [booked]}, "booked"),
+        ({"structuredContent": {"seats": 2}}, '{"seats":2}'),
+        ({"content": [booked, RESOURCE]}, "booked\nin a resource"),
+    ):
+        found = said("mcp", call, {"jsonrpc": "2.0", "id": 1, "result": result})
+        assert [(it.kind, it.text) for it in found] == [("tool_call", COMPACT), ("tool_call_response", text)]
 
 
 def test_what_nobody_understands_is_text_or_nothing() -> None:
@@ -174,49 +150,31 @@ def test_what_the_model_is_to_go_on_with_hides_nothing(name: str) -> None:
     assert [it.text for it in said(name, {"messages": asked}, {})] == ["the question", "{"]
 
 
-RESOURCE = {"type": "resource", "resource": {"uri": "file:///a", "text": "in a resource"}}
 DOCUMENT = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "in it"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "data": "iVBORw0KGgo"}}
 FOUND = {"type": "search_result", "source": "x", "title": "A hit", "content": [{"type": "text", "text": "its text"}]}
 
 
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": [FOUND]}
+SHELL = [
+    {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
+    {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a.py", "stderr": "warned"}]},
+]
+REFUSED = {"type": "mcp_approval_response", "approve": False, "reason": "too dear"}
+
+
+def user(*content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*content]}]}
+
+
 @pytest.mark.parametrize(
     ("name", "asked", "texts"),
     [
-        (
-            "messages",
-            {"messages": [{"role": "user", "content": [DOCUMENT, IMAGE, FOUND]}]},
-            ["T\nin it", "A hit\nits text"],
-        ),
-        (
-            "messages",
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [FOUND]}]}
-                ]
-            },
-            ["A hit\nits text"],
-        ),
-        (
-            "responses",
-            {
-                "input": [
-                    {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
-                    {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a.py", "stderr": "warned"}]},
-                ]
-            },
-            ["a.py\nwarned"],
-        ),
-        (
-            "responses",
-            {"input": [{"type": "mcp_approval_response", "approve": False, "reason": "too dear"}]},
-            ['{"type":"mcp_approval_response","approve":false,"reason":"too dear"}'],
-        ),
-        (
-            "converse",
-            {"messages": [{"role": "user", "content": [{"document": {"source": {"text": "in it"}}}]}]},
-            ["in it"],
-        ),
+        ("messages", user(DOCUMENT, IMAGE, FOUND), ["T\nin it", "A hit\nits text"]),
+        ("messages", user(RESULT), ["A hit\nits text"]),
+        ("responses", {"input": SHELL}, ["a.py\nwarned"]),
+        ("responses", {"input": [REFUSED]}, [json.dumps(REFUSED, separators=(",", ":"))]),
+        ("converse", user({"document": {"source": {"text": "in it"}}}), ["in it"]),
         ("completions", {"prompt": [1, 2, 3]}, []),
         ("embeddings", {"input": [[1, 2], [3]]}, []),
     ],
@@ -225,12 +183,6 @@ def test_documents_and_outputs_are_read_and_numbers_and_images_are_not(
     name: str, asked: dict[str, Any], texts: list[str]
 ) -> None:
     assert [it.text for it in said(name, asked, {})] == texts
-
-
-def test_a_resource_that_a_tool_gives_is_read() -> None:
-    call: Any = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "book", "arguments": {}}}
-    result = {"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "see"}, RESOURCE]}}
-    assert [it.text for it in said("mcp", call, result)] == ["book({})", "see\nin a resource"]
 
 
 texts = st.sampled_from(["", "To Rome", "straße"])

@@ -18,7 +18,7 @@ RESPONSES = by_name("responses")
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 REASONING: Json = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Think."}]}
-TEXT = {"type": "output_text", "text": "Calling.", "annotations": []}
+TEXT: Json = {"type": "output_text", "text": "Calling.", "annotations": []}
 SAID: Json = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [TEXT]}
 LOOK = {"call_id": "call_1", "name": "look", "arguments": '{"at": "sky"}'}
 CALL: Json = {"type": "function_call", "id": "fc_1", "status": "completed", **LOOK}

@@ -124,9 +124,9 @@ async def test_everything_goes_out_whatever_dies(
             collector.script.append(reply)
             rollouts = [f"r{life}-{number}" for number in range(20)]
             batch = request(*[Made(resource={"penstock.rollout_id": f"otel-{life}"}) for _ in range(50)])
-            (answer, *_) = await asyncio.gather(
+            answer, _ = await asyncio.gather(
                 post(http, f"{gateway.url}/v1/traces", batch.SerializeToString()),
-                *(call(http, gateway, rollout) for rollout in rollouts),
+                asyncio.gather(*(call(http, gateway, rollout) for rollout in rollouts)),
             )
             assert (answer.status, answer.body) == (200, b"")
             for rollout in rollouts:
