@@ -52,40 +52,25 @@ def chat(more: Json) -> Callable[[Answer], Sequence[bytes]]:
 
 
 def gemini(answer: Answer) -> list[bytes]:
-    return [b"data: %b\r\n\r\n" % json.dumps(piece).encode() for piece in gemini_pieces(answer)]
-
-
-def gemini_array(answer: Answer) -> list[bytes]:
-    return [b"[" + b",\r\n".join(json.dumps(piece).encode() for piece in gemini_pieces(answer)) + b"]"]
-
-
-def gemini_pieces(answer: Answer) -> list[Json]:
     said: list[Json] = [{"content": {"parts": [{"text": answer.text[at : at + 3]}]}} for at in range(0, 9, 3)]
     said[-1]["finishReason"] = "MAX_TOKENS"
-    return [{"candidates": [it], "usageMetadata": {"promptTokenCount": 1}} for it in said]
+    return [json.dumps({"candidates": [it], "usageMetadata": {"promptTokenCount": 1}}).encode() for it in said]
 
 
 USAGE: Json = {"stream_options": {"include_usage": True}}
+PROMPT, INPUT = Json(model="m", prompt="x"), Json(model="m", input="x")
 GOOD: dict[str, Good] = {
     "chat": Good("chat", chat({}), ASKED, 1),
     "chat-usage": Good("chat", chat(USAGE), ASKED, 2),
     "chat-n": Good("chat", chat({"n": 3}), ASKED | {"n": 3}, 1),
     "chat-undone": Good("chat", lambda answer: list(chat_events(ASKED, answer))[:-1], ASKED, 0),
-    "completions": Good(
-        "completions",
-        lambda answer: list(completion_events({"model": "m", "prompt": "x"}, answer)),
-        {"model": "m", "prompt": "x"},
-        1,
-    ),
+    "completions": Good("completions", lambda answer: list(completion_events(PROMPT, answer)), PROMPT, 1),
     "messages": Good("messages", lambda answer: list(message_events(ASKED, answer)), ASKED, 1),
-    "responses": Good(
-        "responses",
-        lambda answer: list(response_events({"model": "m", "input": "x"}, answer)),
-        {"model": "m", "input": "x"},
-        0,
+    "responses": Good("responses", lambda answer: list(response_events(INPUT, answer)), INPUT, 0),
+    "gemini": Good("gemini", lambda answer: [b"data: %b\r\n\r\n" % it for it in gemini(answer)], {"contents": []}, 0),
+    "gemini-array": Good(
+        "gemini", lambda answer: [b"[%b]" % b",\r\n".join(gemini(answer))], {"contents": []}, 0, stream=False
     ),
-    "gemini": Good("gemini", gemini, {"contents": []}, 0),
-    "gemini-array": Good("gemini", gemini_array, {"contents": []}, 0, stream=False),
 }
 KINDS = pytest.mark.parametrize("kind", list(GOOD))
 TEXTS = st.text(max_size=20) | st.sampled_from(NASTY)

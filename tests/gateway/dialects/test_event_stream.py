@@ -71,9 +71,7 @@ def test_any_bytes(body: bytes, sound: bool) -> None:
     assert bool(problems) == bool(body) or sound
 
 
-@pytest.mark.parametrize(
-    ("size", "headers"), [(0, 0), (15, 0), (16, 1), (100, 2**32 - 1)], ids=["none", "short", "headers", "huge"]
-)
+@pytest.mark.parametrize(("size", "headers"), [(0, 0), (15, 0), (16, 1), (100, 2**32 - 1)])
 def test_lengths_that_cannot_be(size: int, headers: int) -> None:
     start = struct.pack(">II", size, headers)
     problems: list[str] = []
@@ -81,18 +79,13 @@ def test_lengths_that_cannot_be(size: int, headers: int) -> None:
     assert problems == ["response: what stands at byte 0 is no frame of an event stream"]
 
 
-def test_frames_that_nobody_wants_are_passed_over() -> None:
-    body = event("messageStart", {}) + event("contentBlockDelta", {}) + event("messageStop", {})
-    assert [it.name for it in frames(body, [], skipped=b"contentBlockDelta")] == ["messageStart", "messageStop"]
-
-
 def test_what_frames_are_called() -> None:
     body = event("messageStart", {}) + exception("throttlingException", "Slow.")
     body += frame({":message-type": "error", ":error-code": "InternalError", ":error-message": "Oh."}, b"")
     body += frame({}, b"x")
-    assert [(it.kind, it.name) for it in frames(body, [])] == [
-        ("event", "messageStart"),
-        ("exception", "throttlingException"),
-        ("error", "InternalError"),
-        ("event", ""),
-    ]
+    found = [(it.kind, it.name) for it in frames(body, [])]
+    wanted = [("event", "messageStart"), ("exception", "throttlingException"), ("error", "InternalError")]
+    assert found == [*wanted, ("event", "")]
+    # Those that nobody wants are passed over.
+    body = event("messageStart", {}) + event("contentBlockDelta", {}) + event("messageStop", {})
+    assert [it.name for it in frames(body, [], skipped=b"contentBlockDelta")] == ["messageStart", "messageStop"]

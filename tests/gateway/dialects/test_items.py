@@ -21,46 +21,28 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 SPACED = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n\t", " :\r\n ")])
 
-CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
-USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "door"}}
-SAID: dict[str, dict[str, Any]] = {
-    "chat": {
-        "messages": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": 'Look at "it" \\ and back.'}]},
-            {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "Hm."},
-            {"role": "tool", "tool_call_id": "c1", "content": "A door."},
-            {"role": "assistant", "content": "A door."},
-            {"role": "user", "content": "Ünd nöw?"},
-        ],
-        "n": 2,
-    },
-    "messages": {
-        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
-        "messages": [
-            {"role": "user", "content": "Look."},
-            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, USE]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "A door."}]},
-        ],
-    },
-    "gemini": {
-        "systemInstruction": {"parts": [{"text": "Be brief."}]},
-        "contents": [
-            {"role": "user", "parts": [{"text": "Look."}]},
-            {"role": "model", "parts": [{"functionCall": {"name": "look", "args": {"at": "door"}}}]},
-            {"role": "user", "parts": [{"functionResponse": {"name": "look", "response": {"seen": "a door"}}}]},
-        ],
-    },
-    "responses": {
-        "instructions": "Be brief.",
-        "input": [
-            {"role": "user", "content": "Look."},
-            {"type": "reasoning", "summary": [], "encrypted_content": "x"},
-            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c1", "output": "A door."},
-        ],
-    },
-}
+SAID: dict[str, dict[str, Any]] = json.loads(r"""{
+"chat": {"n": 2, "messages": [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Look at \"it\" \\ and back."}]},
+    {"role": "assistant", "content": null, "reasoning": "Hm.", "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{\"at\": \"door\"}"}}]},
+    {"role": "tool", "tool_call_id": "c1", "content": "A door."},
+    {"role": "assistant", "content": "A door."}, {"role": "user", "content": "Ünd nöw?"}]},
+"messages": {"system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}], "messages": [
+    {"role": "user", "content": "Look."},
+    {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "Hm."},
+        {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "door"}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "A door."}]}]},
+"gemini": {"systemInstruction": {"parts": [{"text": "Be brief."}]}, "contents": [
+    {"role": "user", "parts": [{"text": "Look."}]},
+    {"role": "model", "parts": [{"functionCall": {"name": "look", "args": {"at": "door"}}}]},
+    {"role": "user", "parts": [{"functionResponse": {"name": "look", "response": {"seen": "a door"}}}]}]},
+"responses": {"instructions": "Be brief.", "input": [
+    {"role": "user", "content": "Look."}, {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+    {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "A door."}]}}""")
 
 
 def body(value: Any, **how: Any) -> bytes:
@@ -100,14 +82,10 @@ def some(needed: dict[str, Any], **optional: st.SearchStrategy[Any]) -> st.Searc
     return st.fixed_dictionaries(needed, optional=optional)
 
 
-BLOCK = some(
-    {"type": st.sampled_from(["text", "refusal", "image_url", 1])}, text=JSON, refusal=JSON, cache_control=JSON
-)
-CALLED = some(
-    {"id": JSON},
-    function=JSON | some({"name": JSON}, arguments=JSON),
-    custom=JSON | some({"name": JSON}, input=JSON),
-)
+TYPES = st.sampled_from(["text", "refusal", "image_url", 1])
+BLOCK = some({"type": TYPES}, text=JSON, refusal=JSON, cache_control=JSON)
+FUNCTION, CUSTOM = some({"name": JSON}, arguments=JSON), some({"name": JSON}, input=JSON)
+CALLED = some({"id": JSON}, function=JSON | FUNCTION, custom=JSON | CUSTOM)
 ANY_MESSAGE = some(
     {},
     role=st.sampled_from(["system", "user", "assistant", "tool", "function", None, 7]),
@@ -131,25 +109,22 @@ def test_markers_and_formatting_do_not_count() -> None:
     assert sources("messages", body(one)) == sources("messages", body(other, indent=1))
 
 
-@pytest.mark.parametrize("request_", [{"input": "Look."}, {"input": [{"role": "user", "content": "Look."}]}])
-def test_a_text_is_an_input_of_one_message(request_: dict[str, Any]) -> None:
-    assert sources("responses", body(request_)) == sources("responses", body({"input": "Look.", "instructions": None}))
-
-
-def test_one_content_is_a_list_of_it() -> None:
+def test_one_text_and_one_content_are_lists_of_it() -> None:
+    plain = sources("responses", body({"input": "Look.", "instructions": None}))
+    for given in ("Look.", [{"role": "user", "content": "Look."}]):
+        assert sources("responses", body({"input": given})) == plain
     one = {"role": "user", "parts": [{"text": "Look."}]}
     assert sources("gemini", body({"contents": one})) == sources("gemini", body({"contents": [one]})) != []
 
 
-def test_a_response_that_is_gone_on_from_is_named() -> None:
+def test_a_response_that_is_gone_on_from_is_named_by_the_id_in_its_first_event() -> None:
     dialect = by_name("responses")
-    assert dialect.items(body({"input": "x", "previous_response_id": "resp_1"})).previous == "resp_1"
-    assert dialect.items(body({"input": "x", "previous_response_id": 7})).previous is None
-    assert dialect.items(body({"input": "x"})).previous is None
-
-
-def test_the_id_of_a_response_is_in_its_first_event() -> None:
-    dialect = by_name("responses")
+    for said, previous in (
+        ({"previous_response_id": "resp_1"}, "resp_1"),
+        ({"previous_response_id": 7}, None),
+        ({}, None),
+    ):
+        assert dialect.items(body({"input": "x"} | said)).previous == previous
     begun = b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_1"}}\n\n'
     assert dialect.response_id(begun + b"data: {...", True) == "resp_1"
     assert dialect.response_id(b'{"id":"resp_2","output":[]}', False) == "resp_2"

@@ -22,30 +22,21 @@ from penstock.gateway.masking.json_walk import walk
 
 CHAT = by_name("chat")
 NAMES = ["model", "n", "max_tokens", "stream", "messages", "tools", "x", "m\u00f6del", "\ud83d"]
-TEXTS = st.sampled_from(
-    [
-        "policy-7b",
-        "other",
-        "NaN",
-        "Infinity",
-        '"model":"a"',
-        "\\",
-        "\\ud83d",
-        "\ud83d",
-        "\ude00\ud83d",
-        "\U0001f600",
-        "é",
-        "}{",
-        "",
-    ]
-) | st.text(max_size=6)
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | TEXTS
-    | st.sampled_from([float("nan"), float("inf"), -float("inf"), 10**30, 10**500, -(10**400), 1.5, 7])
-    | st.integers(-(2**70), 2**70)
-)
+WORDS = [
+    "policy-7b",
+    "other",
+    "NaN",
+    "Infinity",
+    '"model":"a"',
+    "\\",
+    "\\ud83d",
+    "\ud83d",
+    "\ude00\ud83d",
+    "\U0001f600",
+]
+TEXTS = st.sampled_from([*WORDS, "é", "}{", ""]) | st.text(max_size=6)
+NUMBERS = [float("nan"), float("inf"), -float("inf"), 10**30, 10**500, -(10**400), 1.5, 7]
+SCALARS = st.none() | st.booleans() | TEXTS | st.sampled_from(NUMBERS) | st.integers(-(2**70), 2**70)
 VALUES: st.SearchStrategy[Any] = st.recursive(
     SCALARS,
     lambda it: st.lists(it, max_size=3) | st.lists(st.tuples(st.sampled_from(NAMES), it), max_size=3).map(tuple),
@@ -79,12 +70,8 @@ def bodies(draw: st.DrawFn) -> bytes:
         # A name may be written with escapes, too.
         body_text = body_text.replace('"model"', '"mod\\u0065l"', 1)
     if (levels := draw(st.sampled_from([0, 0, 0, 150, 1100, 10_000]))) > 0:
-        body_text = (
-            '{"deep":'
-            + nested(levels, draw(st.sampled_from("[{")))
-            + ("," if len(body_text) > 2 else "")
-            + body_text[1:]
-        )
+        deep, more = nested(levels, draw(st.sampled_from("[{"))), "," if len(body_text) > 2 else ""
+        body_text = f'{{"deep":{deep}{more}{body_text[1:]}'
     body = body_text.encode("utf-8", "surrogatepass")
     if draw(st.booleans()):
         body = body.replace(b'"x"', b'"x\xff"')

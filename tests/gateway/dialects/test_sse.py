@@ -58,12 +58,9 @@ def test_characters_may_be_split_and_the_byte_order_mark_is_dropped_once() -> No
 
 
 def test_an_id_lasts_and_one_with_a_null_is_ignored() -> None:
-    assert [
-        event.id for event in events(b"id: 1\ndata: a\n\ndata: b\n\nid: 2\0\ndata: c\n\nid: 3\n\ndata: d\n\n")
-    ] == list("1113")
-
-
-def test_what_is_for_reconnecting_makes_no_event() -> None:
+    body = b"id: 1\ndata: a\n\ndata: b\n\nid: 2\0\ndata: c\n\nid: 3\n\ndata: d\n\n"
+    assert [event.id for event in events(body)] == list("1113")
+    # What is for reconnecting makes no event.
     assert data(b"id: 1\ndata: a\n\nretry: 250\n\nid\ndata: b\nretry: 1s\n\n") == ["a", "b"]
 
 

@@ -72,7 +72,7 @@ def thought(field: str, *pieces: Any) -> list[Any]:
 
 
 CUSTOM = {"index": 0, "id": "a", "custom": {"name": "sh", "input": "{ls"}}
-DETAIL, TEXT = {"type": "reasoning.text", "index": 0}, {"type": "text", "text": "Hm"}
+DETAIL, HM = {"type": "reasoning.text", "index": 0}, {"type": "text", "text": "Hm"}
 MAGISTRAL = [[{"type": "thinking", "thinking": [{"type": "text", "text": it}]}] for it in "Hm"]
 THOUGHT = ["reasoning:Hm", "text:Hi"]
 CHAT: dict[str, tuple[list[Any], list[str]]] = {
@@ -131,7 +131,7 @@ CHAT: dict[str, tuple[list[Any], list[str]]] = {
     "reasoning_details": (thought("reasoning_details", [DETAIL | {"text": "H"}], [DETAIL | {"text": "m"}]), THOUGHT),
     "reasoning_text": (thought("reasoning_text", "H", "m"), THOUGHT),
     "thinking": (thought("thinking", "H", "m"), THOUGHT),
-    "reasoning as a list": (thought("reasoning", [TEXT]), THOUGHT),
+    "reasoning as a list": (thought("reasoning", [HM]), THOUGHT),
 }
 
 
@@ -396,11 +396,11 @@ ITEMS = some(
     type=st.sampled_from(["function_call", "message", "reasoning", 1]), id=ID, call_id=ID, name=TEXT, arguments=TEXT
 )
 STATUS = st.sampled_from([None, "in_progress", "completed", "failed", "incomplete", 1])
-KINDS = """response.created response.completed response.failed response.output_item.added error ping
+RESPONSE_KINDS = """response.created response.completed response.failed response.output_item.added error ping
     response.output_item.done response.function_call_arguments.delta response.function_call_arguments.done
     response.output_text.delta response.content_part.done response.reasoning_summary_text.done"""
 RESPONSE_EVENTS = some(
-    type=st.sampled_from(KINDS.split()),
+    type=st.sampled_from(RESPONSE_KINDS.split()),
     response=some(id=ID, model=ID, status=STATUS, output=st.lists(ITEMS, max_size=2) | ODD, usage=USAGE, error=ODD)
     | ODD,
     output_index=INDEX,

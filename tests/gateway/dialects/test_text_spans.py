@@ -18,41 +18,31 @@ from penstock.gateway.dialects.text_spans import Place, decoded, encoded, spans,
 
 TEXTS = st.text(st.sampled_from('ab"\\\n\t /é漢😀\x00{}[],:\ud800') | st.characters(), max_size=8)
 ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool", "s"])
-BLOCK: st.SearchStrategy[Any] = st.fixed_dictionaries(
-    {"type": st.sampled_from(["text", "input_text", "image"])}, optional={"text": TEXTS}
-)
-CONTENT: st.SearchStrategy[Any] = TEXTS | st.none() | st.lists(BLOCK, max_size=3)
-MESSAGES: st.SearchStrategy[Any] = st.lists(
-    st.fixed_dictionaries({"role": ROLES, "content": CONTENT}, optional={"name": TEXTS}), max_size=4
-)
-MANY: st.SearchStrategy[Any] = st.integers(9, 12).flatmap(
-    lambda size: st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS}), min_size=size, max_size=size)
-)
+Objects = st.SearchStrategy[Any]
+
+
+def objects(needed: dict[str, Any], **optional: Any) -> Objects:
+    return st.fixed_dictionaries(needed, optional=optional)
+
+
+BLOCK = objects({"type": st.sampled_from(["text", "input_text", "image"])}, text=TEXTS)
+CONTENT: Objects = TEXTS | st.none() | st.lists(BLOCK, max_size=3)
+MESSAGES: Objects = st.lists(objects({"role": ROLES, "content": CONTENT}, name=TEXTS), max_size=4)
+MANY: Objects = st.lists(objects({"role": ROLES, "content": TEXTS}), min_size=9, max_size=12)
 NAMES = st.sampled_from(["find", "find_2", "été"])
-TOOL: st.SearchStrategy[Any] = st.fixed_dictionaries(
-    {"name": NAMES}, optional={"description": TEXTS, "parameters": st.just({"type": "x"})}
-)
-PART: st.SearchStrategy[Any] = st.fixed_dictionaries({}, optional={"text": TEXTS, "inlineData": st.just({})})
-GEMINI: st.SearchStrategy[Any] = st.fixed_dictionaries(
-    {}, optional={"parts": st.lists(PART, max_size=3) | PART, "role": TEXTS}
-)
-DECLARED: st.SearchStrategy[Any] = st.lists(
-    st.fixed_dictionaries({"functionDeclarations": st.lists(TOOL, max_size=2)}), max_size=2
-)
-REQUESTS: dict[str, st.SearchStrategy[Any]] = {
-    "chat": st.fixed_dictionaries(
-        {"model": TEXTS, "messages": MESSAGES | MANY},
-        optional={"tools": st.lists(st.fixed_dictionaries({"function": TOOL}) | TOOL, max_size=3)},
+TOOL = objects({"name": NAMES}, description=TEXTS, parameters=st.just({"type": "x"}))
+TOOLS = st.lists(TOOL, max_size=3)
+PART = objects({}, text=TEXTS, inlineData=st.just({}))
+GEMINI = objects({}, parts=st.lists(PART, max_size=3) | PART, role=TEXTS)
+DECLARED = st.lists(objects({"functionDeclarations": st.lists(TOOL, max_size=2)}), max_size=2)
+REQUESTS: dict[str, Objects] = {
+    "chat": objects(
+        {"model": TEXTS, "messages": MESSAGES | MANY}, tools=st.lists(objects({"function": TOOL}) | TOOL, max_size=3)
     ),
-    "responses": st.fixed_dictionaries(
-        {"input": TEXTS | MESSAGES}, optional={"instructions": TEXTS, "tools": st.lists(TOOL, max_size=3)}
-    ),
-    "messages": st.fixed_dictionaries(
-        {"messages": MESSAGES}, optional={"system": CONTENT, "tools": st.lists(TOOL, max_size=3)}
-    ),
-    "gemini": st.fixed_dictionaries(
-        {"contents": st.lists(GEMINI, max_size=3)},
-        optional={"systemInstruction": GEMINI, "system_instruction": GEMINI, "tools": DECLARED},
+    "responses": objects({"input": TEXTS | MESSAGES}, instructions=TEXTS, tools=TOOLS),
+    "messages": objects({"messages": MESSAGES}, system=CONTENT, tools=TOOLS),
+    "gemini": objects(
+        {"contents": st.lists(GEMINI, max_size=3)}, systemInstruction=GEMINI, system_instruction=GEMINI, tools=DECLARED
     ),
 }
 
@@ -157,28 +147,22 @@ def test_the_text_of_a_user_is_not_taken_for_the_system_text() -> None:
     assert spans(body.encode(), [place])[0][0] == body.index('"Be kind."', body.index('"system"'))
 
 
-def test_a_prompt_of_several_blocks_has_several_places() -> None:
+def test_a_prompt_of_several_blocks_or_messages_has_several_places() -> None:
+    """Newer models take system messages in mid conversation."""
     marked = {"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}}
-    body = json.dumps({"system": [{"type": "text", "text": "one"}, marked], "messages": []})
-    assert texts("messages", body) == texts("count_tokens", body) == ["one", "two"]
+    turns = [{"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}]
+    body = json.dumps({"system": [{"type": "text", "text": "one"}, marked], "messages": turns})
+    assert texts("messages", body) == texts("count_tokens", body) == ["one", "two", "Be brief."]
 
 
 @pytest.mark.parametrize("name", ["messages", "chat", "responses"])
 def test_a_block_whose_type_is_no_text_has_no_place(name: str) -> None:
-    blocks: list[Any] = [
-        {"type": {"text": 1}, "text": "a"},
-        {"type": ["text"], "text": "b"},
-        {"type": "text", "text": "c"},
-    ]
+    types: list[Any] = [{"text": 1}, ["text"], "text"]
+    blocks = [{"type": kind, "text": text} for kind, text in zip(types, "abc", strict=True)]
     field = "input" if name == "responses" else "messages"
     body = {"model": "m", "system": blocks, field: [{"role": "system", "content": blocks}]}
     places = by_name(name).system_texts(json.dumps(body).encode()).places
     assert {place.text for place in places} == {"c"}
-
-
-def test_newer_models_take_system_messages_in_mid_conversation() -> None:
-    turns = [{"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}]
-    assert texts("messages", json.dumps({"system": "Hello.", "messages": turns})) == ["Hello.", "Be brief."]
 
 
 @pytest.mark.parametrize(
@@ -213,10 +197,9 @@ def test_half_a_surrogate_pair_somewhere_does_not_hide_the_text() -> None:
 
 
 def test_only_tools_with_a_description_have_texts() -> None:
-    tools: list[Any] = [
-        {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {"description": "no"}}}
-    ]
-    tools += [{"type": "custom", "custom": {"name": "c", "description": "C."}}, {"type": "function", "function": {}}]
+    function = {"name": "f", "description": "F.", "parameters": {"description": "no"}}
+    tools: list[Any] = [{"type": "function", "function": function}, {"type": "function", "function": {}}]
+    tools.insert(1, {"type": "custom", "custom": {"name": "c", "description": "C."}})
     found = by_name("chat").tool_texts(json.dumps({"tools": tools}).encode())
     assert [(it.role, it.name, it.text) for it in found] == [("tool", "f", "F."), ("tool", "c", "C.")]
     flat = [{"type": "function", "name": "f", "description": "F."}, {"type": "web_search"}]

@@ -31,13 +31,8 @@ def responses(usage: Any, **more: Any) -> Json:
 
 
 def messages(usage: Any) -> Json:
-    return {
-        "id": "m",
-        "model": "m",
-        "content": [{"type": "text", "text": "hi"}],
-        "stop_reason": "end_turn",
-        "usage": usage,
-    }
+    said = {"content": [{"type": "text", "text": "hi"}], "stop_reason": "end_turn"}
+    return {"id": "m", "model": "m", "usage": usage} | said
 
 
 def gemini(usage: Any, **candidate: Any) -> Json:
