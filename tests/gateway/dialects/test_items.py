@@ -111,20 +111,17 @@ def test_markers_and_formatting_do_not_count() -> None:
 
 def test_one_text_and_one_content_are_lists_of_it() -> None:
     plain = sources("responses", body({"input": "Look.", "instructions": None}))
-    for given in ("Look.", [{"role": "user", "content": "Look."}]):
-        assert sources("responses", body({"input": given})) == plain
+    for asked in ("Look.", [{"role": "user", "content": "Look."}]):
+        assert sources("responses", body({"input": asked})) == plain
     one = {"role": "user", "parts": [{"text": "Look."}]}
     assert sources("gemini", body({"contents": one})) == sources("gemini", body({"contents": [one]})) != []
 
 
 def test_a_response_that_is_gone_on_from_is_named_by_the_id_in_its_first_event() -> None:
     dialect = by_name("responses")
-    for said, previous in (
-        ({"previous_response_id": "resp_1"}, "resp_1"),
-        ({"previous_response_id": 7}, None),
-        ({}, None),
-    ):
-        assert dialect.items(body({"input": "x"} | said)).previous == previous
+    for said, previous in (("resp_1", "resp_1"), (7, None), (None, None)):
+        assert dialect.items(body({"input": "x", "previous_response_id": said})).previous == previous
+    assert dialect.items(body({"input": "x"})).previous is None
     begun = b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp_1"}}\n\n'
     assert dialect.response_id(begun + b"data: {...", True) == "resp_1"
     assert dialect.response_id(b'{"id":"resp_2","output":[]}', False) == "resp_2"

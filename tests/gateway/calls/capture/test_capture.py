@@ -11,6 +11,7 @@ import json
 from array import array
 from collections.abc import AsyncGenerator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ import aiohttp
 import openai
 import pytest
 from conftest import StartGateway
-from fakes import vllm_wire
+from fakes import framed, vllm_wire
 from fakes.engine import engine
 from fakes.formats import Failure
 from fakes.odd import abort, close, request, send, wait
@@ -28,11 +29,16 @@ from fakes.process import upstreams
 from fakes.provider import Provider
 from fakes.raw import body_of, chunk, connect, events_head, head, header_fields, post, reply
 from fakes.rig import CHAT, Inside, Rig, inside
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionToolUnionParam
 
 from penstock.gateway.calls.capture.framing import cleaned
+from penstock.gateway.calls.capture.request import Asked
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer, Call
+from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.sse import begins
 from penstock.gateway.dialects.token_ids import read_tokens
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.span import Span
@@ -49,7 +55,7 @@ CALLS = Answer("Let me look.", (Call("c1", "get", '{"x": "é 1"}'), Call("c2", "
 
 @pytest.fixture(scope="module")
 def gateway_config() -> str:
-    return TRAIN.format("up")
+    return TRAIN.format("up") + '[[route]]\nmodel = "*"\nupstream = "up"\n\n'
 
 
 @pytest.fixture
@@ -229,6 +235,15 @@ def chunked(body: bytes, size: int) -> list[bytes]:
     return [chunk(body[at : at + size]) for at in range(0, len(body), size)]
 
 
+def headed(kind: str | None, *more: tuple[str, str]) -> bytes:
+    given = [] if kind is None else [("Content-Type", kind)]
+    return head("HTTP/1.1 200 OK", [*given, *(more or [("Transfer-Encoding", "chunked")])])
+
+
+def whole(body: bytes, size: int) -> bytes:
+    return b"".join(chunked(body, size)) + chunk(b"")
+
+
 @pytest.mark.parametrize(("size", "step"), [(1, 5), (3, 1), (50, 49), (1000, 7), (100_000, 100_000)])
 async def test_the_pace_of_a_stream_does_not_matter(rig: Rig, size: int, step: int) -> None:
     answer = events_head() + b"".join(chunked(GIVEN, size)) + b"0\r\nX-Sum: 1\r\n\r\n"
@@ -247,7 +262,7 @@ async def test_events_keep_their_ends_comments_and_keep_alives(rig: Rig, end: by
     alive, events = b": ping" + end + end, GIVEN.split(b"\n\n")[:-1]
     assert len(events) > CLEAN.count(b"\n\n")
     given = b"".join(alive + event + end + end for event in events)
-    answer = events_head() + b"".join(chunked(given, 11)) + chunk(b"")
+    answer = events_head() + whole(given, 11)
     async with rig.upstream([request(), send(answer)]), rig.client() as client:
         client.send(rig.call(BODY))
         got = body_of(await client.message())
@@ -270,7 +285,7 @@ async def test_an_event_is_passed_on_as_soon_as_it_is_whole(rig: Rig) -> None:
 
 
 async def test_a_client_of_http_1_0_gets_a_stream_without_chunks(rig: Rig) -> None:
-    answer = events_head() + b"".join(chunked(GIVEN, 100)) + chunk(b"")
+    answer = events_head() + whole(GIVEN, 100)
     async with rig.upstream([request(), send(answer)]), rig.client() as client:
         client.send(head(f"POST {rig.path()} HTTP/1.0", [("Content-Length", str(len(BODY)))]) + BODY)
         got = await client.rest()
@@ -285,7 +300,7 @@ async def test_a_plain_answer_however_it_is_framed(rig: Rig, framing: str) -> No
     framed = PLAIN_GIVEN
     if framing in ("chunked", "1.0"):
         heads[framing] = "Transfer-Encoding: chunked\r\n"
-        framed = b"".join(chunked(PLAIN_GIVEN, 300)) + chunk(b"")
+        framed = whole(PLAIN_GIVEN, 300)
     answer = (json_head + heads[framing] + "X-After: 1\r\n\r\n").encode() + framed
     ends = [close()] if framing == "close" else []
     pieces = [send(answer[at : at + 97]) for at in range(0, len(answer), 97)]
@@ -309,14 +324,12 @@ async def test_a_plain_answer_however_it_is_framed(rig: Rig, framing: str) -> No
         reply(200, gzip.compress(PLAIN_GIVEN, mtime=0), [("Content-Encoding", "gzip")]),
         reply(500, PLAIN_GIVEN),
         reply(200, b""),
-        head("HTTP/1.1 200 OK", [("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")])
-        + b"".join(chunked(PLAIN_CLEAN, 100))
-        + b"0\r\nX-Sum: 1\r\n\r\n",
-        head("HTTP/1.1 200 OK", [("Content-Type", "application/x-ndjson"), ("Content-Length", str(len(PLAIN_GIVEN)))])
-        + PLAIN_GIVEN,
+        headed("application/json") + b"".join(chunked(PLAIN_CLEAN, 100)) + b"0\r\nX-Sum: 1\r\n\r\n",
+        headed("application/x-ndjson", ("Content-Length", str(len(PLAIN_GIVEN)))) + PLAIN_GIVEN,
         events_head([("Content-Encoding", "gzip")]) + chunk(gzip.compress(GIVEN, mtime=0)) + chunk(b""),
+        events_head() + chunk(CLEAN) + chunk(b""),
     ],
-    ids=["ignores", "half", "gzip", "error", "empty", "chunked", "ndjson", "gzip-stream"],
+    ids=["ignores", "half", "gzip", "error", "empty", "chunked", "ndjson", "gzip-stream", "no tokens"],
 )
 async def test_what_needs_no_change_or_is_not_understood_passes_byte_for_byte(rig: Rig, answer: bytes) -> None:
     pieces = [send(answer[at : at + 61]) for at in range(0, len(answer), 61)]
@@ -324,12 +337,6 @@ async def test_what_needs_no_change_or_is_not_understood_passes_byte_for_byte(ri
         client.send(rig.call(BODY))
         assert await client.exactly(len(answer)) == answer
         assert client.end == "open"
-
-
-async def test_a_stream_without_tokens_passes_event_by_event(rig: Rig) -> None:
-    async with rig.upstream([request(), send(events_head() + chunk(CLEAN) + chunk(b""))]), rig.client() as client:
-        client.send(rig.call(BODY))
-        assert body_of(await client.message()) == CLEAN
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
@@ -340,7 +347,7 @@ async def test_what_is_too_large_to_be_held_passes_as_it_came(
     answer = reply(200, PLAIN_GIVEN)
     if framing == "chunked":
         headers = [("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")]
-        answer = head("HTTP/1.1 200 OK", headers) + b"".join(chunked(PLAIN_GIVEN, 100)) + chunk(b"")
+        answer = head("HTTP/1.1 200 OK", headers) + whole(PLAIN_GIVEN, 100)
     script = [request(), send(answer[:1500]), wait("passed"), send(answer[1500:])]
     async with inside(tmp_path, http, route=[{"model": "policy", "upstream": ["up"], "train": True}]) as made:
         async with made.upstream(script) as upstream, made.client() as client:
@@ -350,13 +357,6 @@ async def test_what_is_too_large_to_be_held_passes_as_it_came(
             assert await client.exactly(len(answer) - 1500) == answer[1500:]
         await made.span()
         assert made.gateway.metrics.captured_calls == {("no",): 1}
-
-
-async def test_a_stream_whose_length_is_known_keeps_one(rig: Rig) -> None:
-    length = [("Content-Type", "text/event-stream"), ("Content-Length", str(len(GIVEN)))]
-    async with rig.upstream([request(), send(head("HTTP/1.1 200 OK", length) + GIVEN)]), rig.client() as client:
-        client.send(rig.call(BODY))
-        assert body_of(await client.message()) == CLEAN
 
 
 @pytest.mark.parametrize("how", [close, abort])
@@ -384,7 +384,7 @@ async def test_half_a_plain_answer_is_seen_to_be_half(rig: Rig) -> None:
 async def test_a_request_in_chunks_grows(rig: Rig) -> None:
     framing = [("Host", "h"), ("Transfer-Encoding", "chunked"), ("Accept-encoding", "gzip")]
     async with rig.upstream([request(), send(reply(200, b"{}"))]) as upstream, rig.client() as client:
-        client.send(head(f"POST {rig.path()} HTTP/1.1", framing) + b"".join(chunked(BODY, 10)) + chunk(b""))
+        client.send(head(f"POST {rig.path()} HTTP/1.1", framing) + whole(BODY, 10))
         await client.message()
         seen = (await upstream.connection(0)).requests[0]
     assert body_of(seen) == b'{"return_token_ids":true,"logprobs":true,' + BODY[1:]
@@ -412,3 +412,133 @@ async def test_metrics_tell_when_an_engine_gives_no_ids(rig: Rig, http: aiohttp.
     async with http.get(f"http://{urlsplit(rig.base.url).netloc}/metrics") as response:
         rows = (await response.text()).splitlines()
     assert any(row.startswith('penstock_captured_calls_total{ids="no"}') for row in rows)
+
+
+# -- streams under other content types, and plain answers under theirs, as proxies of engines send them ---------------
+
+KINDS = [None, "application/json", "text/plain; charset=utf-8", "application/octet-stream", "text/event-stream"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("first", [1, 4, 30])
+async def test_a_stream_is_one_under_any_type_and_is_not_held_back(rig: Rig, kind: str | None, first: int) -> None:
+    event = GIVEN.index(b"\n\n") + 2
+    script = [request(), send(headed(kind)), send(chunk(GIVEN[:first]) + chunk(GIVEN[first:event])), wait("seen")]
+    script += [send(whole(GIVEN[event:], 100))]
+    async with rig.upstream(script) as upstream, rig.client() as client:
+        client.send(rig.call(BODY))
+        seen = await client.until(b"\n\n\r\n")
+        upstream.go("seen")
+        seen += await client.message()
+    assert seen.startswith(headed(kind))
+    assert b"".join(seen.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2]) == CLEAN
+    span = await rig.span()
+    assert (span.stream, span.status, span.finish, span.tool_calls) == (True, "ok", "tool_calls", 2)
+    assert await rig.tape.raw(span, "response") == GIVEN
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("framing", ["length", "chunked", "close"])
+async def test_a_plain_answer_is_one_under_any_type(rig: Rig, kind: str | None, framing: str) -> None:
+    more = {"length": ("Content-Length", str(len(PLAIN_GIVEN))), "close": ("Connection", "close")}
+    answer = headed(kind, *([more[framing]] if framing in more else []))
+    answer += whole(PLAIN_GIVEN, 50) if framing == "chunked" else PLAIN_GIVEN
+    ends = [close()] if framing == "close" else []
+    async with rig.upstream([request(), send(answer), *ends]), rig.client() as client:
+        client.send(rig.call(BODY))
+        got = await (client.rest() if framing == "close" else client.message())
+    assert body_of(got) == PLAIN_CLEAN
+    span = await rig.span()
+    assert (span.stream, span.status, span.finish, span.tool_calls) == (False, "ok", "tool_calls", 2)
+
+
+def received(*reads: bytes) -> list[bytes]:
+    """What the client has got of each read."""
+    asked = Asked(b"", tuple(MORE), False)
+    return framed.received(lambda connection: cleaned(asked, connection, connection.chunked), reads)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "text/html", "application/vnd.engine+json"])
+@given(places=st.lists(st.integers(0, len(PLAIN_GIVEN)), max_size=3))
+def test_a_plain_answer_is_cleaned_however_its_head_and_body_are_read(kind: str | None, places: list[int]) -> None:
+    ends = sorted({0, len(PLAIN_GIVEN), *places})
+    pieces = [PLAIN_GIVEN[start:end] for start, end in pairwise(ends)]
+    got = b"".join(received(headed(kind, ("Content-Length", str(len(PLAIN_GIVEN)))), *pieces))
+    assert body_of(got) == PLAIN_CLEAN
+
+
+@pytest.mark.parametrize("before", [b"", b"\n "])
+def test_what_turns_out_to_be_no_json_is_not_held_back(before: bytes) -> None:
+    head = headed("text/plain", ("Content-Length", "8"))
+    assert received(head + before, b"some", b"word"[len(before) :]) == [
+        b"",
+        head + before + b"some",
+        b"word"[len(before) :],
+    ]
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream", None])
+async def test_a_stream_with_a_length_is_cleaned_too_and_one_without_tokens_passes(rig: Rig, kind: str | None) -> None:
+    for events in (GIVEN, CLEAN):
+        answer = headed(kind, ("Content-Length", str(len(events)))) + events
+        async with rig.upstream([request(), send(answer[:70]), send(answer[70:])]), rig.client() as client:
+            client.send(rig.call(BODY))
+            assert body_of(await client.message()) == CLEAN
+    assert [span.stream for span in await rig.tape.spans(rig.rollout, 2)] == [True, True]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_other_routes_pass_it_as_it_came(rig: Rig, packed: bool) -> None:
+    more = [("Content-Encoding", "gzip")] if packed else []
+    answer = reply(200, gzip.compress(CLEAN, mtime=0) if packed else CLEAN, [("Content-Type", "text/plain"), *more])
+    async with rig.upstream([request(), send(answer)]), rig.client() as client:
+        client.send(post(rig.path(CHAT), BODY.replace(b"policy", b"other")))
+        assert await client.exactly(len(answer)) == answer
+    span = await rig.span()
+    assert (span.stream, span.finish, span.tool_calls) == (True, "tool_calls", 2)
+
+
+async def test_an_error_of_a_trained_model_passes_under_any_type(rig: Rig) -> None:
+    answer = headed("text/event-stream") + chunk(b'{"error":{"message":"No."}}') + chunk(b"")
+    async with rig.upstream([request(), send(answer)]), rig.client() as client:
+        client.send(rig.call(BODY))
+        assert await client.message() == answer
+    span = await rig.span()
+    assert (span.stream, span.status, span.error) == (False, "error", "error_body")
+
+
+async def test_a_client_that_leaves_after_the_last_event_has_had_it_all(rig: Rig) -> None:
+    script = [request(), send(headed("application/json") + chunk(CLEAN)), wait("never")]
+    async with rig.upstream(script):
+        async with rig.client() as client:
+            client.send(post(rig.path(CHAT), BODY.replace(b"policy", b"other")))
+            await client.until(b"[DONE]\n\n")
+        span = await rig.span()  # before the upstream leaves, too
+    assert (span.status, span.stream) == ("ok", True)
+
+
+@given(kept=st.integers(0, 40), field=st.sampled_from([b"data: x", b"event: a", b"id:1", b"retry: 3", b": ping"]))
+def test_the_first_bytes_tell(kept: int, field: bytes) -> None:
+    for before in (b"", b"\xef\xbb\xbf", b"\n\r\n"):
+        whole = before + field + b"\n\n"
+        assert begins(whole[:kept]) in (None, True)
+        assert begins(whole) is True
+    for other in (b"{", b" [", b"data", b"dat", b"identity", b"<html>", b"\x1f\x8b", b"retry"):
+        assert begins(other + b" 1") is False
+
+
+@pytest.mark.parametrize(
+    ("dialect", "request_body", "path", "asks"),
+    [
+        ("chat", b'{"stream" : true}', "", True),
+        ("chat", b'{"messages":[{"content":"{\\"stream\\": true}"}]}', "", False),
+        ("gemini", b"{}", "/v1beta/models/m:streamGenerateContent?alt=sse", True),
+        ("gemini", b"{}", "/v1beta/models/m:generateContent", False),
+        ("converse", b"{}", "/model/m/converse-stream", True),
+        ("converse", b"{}", "/model/m/converse", False),
+        ("mcp", b'{"stream": true}', "/mcp/a", False),
+        ("opaque", b'{"stream": true}', "/v1/other", True),
+    ],
+)
+def test_who_asks_for_a_stream(dialect: str, request_body: bytes, path: str, asks: bool) -> None:
+    assert by_name(dialect).asks_stream(request_body, path) == asks
