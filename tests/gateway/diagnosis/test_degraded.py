@@ -41,9 +41,19 @@ def said(who: str, **about: Any) -> dict[str, str]:
     return reasons(calls(who, **about))
 
 
-@pytest.mark.parametrize("who", [who for who in AGENTS if who.endswith("own host")])
-def test_nothing_is_said_of_an_agent_that_calls_its_makers_host(who: str) -> None:
-    assert said(who) == {}
+def sent_by(agent: str, *more: tuple[str, str]) -> list[tuple[Span, Exchange]]:
+    """Codex's calls, by another agent."""
+    headers = [("user-agent", agent), *more]
+    return [(span, one.model_copy(update={"request_headers": headers})) for span, one in calls(CODEX)]
+
+
+def test_nothing_is_said_of_an_agent_that_lacks_nothing() -> None:
+    """It calls its maker's host, has its WebSocket, or never had one."""
+    own = [who for who in AGENTS if who.endswith("own host")]
+    assert [said(who) for who in own] == [{}] * len(own)
+    assert own
+    assert said(CODEX, attributes={WEBSOCKET: True}) == {}
+    assert reasons(sent_by("codex_cli_rs/0.98.0 (Debian)")) == {}
 
 
 def test_the_newest_claude_code_behind_a_base_url() -> None:
@@ -78,9 +88,8 @@ def test_a_claude_code_that_lacks_nothing_that_is_known_is_not_degraded() -> Non
         made = {"request_body": json.dumps(body).encode(), "request_headers": headers}
         whole[at] = (span, sent.model_copy(update=made))
     assert reasons(whole) == {}
-    bare = [
-        (span, one.model_copy(update={"request_headers": [("user-agent", "claude-cli/3.0.0")]})) for span, one in whole
-    ]
+    agent = {"request_headers": [("user-agent", "claude-cli/3.0.0")]}
+    bare = [(span, one.model_copy(update=agent)) for span, one in whole]
     assert "its 0 beta flags lack prompt-caching-scope and advanced-tool-use" in reasons(bare)["base_url"]
 
 
@@ -96,25 +105,10 @@ def test_codex_without_its_websocket_sends_everything_again() -> None:
 
 @pytest.mark.parametrize("agent", ["codex-tui/0.170.1 (x)", "Codex Desktop/0.169.0", "codex_cli_rs/1.0.0"])
 def test_threads_of_codex_are_told_apart(agent: str) -> None:
-    threads: list[tuple[Span, Exchange]] = []
-    for span, one in calls(CODEX):
-        for name in ("one", "two"):
-            headers = [("user-agent", agent), ("thread-id", name)]
-            threads.append((span, one.model_copy(update={"request_headers": headers})))
+    both = zip(*(sent_by(agent, ("thread-id", name)) for name in ("one", "two")), strict=True)
+    threads = [one for pair in both for one in pair]
     once, twice = said(CODEX)["no_websocket"], reasons(threads)["no_websocket"]
     assert 2 * int(once.split()[0]) - 1 <= int(twice.split()[0]) <= 2 * int(once.split()[0]) + 1
-
-
-def test_codex_on_its_websocket_has_lost_nothing() -> None:
-    assert said(CODEX, attributes={WEBSOCKET: True}) == {}
-
-
-def test_an_older_codex_never_had_one() -> None:
-    older = [
-        (span, one.model_copy(update={"request_headers": [("user-agent", "codex_cli_rs/0.98.0 (Debian)")]}))
-        for span, one in calls(CODEX)
-    ]
-    assert reasons(older) == {}
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"system":[1],"tools":[2]}', b'{"system":"x","tools":{}}', b"\xff"])

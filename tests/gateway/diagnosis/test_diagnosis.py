@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 from fakes.goldens import check_widths, text_of
 from fakes.memory_tape import T0, call, chat_exchange, exchange
+from fakes.wire_bodies import sse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,21 +58,11 @@ def good(messages: Messages = ASK, text: str = "4", **about: Any) -> Exchange:
     return exchange(json.dumps({"model": "m", "messages": messages}).encode(), json.dumps(given).encode())
 
 
-def rollout(**about: Any) -> RolloutSummary:
-    attempt = Attempt(
-        rollout="r1",
-        id="a1",
-        status=about.pop("attempt_status", AttemptStatus.SUCCEEDED),
-        reward=about.pop("reward", 1.0),
-        totals=Totals(gaps=about.pop("gaps", 0)),
-        ended_ns=about.pop("ended_ns", None),
-    )
-    usual: Json = {
-        "origin": "queued",
-        "status": RolloutStatus.SUCCEEDED,
-        "attempts": [attempt],
-        "reward": attempt.reward,
-    }
+def rollout(gaps: int = 0, reward: float | None = 1.0, **about: Any) -> RolloutSummary:
+    own = {name: about.pop(at) for at, name in (("attempt_status", "status"), ("ended_ns", "ended_ns")) if at in about}
+    own.setdefault("status", AttemptStatus.SUCCEEDED)
+    attempt = Attempt(rollout="r1", id="a1", reward=reward, totals=Totals(gaps=gaps), **own)
+    usual: Json = {"origin": "queued", "status": RolloutStatus.SUCCEEDED, "attempts": [attempt], "reward": reward}
     return RolloutSummary(id="r1", **(usual | about))
 
 
@@ -157,19 +148,21 @@ def test_what_blocks_an_attempt(about: Json, code: str, fix: str) -> None:
     assert found(made)[0].reason in made.verdict
 
 
-def test_what_an_agent_says_of_itself_does_not_count() -> None:
-    said = Reward(value=0.5, source="agent", trusted=False)
-    head = call(2, kind="reward", name="reward", attributes=said.attributes())
-    made = judge((span(), good()), (head, None), of=rollout(reward=None))
-    assert codes(made) == ["untrusted_reward"]
-    assert found(made)[0].fix == "penstock reward r1/a1 0.5 --source judge"
+OWN = Reward(value=0.5, source="agent", trusted=False)
+STYLE = Reward(dimensions={"style": 1.0}, source="judge")
 
 
-def test_dimensions_are_no_reward() -> None:
-    said = Reward(dimensions={"style": 1.0}, source="judge")
+@pytest.mark.parametrize(
+    ("said", "code", "told"),
+    [
+        (OWN, "untrusted_reward", "penstock reward r1/a1 0.5 --source judge"),
+        (STYLE, "no_reward", "dimensions and no value"),
+    ],
+)
+def test_rewards_that_do_not_count(said: Reward, code: str, told: str) -> None:
     head = call(2, kind="reward", name="reward", attributes=said.attributes())
-    made = judge((span(), good()), (head, None), of=rollout(reward=None))
-    assert [(f.code, f.reason) for f in found(made)] == [("no_reward", "its rewards have dimensions and no value")]
+    (only,) = found(judge((span(), good()), (head, None), of=rollout(reward=None)))
+    assert (only.code, told in f"{only.reason} {only.fix}") == (code, True)
 
 
 def test_a_call_after_the_end_is_late() -> None:
@@ -188,24 +181,17 @@ def test_the_model_of_most_calls_is_the_one_that_is_judged() -> None:
 
 
 def test_some_findings_do_not_block() -> None:
-    made = judge(
-        (span(1, finish="length", versions={"policy": "v3"}), good()), (span(2, versions={"policy": "v3"}), good())
-    )
+    first, second = (span(n, versions={"policy": "v3"}, finish=end) for n, end in ((1, "length"), (2, None)))
+    made = judge((first, good()), (second, good()))
     assert codes(made) == ["cut_off"]
     assert not any(finding.blocks for finding in found(made))
     assert made.attempts[0].trainable == 2
 
 
-def captured(**about: Any) -> Span:
-    """A call whose ids were asked for in the agent's name."""
-    return span(attributes={"penstock.captured": ["return_token_ids", "logprobs"]}, **about)
-
-
 def test_an_engine_that_was_asked_and_gave_no_ids_is_the_wrong_one() -> None:
-    made = judge((captured(), chat_exchange(ASK, {"content": "4"})))
-    assert [(f.code, f.fix) for f in found(made)] == [
-        ("no_token_ids", "serve the model by an engine that gives them, such as vLLM")
-    ]
+    asked = span(attributes={"penstock.captured": ["return_token_ids", "logprobs"]})
+    (only,) = found(judge((asked, chat_exchange(ASK, {"content": "4"}))))
+    assert (only.code, only.fix) == ("no_token_ids", "serve the model by an engine that gives them, such as vLLM")
 
 
 def asking(**more: Any) -> Exchange:
@@ -276,16 +262,12 @@ def test_a_prompt_that_begins_with_an_earlier_calls_tokens_goes_on_from_it() -> 
     assert (codes(made), made.attempts[0].trainable, made.attempts[0].sequences) == ([], 2, 1)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "code", "where"),
-    [
-        ((1, 2, 3, 9, 5), "retokenised", "from 3 on, in its answer"),
-        ((1, 9, 3, 4, 5), "template", "from 1 on, in its prompt"),
-    ],
-)
-def test_messages_that_go_on_with_other_tokens_were_written_anew(
-    prompt: tuple[int, ...], code: str, where: str
-) -> None:
+ANEW = [(9, "retokenised", "from 3 on, in its answer"), (8, "template", "from 1 on, in its prompt")]
+
+
+@pytest.mark.parametrize(("odd", "code", "where"), ANEW)
+def test_messages_that_go_on_with_other_tokens_were_written_anew(odd: int, code: str, where: str) -> None:
+    prompt = (1, 2, 3, odd, 5) if code == "retokenised" else (1, odd, 3, 4, 5)
     made = judge((span(1), good()), (span(2), good(MORE, prompt=prompt, ids=(6,))))
     assert codes(made) == [code]
     assert made.attempts[0].calls[1].begins == [code]
@@ -319,17 +301,17 @@ def test_each_of_several_choices_may_be_gone_on_from() -> None:
 # --- where the ids stand ---
 
 
-def stream(*events: Json) -> bytes:
-    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+COUNTS = {"prompt_tokens": 2}
 
 
 def test_ids_of_a_stream_are_put_together() -> None:
-    body = stream(
-        {"prompt_token_ids": [1, 2], "choices": [{"index": 0, "delta": {"role": "assistant"}}]},
-        {"choices": [{"index": 0, "delta": {"content": "4"}, "token_ids": [3], "logprobs": {"content": [{"logprob": -1}]}}]},  # noqa: E501
-        {"choices": [{"index": 0, "delta": {}, "token_ids": [4], "logprobs": {"content": [{"logprob": 0}]}}]},
-        {"choices": [], "usage": {"prompt_tokens": 2}},
-    )  # fmt: skip
+    choices: list[Json] = [
+        {"delta": {"role": "assistant"}},
+        {"delta": {"content": "4"}, "token_ids": [3], "logprobs": {"content": [{"logprob": -1}]}},
+        {"delta": {}, "token_ids": [4], "logprobs": {"content": [{"logprob": 0}]}},
+    ]
+    events: list[Json] = [{"choices": [{"index": 0} | one]} for one in choices]
+    body = sse(events[0] | {"prompt_token_ids": [1, 2]}, *events[1:], {"choices": [], "usage": COUNTS}, "[DONE]")
     tokens = read_tokens(body, True)
     assert tokens.complete
     assert (length(tokens.prompt), tokens.generated, tokens.outputs[0].logprobs) == (2, 2, 2)
@@ -350,32 +332,19 @@ def test_odd_ids_are_no_ids(ids: Any) -> None:
     assert not read_tokens(json.dumps(body).encode(), False).complete
 
 
+KEYS = st.sampled_from(
+    ["choices", "prompt_token_ids", "token_ids", "logprobs", "content", "logprob", "index", "messages"]
+)
 ANY_JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["choices", "prompt_token_ids", "token_ids", "logprobs", "content", "logprob", "index", "messages"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=20,
 )
+BODIES = st.binary(max_size=60) | ANY_JSON.map(lambda it: json.dumps(it).encode())
+DIALECTS = st.sampled_from(["chat", "completions", "responses", "messages", "opaque", "never heard of"])
 
 
-def as_bytes(value: Any) -> bytes:
-    return json.dumps(value).encode()
-
-
-@given(
-    st.binary(max_size=60) | ANY_JSON.map(as_bytes),
-    st.binary(max_size=60) | ANY_JSON.map(as_bytes),
-    st.booleans(),
-    st.sampled_from(["chat", "completions", "responses", "messages", "opaque", "never heard of"]),
-)
+@given(BODIES, BODIES, st.booleans(), DIALECTS)
 def test_no_bytes_raise(request: bytes, response: bytes, streamed: bool, dialect: str) -> None:
     body = b"data: " + response + b"\n\n" if streamed else response
     heads = [span(n, stream=streamed, dialect=dialect) for n in (1, 2)]
@@ -404,16 +373,11 @@ def long_story() -> Diagnosis:
 
 
 def test_how_it_looks() -> None:
+    """Several are a line each, and one of several is told whole."""
     check_widths("doctor", queue.diagnosis(long_story()))
-
-
-def test_several_are_a_line_each() -> None:
+    assert text_of(queue.diagnoses([long_story()])) == text_of(queue.diagnosis(long_story()))
     fine = judge((span(1), good())).model_copy(update={"rollout": "0193c6f2-7d1a-7c3e-9f54-2b8a6d0e4c71"})
     check_widths("doctor-several", queue.diagnoses([long_story(), fine]))
-
-
-def test_one_of_several_is_told_whole() -> None:
-    assert text_of(queue.diagnoses([long_story()])) == text_of(queue.diagnosis(long_story()))
 
 
 def test_every_reason_is_documented_and_exists() -> None:

@@ -11,8 +11,9 @@ from penstock.gateway.diagnosis.tool_uses import tools_used
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, RolloutSummary
 from penstock.gateway.model.tools import ToolList, UnansweredCall
 
-SEARCH = ("c1", "search", {"q": "x"})
-OTHER = ("c2", "search", {"q": "y"})
+SEARCH, OTHER, AGAIN = ("c1", "search", {"q": "x"}), ("c2", "search", {"q": "y"}), ("c2", "search", {"q": "x"})
+ASKED, CARRIED = model(1, [TASK], wanted(SEARCH)), [TASK, wanted(SEARCH), carried("c1", PAGE)]
+DONE = {"content": "Done."}
 
 
 def used(*recorded: Recorded) -> ToolList:
@@ -33,32 +34,34 @@ def said(*recorded: Recorded) -> list[tuple[int, str, str, str]]:
 
 
 def test_a_tool_that_went_well_is_not_worth_a_word() -> None:
-    later = [TASK, wanted(SEARCH), carried("c1", PAGE)]
-    calls = (model(1, [TASK], wanted(SEARCH)), ran(2, "search", {"q": "x"}), model(3, later, {"content": "Done."}))
+    calls = (ASKED, ran(2, "search", {"q": "x"}), model(3, CARRIED, DONE))
     assert said(*calls) == []
     assert used(*calls).unanswered == []
     assert [(it.span_id, it.asked_span_id) for it in used(*calls).tools] == [(None, None)]
+    # The span of the call that asked is named.
+    named = model(1, [TASK], wanted(SEARCH), span_id="a" * 16), ran(2, "search", {"q": "x"}, span_id="b" * 16)
+    [run] = used(*named, model(3, CARRIED, DONE)).tools
+    assert (run.span_id, run.asked_span_id, run.asked_by, run.grade) == ("b" * 16, "a" * 16, 1, "certain")
 
 
 def test_a_run_whose_result_was_lost() -> None:
     later = [TASK, wanted(SEARCH), {"role": "user", "content": "Never mind."}]
-    calls = (model(1, [TASK], wanted(SEARCH)), ran(2, "search", {"q": "x"}), model(3, later, {"content": "Done."}))
+    calls = (ASKED, ran(2, "search", {"q": "x"}), model(3, later, DONE))
     assert used(*calls).unanswered == [UnansweredCall(asked_by=1, call_id="c1", tool="search", run=2)]
-    assert said(*calls) == [
-        (1, "tool_unanswered", "#2 ran search, and no later call carries the result", "penstock tools r1/a1")
-    ]
+    reason = "#2 ran search, and no later call carries the result"
+    assert said(*calls) == [(1, "tool_unanswered", reason, "penstock tools r1/a1")]
 
 
 def test_one_of_two_tool_calls_without_a_result() -> None:
     later = [TASK, wanted(SEARCH, OTHER), carried("c1", PAGE)]
-    calls = (model(1, [TASK], wanted(SEARCH, OTHER)), model(2, later, {"content": "Done."}))
+    calls = (model(1, [TASK], wanted(SEARCH, OTHER)), model(2, later, DONE))
     assert used(*calls).unanswered == [UnansweredCall(asked_by=1, call_id="c2", tool="search", run=None)]
     assert [code for _, code, _, _ in said(*calls)] == ["tool_unanswered"]
 
 
 def test_a_tool_call_that_ends_the_agent_lacks_nothing() -> None:
     assert said(model(1, [TASK], wanted(("c1", "submit", {})))) == []
-    assert said(model(1, [TASK], wanted(SEARCH)), ran(2, "search", {"q": "x"})) == []
+    assert said(ASKED, ran(2, "search", {"q": "x"})) == []
 
 
 @pytest.mark.parametrize(
@@ -69,26 +72,15 @@ def test_a_tool_call_that_ends_the_agent_lacks_nothing() -> None:
     ],
 )
 def test_a_run_that_failed_or_was_denied(error: str, code: str, reason: str) -> None:
-    later = [TASK, wanted(SEARCH), carried("c1", PAGE)]
     bad = ran(2, "search", {"q": "x"}, status="error", error=error)
-    calls = (model(1, [TASK], wanted(SEARCH)), bad, model(3, later, {"content": "Done."}))
-    assert said(*calls) == [(1, code, reason, "penstock show r1/a1#2")]
+    assert said(ASKED, bad, model(3, CARRIED, DONE)) == [(1, code, reason, "penstock show r1/a1#2")]
 
 
 def test_runs_that_nothing_tells_apart() -> None:
-    both = wanted(SEARCH, ("c2", "search", {"q": "x"}))
-    later = [TASK, both, carried("c1", PAGE), carried("c2", PAGE)]
+    later = [TASK, wanted(SEARCH, AGAIN), carried("c1", PAGE), carried("c2", PAGE)]
     runs = (ran(2, "search", {"q": "x"}), ran(3, "search", {"q": "x"}))
-    found = said(model(1, [TASK], both), *runs, model(4, later, {"content": "Done."}))
+    found = said(model(1, [TASK], wanted(SEARCH, AGAIN)), *runs, model(4, later, DONE))
     assert [(sequence, code) for sequence, code, _, _ in found] == [(1, "tool_ambiguous")] * 2
-
-
-def test_the_span_of_the_call_that_asked_is_named() -> None:
-    later = [TASK, wanted(SEARCH), carried("c1", PAGE)]
-    calls = [model(1, [TASK], wanted(SEARCH), span_id="a" * 16), ran(2, "search", {"q": "x"}, span_id="b" * 16)]
-    calls += [model(3, later, {"content": "Done."})]
-    [run] = used(*calls).tools
-    assert (run.span_id, run.asked_span_id, run.asked_by, run.grade) == ("b" * 16, "a" * 16, 1, "certain")
 
 
 def test_an_attempt_without_tools_is_not_read_twice() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
-from fakes.tool_rollouts import MS, NAMES, SHOWN, asked, message, rollout, shown, text
+from fakes.tool_rollouts import MS, NAMES, SHOWN, Host, asked, message, rollout, shown, text
 
 from bench import trajectories
 from penstock.gateway.diagnosis.tool_calls import ModelCall, read_asks
 from penstock.gateway.diagnosis.tool_join import Candidate, ImpliedRun, Link, implied_runs, join
 from penstock.gateway.diagnosis.tool_pairs import ToolRun
+from penstock.gateway.diagnosis.tool_strays import Asking, whose
 from penstock.gateway.dialects import by_name
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 
@@ -52,16 +53,23 @@ def grew(said: list[Message], calls: list[Part], *results: Part) -> list[Message
 
 def one(result: str | Json, words: str, wanted: Part | None = None, **about: Any) -> Link:
     """The link of a single run whose result a model was shown as `words`."""
-    wanted = wanted or search()
-    later = grew([TASK], [wanted], shown(wanted.id, words, wanted.name))
-    calls = [call(1, [TASK], [wanted]), call(2, later, [text("Done.")])]
-    [link] = join(read_asks(calls), [run("t", 160, result, **about)])
+    [link] = links_of(carried(wanted or search(), words), run("t", 160, result, **about))
     return link
+
+
+def links_of(calls: list[ModelCall], *runs: ToolRun) -> list[Link]:
+    return join(read_asks(calls), runs)
 
 
 def grades(calls: list[ModelCall], *runs: ToolRun) -> list[str]:
     """The grade of each run with the id it was linked to."""
-    return [f"{it.grade} {it.asked.call_id if it.asked else ''}".strip() for it in join(read_asks(calls), runs)]
+    return [f"{it.grade} {it.asked.call_id if it.asked else ''}".strip() for it in links_of(calls, *runs)]
+
+
+def carried(wanted: Part, words: str = PAGE, **about: Any) -> list[ModelCall]:
+    """A call that asks for one thing, and one that carries what it brought."""
+    later = grew([TASK], [wanted], shown(wanted.id, words, wanted.name))
+    return [call(1, [TASK], [wanted]), call(2, later, [], **about)]
 
 
 # -- one call --------------------------------------------------------------------------------------------------------
@@ -87,29 +95,15 @@ def test_one_side_is_likely() -> None:
     assert grades([call(1, [TASK], [search()])], run("t", 160, None)) == ["likely c1"]
 
 
-@pytest.mark.parametrize(
-    ("name", "server", "tool", "grade"),
-    [
-        ("search", "web", "search", "certain"),
-        ("mcp__web__search", "web", "search", "certain"),
-        ("mcp_web_search", "web", "search", "certain"),
-        ("web-search", "web", "search", "certain"),
-        ("web_search", "web", "search", "certain"),
-        ("web.search", "web", "search", "certain"),
-        ("web/search", "web", "search", "certain"),
-        ("search_mcp_web", "web", "search", "certain"),
-        ("mcp__git_hub__issues_get", "git-hub", "issues.get", "certain"),
-        ("mcp__Web__search"[:64], "web", "search", "certain"),
-        (f"mcp__web__{'search_' * 9}"[:64], "web", "search_" * 9, "certain"),
-        ("my-own-name-search", "web", "search", "certain"),  # a long result speaks for it
-        ("research", "web", "search", "likely"),  # the result alone
-    ],
-)
-def test_names(name: str, server: str, tool: str, grade: str) -> None:
-    assert one(PAGE, PAGE, search(name=name), server=server, tool=tool).grade == grade
-
-
-def test_a_name_of_the_hosts_own_needs_a_result_that_says_something() -> None:
+def test_names() -> None:
+    """One of the host's own needs a result that says something; another tool's is the result's alone."""
+    ours = "search mcp__web__search mcp_web_search web-search web_search web.search web/search search_mcp_web"
+    for name in (*ours.split(), "mcp__Web__search", "my-own-name-search"):
+        assert one(PAGE, PAGE, search(name=name)).grade == "certain", name
+    hub, cut = search(name="mcp__git_hub__issues_get"), search(name=f"mcp__web__{'search_' * 9}"[:64])
+    assert one(PAGE, PAGE, hub, server="git-hub", tool="issues.get").grade == "certain"
+    assert one(PAGE, PAGE, cut, tool="search_" * 9).grade == "certain"
+    assert one(PAGE, PAGE, search(name="research")).grade == "likely"
     assert one("ok", "ok", search(name="mine_search")).grade == "likely"
     assert one("ok", "ok", search(name="mcp__web__search")).grade == "certain"
 
@@ -140,10 +134,8 @@ def test_a_name_that_another_server_has_is_not_ours() -> None:
     ],
 )
 def test_arguments(generated: str, given: Any, result: str, grade: str) -> None:
-    wanted = search(arguments=generated)
-    later = grew([TASK], [wanted], shown("c1", result))
-    calls = [call(1, [TASK], [wanted]), call(2, later, [])]
-    [link] = join(read_asks(calls), [ToolRun("t", "web", "search", given, text_result(result), 160 * MS, 170 * MS)])
+    calls = carried(search(arguments=generated), result)
+    [link] = links_of(calls, ToolRun("t", "web", "search", given, text_result(result), 160 * MS, 170 * MS))
     assert link.grade == grade
 
 
@@ -152,6 +144,7 @@ def text_result(words: str) -> Json:
 
 
 ROWS = {"rows": [{"id": 7, "name": "näme", "open": True}]}
+QUOTED = 'Say "A & B" to whoever it is that asks'
 LONG = "\n".join(f"{at}: line of a long page" for at in range(40))
 TWO = {"content": [{"type": "text", "text": "first\tblock"}, {"type": "text", "text": "second"}]}
 
@@ -175,16 +168,8 @@ TWO = {"content": [{"type": "text", "text": "first\tblock"}, {"type": "text", "t
         ("ok", "```text\nok\n```", "certain"),
         ("no such table", "MCP error -32000: no such table", "certain"),
         (PAGE, f"Here is what was found.\n---\n{PAGE}\n---\nUse it well.", "certain"),
-        (
-            'Say "A & B\'s"\nto whoever it is that asks',
-            "[TextContent(text='Say \"A & B\\'s\"\\nto whoever it is that asks')]",
-            "certain",
-        ),
-        (
-            'Say "A & B" to whoever it is that asks',
-            "<r>Say &quot;A &amp; B&quot; to whoever it is that asks</r>!",
-            "certain",
-        ),
+        (QUOTED + "'s\n", f"[TextContent(text='{QUOTED}\\'s\\n')]", "certain"),
+        (QUOTED, f"<r>{QUOTED.replace('&', '&amp;').replace(chr(34), '&quot;')}</r>!", "certain"),
         (LONG, LONG[:300], "certain"),
         (LONG, LONG[:300] + "\n... [truncated 912 characters]", "certain"),
         (LONG, LONG[:100] + "[... omitted ...]" + LONG[-100:], "certain"),
@@ -211,10 +196,8 @@ def test_images_and_errors_are_results() -> None:
         result = Part(type="tool_call_response", id="c1", text="", data=data)
         calls = [call(1, [TASK], [search()]), call(2, grew([TASK], [search()], result), [])]
         assert grades(calls, run("t", 160, image)) == ["certain c1"]
-    told = shown("c1", "MCP error -32602: q is too short")
-    calls = [call(1, [TASK], [search()]), call(2, grew([TASK], [search()], told), [])]
     failed = run("t", 160, None, status="error", error="q is too short")
-    assert grades(calls, failed) == ["certain c1"]
+    assert grades(carried(search(), "MCP error -32602: q is too short"), failed) == ["certain c1"]
 
 
 # -- several that fit ------------------------------------------------------------------------------------------------
@@ -226,13 +209,11 @@ def test_equal_parallel_calls() -> None:
     later = grew([TASK], parts, shown("a", PAGE), shown("b", OTHER))
     calls = [call(1, [TASK], parts), call(2, later, [])]
     assert grades(calls, run("t", 160, OTHER), run("u", 160, PAGE)) == ["certain b", "certain a"]
-    assert grades(calls, run("t", 160, OTHER), run("u", 160, "rewritten by the host, past recognition")) == [
-        "certain b",
-        "likely a",
-    ]
+    rewritten = run("u", 160, "rewritten by the host, past recognition")
+    assert grades(calls, run("t", 160, OTHER), rewritten) == ["certain b", "likely a"]
     later = grew([TASK], parts, shown("a", PAGE), shown("b", PAGE))
     calls = [call(1, [TASK], parts), call(2, later, [])]
-    links = join(read_asks(calls), [run("t", 160), run("u", 161)])
+    links = links_of(calls, run("t", 160), run("u", 161))
     assert [it.grade for it in links] == ["ambiguous", "ambiguous"]
     assert links[0].candidates == (Candidate(1, "a"), Candidate(1, "b", place=1))
     assert links[0].reason == "2 tool calls asked for the same, and nothing tells them apart"
@@ -240,8 +221,8 @@ def test_equal_parallel_calls() -> None:
 
 
 def test_two_equal_runs_for_one_call() -> None:
-    calls = [call(1, [TASK], [search()]), call(2, grew([TASK], [search()], shown("c1", PAGE)), [])]
-    links = join(read_asks(calls), [run("t", 160), run("u", 165)])
+    calls = carried(search())
+    links = links_of(calls, run("t", 160), run("u", 165))
     assert [it.grade for it in links] == ["ambiguous", "ambiguous"]
     assert links[0].reason == "2 equal runs fit the one tool call, and nothing tells which of them was for it"
 
@@ -255,8 +236,8 @@ def test_equal_calls_one_after_the_other_are_told_apart_by_time() -> None:
 
 def test_what_the_host_began() -> None:
     """Before any call, with other arguments, after the result was carried, beside a call that has its run."""
-    calls = [call(1, [TASK], [search()]), call(2, grew([TASK], [search()], shown("c1", PAGE)), [])]
-    links = join(read_asks(calls), [run("t", 50), run("u", 160, arguments={"q": "y"}, result=OTHER), run("v", 300)])
+    calls = carried(search())
+    links = links_of(calls, run("t", 50), run("u", 160, arguments={"q": "y"}, result=OTHER), run("v", 300))
     assert [it.grade for it in links] == ["none", "none", "none"]
     assert links[0].reason == "no answer asked for it: the host began it"
     assert grades(calls, run("t", 160), run("u", 165, OTHER)) == ["certain c1", "ambiguous"]
@@ -267,8 +248,8 @@ def test_what_the_host_began() -> None:
 
 def test_a_tool_that_ran_again() -> None:
     """The first try had no answer."""
-    calls = [call(1, [TASK], [search()]), call(2, grew([TASK], [search()], shown("c1", PAGE)), [], start=300)]
-    links = join(read_asks(calls), [run("t", 160, None, status="cancelled"), run("u", 180)])
+    calls = carried(search(), start=300)
+    links = links_of(calls, run("t", 160, None, status="cancelled"), run("u", 180))
     assert [(it.grade, it.asked) for it in links] == [("likely", Candidate(1, "c1")), ("certain", Candidate(1, "c1"))]
     assert links[0].reason == "call 1 asked for it; it brought no result, and the tool ran again"
 
@@ -284,11 +265,10 @@ def test_a_tool_that_ran_again() -> None:
 def test_a_model_call_sent_again_that_is_answered_with_the_same_id(first: str, second: str, grade: str) -> None:
     calls = [call(at, [TASK], [search()], **json.loads(it)) for at, it in enumerate((first, second), 1)]
     calls.append(call(3, grew([TASK], [search()], shown("c1", PAGE)), []))
-    [link] = join(read_asks(calls), [run("t", 260)])
-    assert (link.grade, link.asked) == (grade, Candidate(2, "c1") if grade == "certain" else None)
-    assert link.candidates == (
-        (Candidate(2, "c1"),) if grade == "certain" else (Candidate(1, "c1"), Candidate(2, "c1"))
-    )
+    [link] = links_of(calls, run("t", 260))
+    one, two = Candidate(1, "c1"), Candidate(2, "c1")
+    found = (link.grade, link.asked, link.candidates)
+    assert found == ((grade, two, (two,)) if grade == "certain" else (grade, None, (one, two)))
 
 
 def test_a_model_call_sent_again_that_is_answered_with_another_id() -> None:
@@ -302,7 +282,7 @@ def test_a_request_that_carries_a_result_twice() -> None:
     """The second model call was sent again: the result was carried by the first of them."""
     later = grew([TASK], [search()], shown("c1", PAGE))
     calls = [call(1, [TASK], [search()]), call(2, later, []), call(3, later, [], retry_of=2)]
-    [link] = join(read_asks(calls), [run("t", 160)])
+    [link] = links_of(calls, run("t", 160))
     assert (link.grade, link.carried_by) == ("certain", 2)
 
 
@@ -341,16 +321,16 @@ def test_agents_that_do_exactly_the_same_are_not_told_apart() -> None:
 def test_the_choice_that_was_followed() -> None:
     answers = [[search("a")], [text("No.")], [search("b")]]
     calls = [call(1, [TASK], *answers), call(2, grew([TASK], [search("b")], shown("b", PAGE)), [])]
-    [link] = join(read_asks(calls), [run("t", 160)])
+    [link] = links_of(calls, run("t", 160))
     assert (link.grade, link.asked) == ("certain", Candidate(1, "b", choice=2))
-    [link] = join(read_asks(calls[:1]), [run("t", 160)])
+    [link] = links_of(calls[:1], run("t", 160))
     assert (link.grade, link.candidates) == ("ambiguous", (Candidate(1, "a"), Candidate(1, "b", choice=2)))
 
 
 def test_a_choice_that_was_not_followed_is_no_reason() -> None:
     calls = [call(1, [TASK], [search("a")], [text("No.")])]
     calls.append(call(2, [TASK, message("assistant", text("No.")), TASK], []))
-    [link] = join(read_asks(calls), [run("t", 260)])
+    [link] = links_of(calls, run("t", 260))
     assert link.grade == "ambiguous"
     assert link.reason.startswith("it was asked for by answers alone of which nothing tells")
 
@@ -362,29 +342,26 @@ def test_a_conversation_that_was_compacted() -> None:
     short = grew(short, [search("b", arguments={"q": "y"})], shown("b", OTHER))
     calls = [call(1, [TASK], [search("a")]), call(2, first, [search("b", arguments={"q": "y"})]), call(3, short, [])]
     assert grades(calls, run("t", 160), run("u", 260, OTHER, {"q": "y"})) == ["certain a", "certain b"]
-    assert [link.carried_by for link in join(read_asks(calls), [run("t", 160)])] == [2]
+    assert [link.carried_by for link in links_of(calls, run("t", 160))] == [2]
 
 
 def test_a_conversation_that_the_provider_keeps() -> None:
     """Requests hold what is new, and name the response that they go on from."""
+    after = [{"previous_response_id": name} for name in ("r1", "r2")]
     calls = [
         call(1, [TASK], [search("a")], response_id="r1"),
-        call(2, [message("tool", shown("a", PAGE))], [search("a")], response_id="r2", sampling=after("r1")),
-        call(3, [message("tool", shown("a", OTHER))], [], sampling=after("r2")),
+        call(2, [message("tool", shown("a", PAGE))], [search("a")], response_id="r2", sampling=after[0]),
+        call(3, [message("tool", shown("a", OTHER))], [], sampling=after[1]),
     ]
-    links = join(read_asks(calls), [run("t", 160), run("u", 260, OTHER)])
+    links = links_of(calls, run("t", 160), run("u", 260, OTHER))
     assert [(it.grade, it.asked) for it in links] == [("certain", Candidate(1, "a")), ("certain", Candidate(2, "a"))]
-
-
-def after(response: str) -> Json:
-    return {"previous_response_id": response}
 
 
 def test_calls_without_ids() -> None:
     parts = [search(None, "search"), asked(None, "fetch", {"u": 1})]
     later = grew([TASK], parts, shown(None, OTHER, "fetch"), shown(None, PAGE, "search"))
     calls = [call(1, [TASK], parts), call(2, later, [])]
-    links = join(read_asks(calls), [run("t", 160), run("u", 160, OTHER, {"u": 1}, tool="fetch")])
+    links = links_of(calls, run("t", 160), run("u", 160, OTHER, {"u": 1}, tool="fetch"))
     expected = [("certain", Candidate(1, None)), ("certain", Candidate(1, None, place=1))]
     assert [(it.grade, it.asked) for it in links] == expected
 
@@ -392,24 +369,17 @@ def test_calls_without_ids() -> None:
 def test_results_that_come_one_by_one() -> None:
     parts = [search("a"), search("b", arguments={"q": "y"})]
     half = grew([TASK], parts, shown("a", PAGE))
-    calls = [
-        call(1, [TASK], parts),
-        call(2, half, [text("Wait.")]),
-        call(3, [*half, message("tool", shown("b", OTHER))], []),
-    ]
-    links = join(read_asks(calls), [run("t", 160), run("u", 160, OTHER, {"q": "y"})])
+    calls = [call(1, [TASK], parts), call(2, half, [text("Wait.")])]
+    calls.append(call(3, [*half, message("tool", shown("b", OTHER))], []))
+    links = links_of(calls, run("t", 160), run("u", 160, OTHER, {"q": "y"}))
     assert [(it.grade, it.carried_by) for it in links] == [("certain", 2), ("certain", 3)]
 
 
-def test_a_host_that_begins_a_tool_before_the_answer_has_ended() -> None:
-    calls = [call(1, [TASK], [search()]), call(2, grew([TASK], [search()], shown("c1", PAGE)), [])]
+def test_when_a_host_may_begin_a_tool() -> None:
+    """Before the answer has ended; before it has begun only where clocks may differ."""
+    calls, early = carried(search()), [run("t", 95)]
     assert grades(calls, run("t", 130)) == ["certain c1"]
-
-
-def test_clocks_that_differ() -> None:
-    calls = [call(1, [TASK], [search()]), call(2, grew([TASK], [search()], shown("c1", PAGE)), [])]
-    early = [run("t", 95)]
-    assert [it.grade for it in join(read_asks(calls), early)] == ["none"]
+    assert grades(calls, *early) == ["none"]
     assert [it.grade for it in join(read_asks(calls), early, skew_ns=10 * MS)] == ["certain"]
 
 
@@ -437,87 +407,118 @@ def test_an_implied_run_of_agents_that_do_the_same_is_told_once() -> None:
 
 def test_rollouts_whose_truth_is_known() -> None:
     """Agents with sub-agents, parallel calls, retries, choices, compaction, and hosts of all kinds."""
-    grades: Counter[str] = Counter()
-    joinable: Counter[str] = Counter()
-    for seed in range(400):
+    grades, joinable = Counter[str](), Counter[str]()
+    hosts: list[Host] = []
+    for seed in range(200):
         made = rollout(seed)
-        asks = read_asks(made.calls)
+        hosts.append(made.host)
         expected = made.joinable()
-        for link in join(asks, made.runs):
+        for link in join(read_asks(made.calls), made.runs):
             truth = made.truth[link.run].asked
             grades[link.grade] += 1
             joinable[link.grade] += link.run in expected
             assert link.asked in (None, truth), (seed, link)
             assert link.grade != "ambiguous" or truth is None or truth in link.candidates, (seed, link)
-    assert joinable["certain"] >= 0.99 * joinable.total() > 3000
-    assert min(grades.values()) > 100
+    assert joinable["certain"] >= 0.99 * joinable.total() > 1500
+    assert min(grades.values()) > 50
+    assert ({it.shown for it in hosts}, {it.name for it in hosts}) == (set(SHOWN), set(NAMES)), "every host is tried"
 
 
-def test_every_host_is_tried() -> None:
-    hosts = [rollout(seed).host for seed in range(400)]
-    assert {it.shown for it in hosts} == set(SHOWN)
-    assert {it.name for it in hosts} == set(NAMES)
+def test_made_rollouts_that_are_alive_at_the_same_time() -> None:
+    """Runs of tools whose address named no rollout are matched with all rollouts: what is chosen is right."""
+    grades, joinable, together = Counter[str](), Counter[str](), 5
+    for seed in range(0, 150, together):
+        made = {f"r{at}/a1": rollout(at) for at in range(seed, seed + together)}
+        runs = [replace(run, key=f"{place}:{run.key}") for place, one in made.items() for run in one.runs]
+        asking = [Asking(place, one.calls) for place, one in made.items()]
+        found = whose(asking, sorted(runs, key=lambda it: it.start_ns))
+        for place, one in made.items():
+            expected = one.joinable()
+            for key, truth in one.truth.items():
+                it = found[f"{place}:{key}"]
+                grades[it.grade] += 1
+                joinable[it.grade] += key in expected
+                if it.asked is not None:
+                    assert (it.place, it.asked) == (place, truth.asked), (seed, key, it)
+    assert joinable["certain"] >= 0.99 * joinable.total() > 1200
+    assert min(grades.values()) > 60
 
 
 def test_a_long_rollout_is_joined_at_once() -> None:
-    """One conversation of 2,000 calls with 10,000 runs: what is carried again is not read again."""
+    """One conversation of 1,000 calls with 5,000 runs: what is carried again is not read again, or it would not end."""
     said, calls, runs = [TASK], list[ModelCall](), list[ToolRun]()
-    for at in range(1, 2001):
+    for at in range(1, 1001):
         parts = [search(f"c{at}-{k}", arguments={"q": k, "page": at % 7}) for k in range(5)]
         calls.append(call(at, list(said), parts))
         for k in range(5):
             given = {"q": k, "page": at % 7}
             runs.append(run(f"{at}-{k}", at * 100 + 60 + k, f"{PAGE} {at} {k}", given))
         said = grew(said, parts, *(shown(f"c{at}-{k}", f"{PAGE} {at} {k}") for k in range(5)))
-    began = time.process_time()
-    links = join(read_asks(calls), runs)
-    assert Counter(link.grade for link in links) == {"certain": 9995, "likely": 5}
-    assert time.process_time() - began < 20
+    assert Counter(link.grade for link in links_of(calls, *runs)) == {"certain": 4995, "likely": 5}
 
 
 # -- real agents -----------------------------------------------------------------------------------------------------
 
 
-def trial(agent: trajectories.Agent, begin: int) -> tuple[list[tuple[int, Turn]], list[ToolRun], dict[str, str]]:
-    """An agent's calls with their times, and its tools as if they had run on a server; of each run the id."""
-    turns: list[tuple[int, Turn]] = []
-    runs: list[ToolRun] = []
-    ids: dict[str, str] = {}
+class Trial(NamedTuple):
+    """A real agent as a rollout of its own, its tools as if they had run on a server; of each run the tool-call id."""
+
+    calls: list[ModelCall]
+    runs: list[ToolRun]
+    ids: dict[str, str]
+
+
+def trial(agent: trajectories.Agent, number: int) -> Trial:
+    made = Trial([], [], {})
     for at, (request, said) in enumerate(agent):
-        start = begin + at * 1000
+        start = number * 137 + at * 1000
         answer = json.dumps({"choices": [{"index": 0, "message": said}]}).encode()
-        turns.append((start, by_name("chat").read(request, answer, False)))
+        turn = by_name("chat").read(request, answer, False)
+        made.calls.append(ModelCall(at + 1, start * MS, (start + 400) * MS, turn))
         # What the tools returned stands in the next request.
         later: list[Json] = json.loads(agent[at + 1][0])["messages"] if at + 1 < len(agent) else []
         results = [it for it in later[len(json.loads(request)["messages"]) + 1 :] if it["role"] == "tool"]
         for k, (wanted, result) in enumerate(zip(said.get("tool_calls") or [], results, strict=False)):
-            key = f"{begin}-{at}-{k}"
-            given = json.loads(wanted["function"]["arguments"])
-            name, words = wanted["function"]["name"], text_result(result["content"])
-            runs.append(ToolRun(key, "airline", name, given, words, (start + 500) * MS, (start + 600) * MS))
-            ids[key] = wanted["id"]
-    return turns, runs, ids
+            key, asked_for = f"{number}-{at}-{k}", wanted["function"]
+            name, given = asked_for["name"], json.loads(asked_for["arguments"])
+            words, began, ended = text_result(result["content"]), (start + 500) * MS, (start + 600) * MS
+            made.runs.append(ToolRun(key, "airline", name, given, words, began, ended))
+            made.ids[key] = wanted["id"]
+    return made
 
 
-def joined(trials: list[trajectories.Agent]) -> Counter[str]:
+def joined(trials: list[Trial]) -> Counter[str]:
     """The grades when agents work at the same time in one rollout; a wrong link counts as wrong."""
-    parts = [trial(agent, at * 137) for at, agent in enumerate(trials)]
-    timed = sorted(((start, turn) for turns, _, _ in parts for start, turn in turns), key=lambda it: it[0])
-    calls = [ModelCall(at, start * MS, (start + 400) * MS, turn) for at, (start, turn) in enumerate(timed, 1)]
-    asks = read_asks(calls)
-    ids = {key: id for _, _, known in parts for key, id in known.items()}
-    links = join(asks, [run for _, runs, _ in parts for run in runs])
+    timed = sorted((call for one in trials for call in one.calls), key=lambda it: it.start_ns)
+    asks = read_asks([replace(call, sequence=at) for at, call in enumerate(timed, 1)])
+    ids = {key: id for one in trials for key, id in one.ids.items()}
+    links = join(asks, [run for one in trials for run in one.runs])
     assert implied_runs(asks, links) == []
     return Counter("wrong" if it.asked and it.asked.call_id != ids[it.run] else it.grade for it in links)
 
 
+def strayed(trials: list[Trial]) -> Counter[str]:
+    """The grades when each is a rollout of its own and no run says whose it is."""
+    asking = [Asking(f"r{at}/a1", one.calls) for at, one in enumerate(trials)]
+    found = whose(asking, [run for one in trials for run in one.runs])
+    grades = Counter[str]()
+    for at, one in enumerate(trials):
+        for key, id in one.ids.items():
+            it = found[key]
+            right = it.asked is None or (it.place, it.asked.call_id) == (f"r{at}/a1", id)
+            grades[it.grade if right else "wrong"] += 1
+    return grades
+
+
 @pytest.mark.skipif(not trajectories.DATA.exists(), reason="no trajectories at ../shared/data")
 def test_real_agents() -> None:
-    """Each on its own, and ten at a time as the sub-agents of one rollout."""
-    agents = trajectories.agents()
-    alone = sum((joined([agent]) for agent in agents), Counter[str]())
-    together = sum((joined(agents[at : at + 10]) for at in range(0, len(agents), 10)), Counter[str]())
+    """Each on its own, and ten at a time as the sub-agents of one rollout, and as rollouts."""
+    trials = [trial(one, at % 10) for at, one in enumerate(trajectories.agents())]
+    groups = [trials[begin : begin + 10] for begin in range(0, len(trials), 10)]
+    alone = sum((joined([one]) for one in trials), Counter[str]())
     assert alone == {"certain": alone.total()}
-    # Two trials of one task ask the same at the same time, with the same results.
-    assert set(together) <= {"certain", "ambiguous"}
-    assert together["certain"] >= 0.9 * together.total() > 450
+    for how in (joined, strayed):
+        together = sum(map(how, groups), Counter[str]())
+        # Two trials of one task ask the same at the same time, with the same results.
+        assert set(together) <= {"certain", "ambiguous"}
+        assert together["certain"] >= 0.9 * together.total() > 450
