@@ -32,7 +32,7 @@ MANY: Objects = st.lists(objects({"role": ROLES, "content": TEXTS}), min_size=9,
 NAMES = st.sampled_from(["find", "find_2", "été"])
 TOOL = objects({"name": NAMES}, description=TEXTS, parameters=st.just({"type": "x"}))
 TOOLS = st.lists(TOOL, max_size=3)
-PART = objects({}, text=TEXTS, inlineData=st.just({}))
+PART = objects({}, text=TEXTS, inlineData=st.just(dict[str, Any]()))
 GEMINI = objects({}, parts=st.lists(PART, max_size=3) | PART, role=TEXTS)
 DECLARED = st.lists(objects({"functionDeclarations": st.lists(TOOL, max_size=2)}), max_size=2)
 REQUESTS: dict[str, Objects] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from time import process_time
 from typing import Any
 
 import pytest
@@ -64,14 +63,12 @@ def test_what_is_nested_deep_in_a_string_is_looked_into_as_far_as_it_goes() -> N
         assert json.loads(kept.removeprefix(b"data: "))
 
 
-def test_prose_that_begins_like_json_is_kept_where_no_path_leads() -> None:
+def test_what_stands_before_json() -> None:
+    """Prose that begins like it is kept where no path leads; white space does not hide it."""
     rule = MaskingRule(name="mail", paths=["user.email"])
     body = b'{"messages":[{"content":"[INST] answer with \\"email\\""}]}'
     assert made(rule).body(body, JSON) is body
     assert set(made(MAIL).body(body, JSON)) == {ord("*")}
-
-
-def test_white_space_before_json_does_not_hide_it() -> None:
     kept = made(MAIL).body(json.dumps(called("\n" * 70 + '{"email":"bob@x"}')).encode(), ANSWER)
     assert b"bob" not in kept
     assert json.loads(kept)["choices"]
@@ -92,34 +89,31 @@ def parts(*every: dict[str, Any]) -> dict[str, Any]:
 
 
 THOUGHT = {"text": "Let me answer", "thought": True}
+FIRST, LAST = "4111 1111 ", "1111 1111"
 APART: dict[str, list[dict[str, Any]]] = {
-    "a thought at the same place": [
-        parts(THOUGHT), parts({"text": "4111 1111 "}), parts({"text": "1111 1111 ok"}),
-    ],
-    "a thought that ends": [parts(THOUGHT, {"text": "4111 1111 "}), parts({"text": "1111 1111 ok"})],
+    "a thought at the same place": [parts(THOUGHT), parts({"text": FIRST}), parts({"text": LAST + " ok"})],
+    "a thought that ends": [parts(THOUGHT, {"text": FIRST}), parts({"text": LAST + " ok"})],
     "events with types": [
         {"type": "reasoning-delta", "id": "r", "delta": "Say"},
-        {"type": "text-delta", "id": "t", "delta": "4111 1111 "},
-        {"type": "text-delta", "id": "t", "delta": "1111 1111"},
+        {"type": "text-delta", "id": "t", "delta": FIRST},
+        {"type": "text-delta", "id": "t", "delta": LAST},
     ],
     "a type in the first one alone": [
-        {"index": 0, "content": {"type": "text", "text": "4111 1111 "}},
-        {"index": 0, "content": {"text": "1111 1111"}},
+        {"index": 0, "content": {"type": "text", "text": FIRST}},
+        {"index": 0, "content": {"text": LAST}},
     ],
-    "a place that is null in the first one alone": [
-        {"item_id": None, "delta": "4111 1111 "}, {"delta": "1111 1111"},
-    ],
-    "a place that is no index": [
-        {"index": {"of": 1}, "delta": "4111 1111 "}, {"index": {"of": 2}, "delta": "1111 1111"},
-    ],
+    "a place that is null in the first one alone": [{"item_id": None, "delta": FIRST}, {"delta": LAST}],
+    "a place that is no index": [{"index": {"of": 1}, "delta": FIRST}, {"index": {"of": 2}, "delta": LAST}],
     "an element whose index is none": [
-        {"choices": [{"index": False, "delta": "4111 1111 "}]}, {"choices": [{"delta": "1111 1111"}]},
+        {"choices": [{"index": False, "delta": FIRST}]},
+        {"choices": [{"delta": LAST}]},
     ],
     "a type that is none": [
-        {"type": {"n": 1}, "delta": "4111 1111 "}, {"type": "note", "delta": "x"},
-        {"type": {"n": 2}, "delta": "1111 1111"},
+        {"type": {"n": 1}, "delta": FIRST},
+        {"type": "note", "delta": "x"},
+        {"type": {"n": 2}, "delta": LAST},
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", APART)
@@ -140,10 +134,16 @@ def test_documents_need_no_line_ends_between_them() -> None:
         assert not set(b"41") & set(made(CARDS).body(written, About("application/json-seq", answer=True)))
 
 
-def test_lists_of_events_are_looked_at_as_events_are() -> None:
+def test_lists_and_fields_of_events_are_looked_into() -> None:
     body = json.dumps([parts({"text": "bob"}), parts({"text": "ann"})]).encode()
     rule = MaskingRule(name="all", paths=["candidates[*].content.parts[*].text"])
     assert made(rule).body(body, ANSWER) == body.replace(b"bob", b"***").replace(b"ann", b"***")
+    body = f'id: {CARD}\nevent: {{"email":"bob"}}\ndata: {{"id":"email"}}\n\n'.encode()
+    assert made(CARDS, MAIL).body(body, STREAM) == body.replace(CARD.encode(), b"*" * 19).replace(b"bob", b"***")
+    # A text that only begins like events is searched in one piece.
+    block = MaskingRule(name="block", pattern=r"(?s)BEGIN.*?END")
+    body = b"id: 1\nBEGIN\nsecret\nEND\n"
+    assert made(block).body(body, About("text/plain")) == b"id: 1\n" + b"*" * 16 + b"\n"
 
 
 OUTSIDE: dict[str, tuple[bytes, About]] = {
@@ -162,17 +162,6 @@ def test_what_no_rule_can_read_is_not_kept(case: str) -> None:
     assert set(made(MAIL).body(body, about)) == {ord("*")}
 
 
-def test_fields_of_events_are_looked_into() -> None:
-    body = f'id: {CARD}\nevent: {{"email":"bob"}}\ndata: {{"id":"email"}}\n\n'.encode()
-    assert made(CARDS, MAIL).body(body, STREAM) == body.replace(CARD.encode(), b"*" * 19).replace(b"bob", b"***")
-
-
-def test_a_text_that_only_begins_like_events_is_searched_in_one_piece() -> None:
-    rule = MaskingRule(name="block", pattern=r"(?s)BEGIN.*?END")
-    body = b"id: 1\nBEGIN\nsecret\nEND\n"
-    assert made(rule).body(body, About("text/plain")) == b"id: 1\n" + b"*" * 16 + b"\n"
-
-
 def test_headers_and_envelopes_of_frames_are_looked_into() -> None:
     inner = base64.b64encode(json.dumps({"a": CARD}).encode()).decode()
     payload = f'{{"bytes":"e30=","bytes":"{inner}","note":"{CARD}","email":"bob"}}'.encode()
@@ -185,8 +174,7 @@ def test_headers_and_envelopes_of_frames_are_looked_into() -> None:
     assert json.loads(base64.b64decode(said["bytes"])) == {"a": "*" * 19}
 
 
-@pytest.mark.parametrize("body", [b'{"a":1}' + b"\n" * 100_000 + b"x", b"} " * 50_000 + b"\n" * 50_000])
+@pytest.mark.parametrize("body", [b'{"a":1}' + b"\n" * 1_000_000 + b"x", b"} " * 500_000 + b"\n" * 500_000])
 def test_white_space_costs_no_time(body: bytes) -> None:
-    began = process_time()
-    _ = made(CARDS).body(body, ANSWER)
-    assert process_time() - began < 2
+    """Were it not so, this would not end."""
+    assert made(CARDS).body(body, ANSWER) == body
