@@ -1,4 +1,8 @@
-"""What `penstock doctor` says: each reason on its own, the merging of calls, odd bytes, and how it looks."""
+"""What `penstock doctor` says: each reason on its own, the merging of calls, odd bytes, and how it looks.
+
+`agents.json` has what Claude Code 2.1.330 and 2.1.197 (with 36 tools of a server) and Codex 0.169.0 sent in sessions of
+three calls; its long texts are cut.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,24 @@ from typing import Any, get_args
 import pytest
 from fakes.goldens import check_widths, text_of
 from fakes.memory_tape import T0, call, chat_exchange, exchange
+from fakes.tool_calls import PAGE, TASK, Recorded, carried, model, ran, wanted
 from fakes.wire_bodies import sse
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.diagnosis import diagnosis as module
+from penstock.gateway.diagnosis.degraded import Degraded
 from penstock.gateway.diagnosis.diagnosis import diagnose
 from penstock.gateway.diagnosis.findings import HARMLESS
+from penstock.gateway.diagnosis.tool_uses import tools_used
 from penstock.gateway.dialects.token_ids import length, read_tokens
 from penstock.gateway.display import queue
 from penstock.gateway.model.answers import Diagnosis, Finding
+from penstock.gateway.model.attributes import WEBSOCKET
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Totals
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.tools import ToolList, UnansweredCall
 from penstock.gateway.model.trouble import Trouble
 
 DOCS = Path(__file__).parents[3] / "docs" / "doctor.md"
@@ -385,3 +394,192 @@ def test_every_reason_is_documented_and_exists() -> None:
     assert [code for code, _ in rows] == list(get_args(Trouble))
     harmless = {code for code, blocks in rows if blocks == "no"}
     assert harmless == HARMLESS
+
+
+# -- tools, call by call, and calls of tools that lost their results ---------------------------------------------------
+
+
+SEARCH, OTHER, AGAIN = ("c1", "search", {"q": "x"}), ("c2", "search", {"q": "y"}), ("c2", "search", {"q": "x"})
+ASKED, CARRIED = model(1, [TASK], wanted(SEARCH)), [TASK, wanted(SEARCH), carried("c1", PAGE)]
+DONE = {"content": "Done."}
+
+
+def used(*recorded: Recorded) -> ToolList:
+    bytes_of = {span.sequence: exchange for span, exchange in recorded}
+    return tools_used([span for span, _ in recorded], lambda span: bytes_of[span.sequence])
+
+
+def said(*recorded: Recorded) -> list[tuple[int, str, str, str]]:
+    """The findings about tools: (call, code, reason, fix)."""
+    bytes_of = {span.sequence: exchange for span, exchange in recorded}
+    attempt = Attempt(rollout="r1", id="a1", status=AttemptStatus.SUCCEEDED, reward=1.0)
+    whole = RolloutSummary(id="r1", attempts=[attempt], reward=1.0)
+    made = diagnose(whole, [span for span, _ in recorded], lambda span: bytes_of[span.sequence])
+    found = [(one.sequence, finding) for one in made.attempts[0].calls for finding in one.findings]
+    tools = [(sequence, it) for sequence, it in found if it.code.startswith("tool_")]
+    assert not any(it.blocks for _, it in tools)
+    return [(sequence, it.code, it.reason, it.fix) for sequence, it in tools]
+
+
+def test_a_tool_that_went_well_is_not_worth_a_word() -> None:
+    calls = (ASKED, ran(2, "search", {"q": "x"}), model(3, CARRIED, DONE))
+    assert said(*calls) == []
+    assert used(*calls).unanswered == []
+    assert [(it.span_id, it.asked_span_id) for it in used(*calls).tools] == [(None, None)]
+    # The span of the call that asked is named.
+    named = model(1, [TASK], wanted(SEARCH), span_id="a" * 16), ran(2, "search", {"q": "x"}, span_id="b" * 16)
+    [run] = used(*named, model(3, CARRIED, DONE)).tools
+    assert (run.span_id, run.asked_span_id, run.asked_by, run.grade) == ("b" * 16, "a" * 16, 1, "certain")
+
+
+def test_a_run_whose_result_was_lost() -> None:
+    later = [TASK, wanted(SEARCH), {"role": "user", "content": "Never mind."}]
+    calls = (ASKED, ran(2, "search", {"q": "x"}), model(3, later, DONE))
+    assert used(*calls).unanswered == [UnansweredCall(asked_by=1, call_id="c1", tool="search", run=2)]
+    reason = "#2 ran search, and no later call carries the result"
+    assert said(*calls) == [(1, "tool_unanswered", reason, "penstock tools r1/a1")]
+
+
+def test_one_of_two_tool_calls_without_a_result() -> None:
+    later = [TASK, wanted(SEARCH, OTHER), carried("c1", PAGE)]
+    calls = (model(1, [TASK], wanted(SEARCH, OTHER)), model(2, later, DONE))
+    assert used(*calls).unanswered == [UnansweredCall(asked_by=1, call_id="c2", tool="search", run=None)]
+    assert [code for _, code, _, _ in said(*calls)] == ["tool_unanswered"]
+
+
+def test_a_tool_call_that_ends_the_agent_lacks_nothing() -> None:
+    assert said(model(1, [TASK], wanted(("c1", "submit", {})))) == []
+    assert said(ASKED, ran(2, "search", {"q": "x"})) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        ("tool_error", "tool_failed", "#2 search was run and failed (tool_error)"),
+        ("policy_violation", "tool_denied", "#2 search was stopped by a rule"),
+    ],
+)
+def test_a_run_that_failed_or_was_denied(error: str, code: str, reason: str) -> None:
+    bad = ran(2, "search", {"q": "x"}, status="error", error=error)
+    assert said(ASKED, bad, model(3, CARRIED, DONE)) == [(1, code, reason, "penstock show r1/a1#2")]
+
+
+def test_runs_that_nothing_tells_apart() -> None:
+    later = [TASK, wanted(SEARCH, AGAIN), carried("c1", PAGE), carried("c2", PAGE)]
+    runs = (ran(2, "search", {"q": "x"}), ran(3, "search", {"q": "x"}))
+    found = said(model(1, [TASK], wanted(SEARCH, AGAIN)), *runs, model(4, later, DONE))
+    assert [(sequence, code) for sequence, code, _, _ in found] == [(1, "tool_ambiguous")] * 2
+
+
+def test_an_attempt_without_tools_is_not_read_twice() -> None:
+    reads: list[int] = []
+    span, exchange = model(1, [TASK], {"content": "Done."})
+    attempt = Attempt(rollout="r1", id="a1", reward=1.0)
+    whole = RolloutSummary(id="r1", attempts=[attempt], reward=1.0)
+    _ = diagnose(whole, [span, call(2, kind="event")], lambda it: (reads.append(it.sequence), exchange)[1])
+    assert reads == [1]
+
+
+# -- what agents lose behind a base URL, told from calls of real ones --------------------------------------------------
+
+
+AGENTS: dict[str, list[dict[str, Any]]] = json.loads(Path(__file__).with_name("agents.json").read_text())
+CODEX = "Codex 0.169.0, POST"
+
+
+def reasons(calls: list[tuple[Span, Exchange]]) -> dict[str, str]:
+    made = Degraded()
+    for span, sent in calls:
+        made.add(span, sent)
+    return dict(made.reasons())
+
+
+def calls(who: str, **about: Any) -> list[tuple[Span, Exchange]]:
+    dialect = "responses" if who == CODEX else "messages"
+    made: list[tuple[Span, Exchange]] = []
+    for number, one in enumerate(AGENTS[who], 1):
+        sent = exchange(json.dumps(one["body"]).encode(), b"{}")
+        headers = [(name, value) for name, value in one["headers"]]
+        made.append((call(number, dialect=dialect, **about), sent.model_copy(update={"request_headers": headers})))
+    return made
+
+
+def said_of(who: str, **about: Any) -> dict[str, str]:
+    return reasons(calls(who, **about))
+
+
+def sent_by(agent: str, *more: tuple[str, str]) -> list[tuple[Span, Exchange]]:
+    """Codex's calls, by another agent."""
+    headers = [("user-agent", agent), *more]
+    return [(span, one.model_copy(update={"request_headers": headers})) for span, one in calls(CODEX)]
+
+
+def test_nothing_is_said_of_an_agent_that_lacks_nothing() -> None:
+    """It calls its maker's host, has its WebSocket, or never had one."""
+    own = [who for who in AGENTS if who.endswith("own host")]
+    assert [said_of(who) for who in own] == [{}] * len(own)
+    assert own
+    assert said_of(CODEX, attributes={WEBSOCKET: True}) == {}
+    assert reasons(sent_by("codex_cli_rs/0.98.0 (Debian)")) == {}
+
+
+def test_the_newest_claude_code_behind_a_base_url() -> None:
+    assert said_of("Claude Code 2.1.330, base URL") == {
+        "base_url": "Claude Code 2.1.330 runs degraded behind a base URL: no part of its system prompt is cached "
+        "beyond its own account (scope global), its 8 beta flags lack prompt-caching-scope"
+    }
+
+
+def test_an_older_claude_code_behind_a_base_url_brings_all_tools_along() -> None:
+    found = said_of("Claude Code 2.1.197, base URL")
+    assert list(found) == ["base_url", "inlined_tools"]
+    assert found["base_url"].endswith("its 8 beta flags lack advanced-tool-use")
+    assert found["inlined_tools"].startswith("2 calls brought the schemas of all its tools along, 61 at most, ")
+
+
+def test_a_sub_agent_with_few_tools_brings_none_along_that_are_searched_for() -> None:
+    whole = calls("Claude Code 2.1.330, base URL")
+    span, sent = whole[1]
+    body = json.loads(sent.request_body)
+    body["tools"] = body["tools"][:2]
+    whole[1] = (span, sent.model_copy(update={"request_body": json.dumps(body).encode()}))
+    assert list(reasons(whole)) == ["base_url"]
+
+
+def test_a_claude_code_that_lacks_nothing_that_is_known_is_not_degraded() -> None:
+    whole = calls("Claude Code 2.1.330, base URL")
+    for at, (span, sent) in enumerate(whole):
+        body = json.loads(sent.request_body)
+        body["system"][-1]["cache_control"] = {"type": "ephemeral", "scope": "global"}
+        headers = [("user-agent", "claude-cli/3.0.0"), ("anthropic-beta", "prompt-caching-scope-x,advanced-tool-use-x")]
+        made = {"request_body": json.dumps(body).encode(), "request_headers": headers}
+        whole[at] = (span, sent.model_copy(update=made))
+    assert reasons(whole) == {}
+    agent = {"request_headers": [("user-agent", "claude-cli/3.0.0")]}
+    bare = [(span, one.model_copy(update=agent)) for span, one in whole]
+    assert "its 0 beta flags lack prompt-caching-scope and advanced-tool-use" in reasons(bare)["base_url"]
+
+
+def test_codex_without_its_websocket_sends_everything_again() -> None:
+    found = said_of(CODEX)
+    assert list(found) == ["no_websocket"]
+    bodies = [json.loads(body.request_body) for _, body in calls(CODEX)]
+    sizes = [[len(json.dumps(item)) for item in body["input"]] for body in bodies]
+    repeated = sum(sizes[0]) + sum(sizes[1])
+    assert f"{repeated / 1000:,.0f} KB of the " in found["no_websocket"]
+    assert "in 3 calls were sent before: Codex 0.169 has lost its WebSocket" in found["no_websocket"]
+
+
+@pytest.mark.parametrize("agent", ["codex-tui/0.170.1 (x)", "Codex Desktop/0.169.0", "codex_cli_rs/1.0.0"])
+def test_threads_of_codex_are_told_apart(agent: str) -> None:
+    both = zip(*(sent_by(agent, ("thread-id", name)) for name in ("one", "two")), strict=True)
+    threads = [one for pair in both for one in pair]
+    once, twice = said_of(CODEX)["no_websocket"], reasons(threads)["no_websocket"]
+    assert 2 * int(once.split()[0]) - 1 <= int(twice.split()[0]) <= 2 * int(once.split()[0]) + 1
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"system":[1],"tools":[2]}', b'{"system":"x","tools":{}}', b"\xff"])
+@pytest.mark.parametrize("agent", ["claude-cli/2.1.330", "codex_exec/0.169.0", "codex/x", ""])
+def test_odd_bodies_say_nothing(body: bytes, agent: str) -> None:
+    one = exchange(body, b"").model_copy(update={"request_headers": [("User-Agent", agent)]})
+    assert reasons([(call(1, dialect="responses"), one)]) == {}

@@ -1,16 +1,24 @@
-"""Routes, and the dialects with little in them: completions, embeddings, models and all the rest."""
+"""Routes, the dialects with little in them, messages on WebSockets, errors, and who knows dialects by their names."""
 
 from __future__ import annotations
 
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import anthropic
+import httpx2
+import openai
 import pytest
 from fakes.wire_bodies import agreed, body, same, sse
 from openai.types import Completion, CreateEmbeddingResponse
 
-from penstock.gateway.dialects import DIALECTS, by_name, find
+from penstock.gateway.dialects import DIALECTS, FAMILIES, by_name, find
 from penstock.gateway.dialects.base import Facts
-from penstock.gateway.dialects.family import ANTHROPIC
+from penstock.gateway.dialects.family import ANTHROPIC, OPENAI, Family
+from penstock.gateway.dialects.websocket_messages import ClientMessage, Event, as_one, joined
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Part, Turn
 
@@ -128,3 +136,206 @@ def test_the_rest_is_left_alone(name: str) -> None:
     assert dialect.read(b"", b"\xff", False) == Turn(dialect=name)
     assert dialect.read(b"", b'{"error":{"message":"No."}}', False).error == "No."
     assert dialect.conversation(b'{"messages":[{"role":"user","content":"a"}]}') == []
+
+
+# -- what a message on a WebSocket is, however odd its JSON ------------------------------------------------------------
+
+
+RESPONSES = by_name("responses")
+CREATE = b'{"type": "response.create", "stream_id": "a", "input": "%b"}'
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "lane"),
+    [
+        (CREATE % b"x", ClientMessage.CREATE, "a"),
+        (CREATE % rb"half \ud83d", ClientMessage.CREATE, "a"),
+        (b'{"type": "x", "type": "response.create"}', ClientMessage.CREATE, None),
+        (b'{"type": "response.create", "temperature": NaN}', ClientMessage.CREATE, None),
+        (b'{"type": "response.steer", "previous_response_id": "r"}', ClientMessage.STEER, None),
+        (b'{"type": "response.cancel"}', ClientMessage.OTHER, None),
+        (b"{}", ClientMessage.OTHER, None),
+        (b'{"type": "response.create", "stream_id": 5}', ClientMessage.UNREADABLE, None),
+        (b'[{"type": "response.create"}]', ClientMessage.UNREADABLE, None),
+        (b'{"type": "response.create"', ClientMessage.UNREADABLE, None),
+        (b"", ClientMessage.UNREADABLE, None),
+    ],
+)
+def test_what_a_client_says(message: bytes, kind: ClientMessage, lane: str | None) -> None:
+    said = RESPONSES.sent(message)
+    assert (said.kind, said.lane) == (kind, lane)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (b'{"type": "response.created", "stream_id": "a", "response": {"id": "r"}}', (Event.BEGIN, "a", "r", 101)),
+        (rb'{"type": "response.output_text.delta", "delta": "\ud83d", "stream_id": "a"}', (Event.PART, "a", None, 101)),
+        (b'{"type": "response.incomplete", "response": {"id": "r"}}', (Event.END, None, "r", 101)),
+        (b'{"type": "error", "status": 429.0, "stream_id": "a"}', (Event.ERROR, "a", None, 500)),
+        (b'{"type": "error", "status": 429}', (Event.ERROR, None, None, 429)),
+        (b'{"type": "response.steer.failed", "steer": {"previous_response_id": "r"}}', (Event.FAILED, None, "r", 101)),
+        (b'{"type": "codex.rate_limits"}', (Event.OTHER, None, None, 101)),
+        (b'{"type": "response.created", "stream_id": ["a"]}', (Event.UNREADABLE, None, None, 101)),
+    ],
+)
+def test_what_a_server_says(message: bytes, expected: tuple[Event, str | None, str | None, int]) -> None:
+    said = RESPONSES.received(message)
+    assert (said.kind, said.lane, said.response, said.status) == expected
+
+
+def test_several_messages_are_one_request() -> None:
+    steers = [b'{"type": "response.steer", "input": "one"}', b'{"type": "response.steer", "input": [{"role": "user"}]}']
+    own = b'{"type": "response.create", "model": "m", "input": [{"call_id": "c"}]}'
+    said = json.loads(as_one(joined([*steers, own])))
+    assert (said["model"], said["type"]) == ("m", "response.create")
+    assert said["input"] == [{"type": "message", "role": "user", "content": "one"}, {"role": "user"}, {"call_id": "c"}]
+    pretty = json.dumps({"model": "m", "input": []}, indent=1).encode()
+    assert as_one(pretty) is pretty
+
+
+@pytest.mark.parametrize("more", [{"generate": False}, {"prompt_cache_options": {"prewarm": True}}, {}])
+def test_what_only_prepares(more: dict[str, object]) -> None:
+    assert RESPONSES.only_prepares(json.dumps({"type": "response.create", **more}).encode()) is bool(more)
+
+
+# -- the gateway's errors, as the unmodified official SDKs understand them ---------------------------------------------
+
+
+def transport(family: Family, status: int) -> httpx2.Client:
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        body = family.error_body(status, "Not so.", "odd_model", "model")
+        return httpx2.Response(status, content=body, headers={"content-type": "application/json"})
+
+    return httpx2.Client(transport=httpx2.MockTransport(handle))
+
+
+OPENAI_ERRORS: dict[int, tuple[str, type[openai.APIStatusError]]] = {
+    400: ("invalid_request_error", openai.BadRequestError),
+    401: ("authentication_error", openai.AuthenticationError),
+    403: ("permission_error", openai.PermissionDeniedError),
+    404: ("not_found_error", openai.NotFoundError),
+    413: ("invalid_request_error", openai.APIStatusError),
+    429: ("rate_limit_error", openai.RateLimitError),
+    503: ("server_error", openai.InternalServerError),
+}
+
+
+@pytest.mark.parametrize("status", OPENAI_ERRORS)
+def test_openai(status: int) -> None:
+    kind, raised = OPENAI_ERRORS[status]
+    with transport(OPENAI, status) as http:
+        client = openai.OpenAI(api_key="k", base_url="http://gateway/v1", max_retries=0, http_client=http)
+        with pytest.raises(raised) as caught:
+            client.chat.completions.create(model="m", messages=[])
+    assert (caught.value.type, caught.value.code, caught.value.param) == (kind, "odd_model", "model")
+    assert "Not so." in caught.value.message
+
+
+ANTHROPIC_ERRORS: dict[int, tuple[str, type[anthropic.APIStatusError]]] = {
+    400: ("invalid_request_error", anthropic.BadRequestError),
+    401: ("authentication_error", anthropic.AuthenticationError),
+    403: ("permission_error", anthropic.PermissionDeniedError),
+    404: ("not_found_error", anthropic.NotFoundError),
+    409: ("invalid_request_error", anthropic.ConflictError),
+    413: ("request_too_large", anthropic.APIStatusError),
+    429: ("rate_limit_error", anthropic.RateLimitError),
+    **dict.fromkeys((500, 502), ("api_error", anthropic.InternalServerError)),
+    503: ("api_error", anthropic.APIStatusError),
+    504: ("timeout_error", anthropic.APIStatusError),
+    529: ("overloaded_error", anthropic.APIStatusError),
+}
+
+
+@pytest.mark.parametrize("status", ANTHROPIC_ERRORS)
+def test_anthropic(status: int) -> None:
+    kind, raised = ANTHROPIC_ERRORS[status]
+    with transport(ANTHROPIC, status) as http:
+        client = anthropic.Anthropic(api_key="k", base_url="http://gateway", max_retries=0, http_client=http)
+        with pytest.raises(raised) as caught:
+            client.messages.create(model="m", messages=[], max_tokens=1)
+    assert caught.value.status_code == status
+    assert caught.value.body == {"type": "error", "error": {"type": kind, "message": "model: Not so."}}
+
+
+def test_neither_kind_nor_field() -> None:
+    said = {"message": "Oh.", "type": "server_error", "param": None, "code": None}
+    assert json.loads(OPENAI.error_body(500, "Oh.")) == {"error": said}
+    assert json.loads(ANTHROPIC.error_body(500, "Oh."))["error"]["message"] == "Oh."
+
+
+# -- a new format is a file and a line: no other package knows one by its name -----------------------------------------
+
+
+ROOT = Path(__file__).parents[3]
+FORMATS = {dialect.name for dialect in DIALECTS} | set(FAMILIES)
+OTHERS = {
+    "gateway/calls/batches.py": "whose APIs have batches",
+    "gateway/calls/capture/request.py": "which of chat's events are there for token ids alone",
+    "gateway/demo/demo.py": "the two agents of the demo",
+    "gateway/model/price_lists.py": "providers, as LiteLLM's list of prices names them",
+    "gateway/proxy/exact/exact_call.py": "engines render chat completions only",
+    "gateway/proxy/system_messages.py": "templates that take one system message get chat completions",
+    "gateway/proxy/translation/translator.py": "the formats that are translated to chat completions",
+}
+"""Where names are known, and why: what converts between two formats names them."""
+
+
+def known_names(source: str) -> Iterator[int]:
+    """Lines on which a name of a dialect or a family decides something: a table of several of them, or a comparison of
+    something that is called dialect or family with one."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(map(_names, sides)) and any(map(_is_format, sides)):
+                yield node.lineno
+        elif isinstance(node, ast.Match) and _is_format(node.subject):
+            yield from (case.pattern.lineno for case in node.cases if _names(case.pattern))
+        elif isinstance(node, ast.Dict | ast.Set | ast.List | ast.Tuple) and len(_names(*_entries(node))) > 1:
+            yield node.lineno
+
+
+def _entries(table: ast.Dict | ast.Set | ast.List | ast.Tuple) -> list[ast.expr]:
+    """The keys, or the items."""
+    return [key for key in table.keys if key is not None] if isinstance(table, ast.Dict) else table.elts
+
+
+def _is_format(node: ast.AST) -> bool:
+    text = ast.unparse(node)
+    return "dialect" in text or "family" in text
+
+
+def _names(*nodes: ast.AST) -> set[str]:
+    inner = (one for node in nodes for one in ast.walk(node))
+    return {one.value for one in inner if isinstance(one, ast.Constant) and isinstance(one.value, str)} & FORMATS
+
+
+@pytest.mark.parametrize(
+    ("source", "known"),
+    [
+        ('TABLE = {"chat": 1, "messages": 2}', True),
+        ('TABLE = frozenset({"chat", "gemini"})', True),
+        ('Family = Literal["openai", "anthropic"]', True),
+        ('if call.dialect.name == "responses": ...', True),
+        ('if upstream.dialect != "openai": ...', True),
+        ('if span.dialect not in ("opaque", "chat"): ...', True),
+        ('match dialect:\n    case "chat": ...', True),
+        ('body = {"model": "m", "messages": []}', False),
+        ('if form == "chat": ...', False),
+        ("if dialect.generates: ...", False),
+    ],
+)
+def test_what_is_found(source: str, known: bool) -> None:
+    assert bool(list(known_names(source))) == known
+
+
+def test_no_other_package_knows_a_dialect_by_its_name() -> None:
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for package in ("gateway", "adapters", "sidecar", "trainer")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if ROOT / "gateway" / "dialects" not in path.parents
+        and any(f'"{name}"' in (source := path.read_text()) for name in FORMATS)
+        and (lines := list(known_names(source)))
+    }
+    assert set(found) == set(OTHERS), {path: lines for path, lines in found.items() if path not in OTHERS}

@@ -222,7 +222,7 @@ def test_without_the_engine_patterns_say_what_to_install(monkeypatch: pytest.Mon
     assert Compiled([PEOPLE]).all.patterns == []
 
 
-# -- paths lead where they say, whatever stands in the way, and take no longer than the JSON is long -------------------
+# -- paths lead where they say, whatever stands in the way, and take no longer than the JSON is long ------------------
 
 STEPS = st.sampled_from([".a", ".b", ".*", ".**", "[*]", "[1]", '["a"]'])
 WRITTEN = st.lists(STEPS, min_size=1, max_size=5).map(lambda steps: "".join(steps).removeprefix("."))

@@ -1,9 +1,9 @@
-"""When spans of an attempt go out, and where they stand: attempts that a worker runs, and all others."""
+"""When spans of an attempt go out, where they stand, and which are linked."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,20 +11,24 @@ import pytest
 from fakes.collector import Collector, check
 from fakes.exporting import SERVERS, T0, call, exporting
 from fakes.otlp import Inlet, Made, request
+from fakes.tool_calls import PAGE, TASK, Recorded, carried, model, ran, wanted
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from penstock.gateway.config import Otlp
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.model import span as model
+from penstock.gateway.model import span as span_model
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import Attempt, Judgement
 from penstock.gateway.model.trace import trace_id
+from penstock.gateway.otlp import causes
 from penstock.gateway.otlp.batches import Piece, Reader
 from penstock.gateway.otlp.placement import root_id
 from penstock.gateway.otlp.selection import Selection
+from penstock.gateway.store.codec import Body
 from penstock.gateway.store.directory import TapeError
+from penstock.gateway.store.records import Entry
 
 S = 10**9
 TRACE, ROOT = trace_id("q1", "a1"), root_id("q1", "a1")
@@ -221,7 +225,7 @@ class Remade:
     """A tape with one attempt, which changes."""
 
     attempt: Attempt
-    kept: list[model.Span]
+    kept: list[span_model.Span]
 
     def cursor(self) -> int:
         return 10
@@ -232,14 +236,14 @@ class Remade:
     def span(self, *_: Any) -> None:
         return None
 
-    def spans(self, *_: Any) -> Iterator[model.Span]:
+    def spans(self, *_: Any) -> Iterator[span_model.Span]:
         return iter(self.kept)
 
 
 def test_an_attempt_that_came_alive_again_goes_on_where_it_was() -> None:
     live = Attempt(rollout="q1", id="a1", worker="w1")
     ended, again = (live.model_copy(update={"ended_ns": at}) for at in (5, 9))
-    first, second = (model.Span(rollout="q1", attempt="a1", sequence=n, start_ns=T0) for n in (1, 2))
+    first, second = (span_model.Span(rollout="q1", attempt="a1", sequence=n, start_ns=T0) for n in (1, 2))
     tape = Remade(live, [first])
     chosen = Selection(cast(Any, tape), 10.0, Clock())
 
@@ -247,7 +251,7 @@ def test_an_attempt_that_came_alive_again_goes_on_where_it_was() -> None:
         chosen.look_again((), False)
         return [one if isinstance(one, Attempt) else one[0].sequence for one in chosen.to_send(change)]
 
-    def recorded(cursor: int, span: model.Span) -> list[Any]:
+    def recorded(cursor: int, span: span_model.Span) -> list[Any]:
         return told(Change(cursor=cursor, kind="span", span=span))
 
     def moved(cursor: int, attempt: Attempt) -> list[Any]:
@@ -319,3 +323,117 @@ async def test_the_calls_of_a_long_rollout_find_their_spans_piece_by_piece(inlet
     found = [span for piece in pieces(reader(inlet.store, batch=3)) for span in spans_of(piece)]
     calls = [span for span in found if span.name == "chat m-1"]
     assert [span.parent_span_id.hex() for span in calls] == [llm.span for llm in llms]
+
+
+# -- runs of tools are linked to the model calls that asked for them ---------------------------------------------------
+
+
+MS = 10**6
+OTHER = {"role": "user", "content": "Look for it elsewhere."}
+SEARCH = ("c1", "search", {"q": "x"})
+AGAIN = ("c2", "search", {"q": "x"})
+
+
+def entry(recorded: Recorded, rollout: str, **about: Any) -> Entry:
+    """What was recorded, on its way to the tape; a call begins as many milliseconds after the first as its sequence
+    has hundreds."""
+    span, exchange = recorded
+    start = T0 + span.sequence * 100 * MS
+    made = call(0, rollout, start_ns=start, end_ns=start + 10 * MS, kind=span.kind, dialect=span.dialect, **about)
+    made.upstream, made.model, made.name, made.attributes = span.upstream, span.model, span.name, span.attributes
+    head = b"content-type: application/json\r\n"
+    made.body = Body(exchange.url, head, exchange.request_body, head, exchange.response_body, b"", [])
+    return made
+
+
+async def added(inlet: Inlet, rollout: str, *recorded: Recorded) -> None:
+    await inlet.dispatcher.add([entry(one, rollout) for one in recorded])
+
+
+def exported(inlet: Inlet) -> list[Span]:
+    """Everything that is sent of the tape; no call waits for its agent any more."""
+    piece = Reader(inlet.store, Otlp(), SERVERS, Metrics(), lambda: T0 + 10**15).read(0)
+    asked = ExportTraceServiceRequest.FromString(gzip.decompress(piece.body))
+    found = [span for group in asked.resource_spans for part in group.scope_spans for span in part.spans]
+    for span in found:
+        check(span)
+    return found
+
+
+def links(spans: Sequence[Span]) -> dict[str, list[tuple[str, dict[str, str]]]]:
+    """By run of a tool: what each link points to, and what it says."""
+    names = {span.span_id: number(span) for span in spans}
+    found: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for span in spans:
+        for link in span.links:
+            said = {pair.key: pair.value.string_value for pair in link.attributes}
+            found.setdefault(number(span), []).append((names[link.span_id], said))
+    return found
+
+
+def number(span: Span) -> str:
+    sequences = [pair.value.int_value for pair in span.attributes if pair.key == "penstock.span.sequence"]
+    return f"#{sequences[0]}" if sequences else span.name
+
+
+def caused(known: str) -> dict[str, str]:
+    return {"gen_ai.attribution.link_type": "CAUSED_BY_GENERATION", "penstock.tool.known": known}
+
+
+def a_search() -> list[Recorded]:
+    later = [TASK, wanted(SEARCH), carried("c1", PAGE)]
+    asked = model(1, [TASK], wanted(SEARCH))
+    return [asked, ran(2, "search", {"q": "x"}), model(3, later, {"role": "assistant", "content": "Done."})]
+
+
+@pytest.mark.parametrize("handed_out", [True, False])
+async def test_a_run_is_linked_to_the_call_that_asked(inlet: Inlet, handed_out: bool) -> None:
+    if handed_out:
+        await inlet.dispatcher.enqueue([RolloutSpec(id="q1")])
+        assert await inlet.dispatcher.claim(ClaimRequest(worker="w1"))
+    await added(inlet, "q1", *a_search())
+    if handed_out:
+        await inlet.dispatcher.finish("q1", "a1", FinishRequest(status="succeeded"))
+    spans = exported(inlet)
+    assert links(spans) == {"#2": [("#1", caused("certain"))]}
+    run = next(span for span in spans if number(span) == "#2")
+    assert {link.trace_id.hex() for link in run.links} == {trace_id("q1", "a1")}
+
+
+async def test_without_a_result_it_is_likely(inlet: Inlet) -> None:
+    await added(inlet, "q1", *a_search()[:2])
+    assert links(exported(inlet)) == {"#2": [("#1", caused("likely"))]}
+
+
+async def test_an_ambiguous_one_is_linked_to_every_call_that_may_have_asked(inlet: Inlet) -> None:
+    # Two agents in one rollout ask for the same at the same time.
+    asked = [model(1, [TASK], wanted(SEARCH)), model(2, [OTHER], wanted(AGAIN))]
+    await added(inlet, "q1", *asked, ran(3, "search", {"q": "x"}))
+    assert links(exported(inlet)) == {"#3": [("#1", caused("ambiguous")), ("#2", caused("ambiguous"))]}
+
+
+async def test_what_nobody_asked_for_has_no_link(inlet: Inlet) -> None:
+    await added(inlet, "q1", model(1, [TASK], {"role": "assistant", "content": "Hm."}), ran(2, "search", {"q": "x"}))
+    assert links(exported(inlet)) == {}
+
+
+async def test_a_repeated_call_is_linked_to_the_one_that_it_repeats(inlet: Inlet) -> None:
+    first, again = (entry(model(n, [TASK], {"role": "assistant", "content": "Hm."}), "q1") for n in (1, 2))
+    again.retried = True
+    await inlet.dispatcher.add([first])
+    await inlet.dispatcher.add([again])
+    spans = exported(inlet)
+    assert links(spans) == {"#2": [("#1", {"gen_ai.attribution.link_type": "RETRY_OF"})]}
+
+
+async def test_of_a_long_attempt_that_goes_on_only_what_is_near_is_read(
+    inlet: Inlet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(causes, "BEFORE", 2)
+    said = [model(n, [TASK], {"role": "assistant", "content": "Hm."}) for n in range(2, 6)]
+    await added(inlet, "q1", model(1, [TASK], wanted(SEARCH)), *said, ran(6, "search", {"q": "x"}))
+    assert links(exported(inlet)) == {}
+    await added(inlet, "q2", model(1, [TASK], wanted(SEARCH)), ran(2, "search", {"q": "x"}))
+    assert links([span for span in exported(inlet) if span.trace_id.hex() == trace_id("q2", "a1")]) == {
+        "#2": [("#1", caused("likely"))]
+    }

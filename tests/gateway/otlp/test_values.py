@@ -1,21 +1,31 @@
-"""Attribute values: they come in as they were sent, within bounds, and go out as they are kept."""
+"""Attribute values come in as they were sent, within bounds, and go out as they are kept; requests; names."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from base64 import b64encode
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from fakes.collector import plain
 from fakes.otlp import Made, fill, request
 from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue, KeyValueList
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from penstock.gateway.otlp import span_out, values
-from penstock.gateway.otlp.signals import JSON, TRACES, items, tree_of
+from penstock.gateway.dialects import by_name
+from penstock.gateway.otlp import semconv, span_out, values
+from penstock.gateway.otlp.attempt_of import Rejected
+from penstock.gateway.otlp.json_encoding import LogRecord as JsonRecord
+from penstock.gateway.otlp.semconv import Row
+from penstock.gateway.otlp.signals import JSON, LOGS, PROTOBUF, TRACES, Encoding, Failure, Item, items, tree_of
 from penstock.gateway.otlp.span_in import entry_of
 from penstock.gateway.otlp.values import (
     DEEPEST,
@@ -165,3 +175,135 @@ def test_numbers_that_are_not() -> None:
     assert sent({"large": 2**70, "lone": "\ud800"}) == {"large": str(2**70), "lone": "?"}
     assert sent({"k\ud800": {"k\ud800": [1]}}) == {"k?": {"k?": [1]}}
     assert values.DEEPEST < 100, "what is deeper than protobuf allows never arrives"
+
+
+# -- requests are taken apart as the library would read them -----------------------------------------------------------
+
+
+TIMES = st.lists(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=4), max_size=3), max_size=3)
+"""The times of the records of each scope of each resource."""
+
+
+def logs(times: list[list[list[int]]]) -> ExportLogsServiceRequest:
+    made = ExportLogsServiceRequest()
+    for at, group in enumerate(times):
+        resource = made.resource_logs.add(schema_url="https://schema.example")
+        resource.resource.attributes.add(key=f"resource {at}")
+        for number, part in enumerate(group):
+            scope = resource.scope_logs.add()
+            scope.scope.name = f"scope {number}"
+            for time in part:
+                scope.log_records.add(time_unix_nano=time, body={"string_value": "é" * (time % 200)})
+    return made
+
+
+def read(encoding: Encoding, body: bytes) -> list[Item]:
+    return list(items(LOGS, tree_of(LOGS, encoding, body)))
+
+
+@given(TIMES)
+def test_both_encodings_hold_what_was_sent(times: list[list[list[int]]]) -> None:
+    made = logs(times)
+    places = [(g, p, n) for g, group in enumerate(times) for p, part in enumerate(group) for n in range(len(part))]
+    bodies: dict[Encoding, bytes] = {
+        PROTOBUF: made.SerializeToString(),
+        JSON: json.dumps(json_format.MessageToDict(made)).encode(),
+    }
+    for encoding, body in bodies.items():
+        found = [item for item in read(encoding, body) if item.message is not None]
+        assert [item.place for item in found] == places
+        for item in found:
+            g, p, n = item.place
+            assert (item.resource.attributes[0].key, item.scope.name) == (f"resource {g}", f"scope {p}")
+            assert (item.message.time_unix_nano or 0) == times[g][p][n]
+
+
+@given(TIMES, st.lists(st.tuples(st.integers(0), st.integers(0, 255)), min_size=1, max_size=4))
+def test_broken_bytes_are_refused_and_never_more(times: list[list[list[int]]], changes: list[tuple[int, int]]) -> None:
+    body = bytearray(logs(times).SerializeToString())
+    for at, byte in changes if body else ():
+        body[at % len(body)] = byte
+    found: list[Item] = []
+    with suppress(Failure):
+        found = read(PROTOBUF, bytes(body))
+    assert all(isinstance(item.message, LogRecord | Rejected | None) for item in found)
+
+
+@given(st.recursive(st.none() | st.integers() | st.text() | st.floats(), lambda it: st.lists(it, max_size=3)))
+def test_any_json_in_a_place_of_a_record_costs_itself(value: object) -> None:
+    good = {"timeUnixNano": "5"}
+    body = {"resourceLogs": [{"scopeLogs": [{"logRecords": [good, value, good | {"body": value}, good]}]}]}
+    found = [item.message for item in read(JSON, json.dumps(body).encode()) if item.message is not None]
+    assert len(found) == 4
+    assert [one.time_unix_nano for one in (found[0], found[-1])] == [5, 5]
+    assert isinstance(found[1], Rejected)
+    assert isinstance(found[2], JsonRecord if value is None else Rejected)
+
+
+def test_parts_of_two_bytes_have_a_bound() -> None:
+    with pytest.raises(Failure) as refused:
+        read(PROTOBUF, b"\x0a\x00" * (1 << 18))
+    assert refused.value.status == 413
+
+
+# -- the table of names: documented, without doubles, in the conventions' own form -------------------------------------
+
+
+DOCS = (Path(__file__).parents[3] / "docs" / "opentelemetry.md").read_text(encoding="utf-8")
+TABLES: dict[str, tuple[Row, ...]] = {
+    "every span": semconv.OF_EVERY_SPAN,
+    "a call": semconv.OF_A_CALL,
+    "a call of a model": semconv.OF_A_MODEL_CALL,
+    "an attempt": semconv.OF_AN_ATTEMPT,
+    "a reward": semconv.OF_A_REWARD,
+}
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_every_attribute_is_documented_and_exists(title: str) -> None:
+    row = re.search(rf"^\| {title} \| (.*) \|$", DOCS, re.MULTILINE)
+    assert row is not None
+    assert re.findall(r"`([^`]+)`", row[1]) == [name for name, _ in TABLES[title]]
+
+
+def test_no_span_has_an_attribute_twice() -> None:
+    for rows in (
+        semconv.OF_EVERY_SPAN + semconv.OF_A_CALL + semconv.OF_A_MODEL_CALL,
+        semconv.OF_AN_ATTEMPT,
+        semconv.OF_EVERY_SPAN + semconv.OF_A_REWARD,
+    ):
+        names = [name for name, _ in rows]
+        assert len(names) == len(set(names))
+
+
+def test_names_have_the_form_of_the_conventions() -> None:
+    for rows in TABLES.values():
+        for name, _ in rows:
+            assert re.fullmatch(r"[a-z][a-z0-9]*(?:[._][a-z0-9]+)+", name)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "host", "name"),
+    [
+        ("chat", None, "openai"),
+        ("chat", "api.openai.com", "openai"),
+        ("chat", "eu.api.mistral.ai.evil.example", "openai"),
+        ("chat", "api.mistral.ai", "mistral_ai"),
+        ("responses", "me.openai.azure.com", "azure.ai.openai"),
+        ("messages", "api.anthropic.com", "anthropic"),
+        ("messages", "bedrock-runtime.eu-central-1.amazonaws.com", "aws.bedrock"),
+    ],
+)
+def test_the_provider(dialect: str, host: str | None, name: str) -> None:
+    otel = by_name(dialect).otel
+    assert otel is not None
+    assert semconv.provider(otel, host) == name
+
+
+def test_the_kept_attributes_are_documented() -> None:
+    for name in (semconv.SPAN_KIND, semconv.STATUS_DESCRIPTION, semconv.SCOPE_NAME, semconv.SCOPE_VERSION,
+                 semconv.RESOURCE, semconv.EVENTS, semconv.LINKS, semconv.TRACE_STATE, semconv.DROPPED,
+                 semconv.TRUNCATED, semconv.REWARD, semconv.REWARD_REASON, *semconv.ROLLOUT, *semconv.ATTEMPT,
+                 semconv.CONTENT_OMITTED, *semconv.SENSITIVE - {"gen_ai.tool.call.arguments",
+                                                                "gen_ai.tool.call.result"}):  # fmt: skip
+        assert f"`{name}`" in DOCS, name

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.process import ROOT
+from pydantic import BaseModel
 
+from penstock.gateway.api.openapi import field_docs
+from penstock.gateway.config import load
 from penstock.gateway.model.base import Mode
-from penstock.gateway.policy.pointer import Unreadable
+from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.policy.pointer import Unreadable, changed, found, parsed
 from penstock.gateway.policy.policy import ALLOWED, Decision, Policy
-from penstock.gateway.policy.reading import ToolCall, tool_call, tool_calls, written
-from penstock.gateway.policy.rules import PolicyRule
+from penstock.gateway.policy.questions import End, PolicyAnswer, Question, Questions
+from penstock.gateway.policy.reading import CALL, ToolCall, tool_call, tool_calls, written
+from penstock.gateway.policy.redaction import redacted
+from penstock.gateway.policy.rules import Condition, PolicyRule, Redaction
 
 
 def rule(verdict: str = "deny", **given: Any) -> PolicyRule:
@@ -230,3 +238,212 @@ def test_a_reason_tells_the_model_what_to_do() -> None:
     made = decide(call(), rule(message="Ask for a refund instead."))
     assert made.reason == "policy rule 'deny' does not allow it: Ask for a refund instead."
     assert json.dumps(made.reason)
+
+
+# -- rules are strict: what is wrong names the field, the value and the way out ----------------------------------------
+
+
+def rules(tmp_path: Path, text: str) -> list[PolicyRule]:
+    path = tmp_path / "rules.toml"
+    path.write_text(text)
+    return load(path).policy
+
+
+def test_a_rule_says_what_it_matches_and_what_follows(tmp_path: Path) -> None:
+    (one,) = rules(
+        tmp_path,
+        '[[policy]]\nname = "pay"\nserver = "bank"\ntool = ["pay_*", "send"]\nmode = "online"\nverdict = "ask"\n'
+        'wait = 60.0\nannotations = { readOnlyHint = false }\n[[policy.argument]]\nat = "/amount"\nabove = 100\n',
+    )
+    assert (one.server, one.tool, one.mode, one.verdict, one.wait) == (
+        ["bank"],
+        ["pay_*", "send"],
+        ["online"],
+        "ask",
+        60,
+    )
+    assert (one.argument[0].at, one.argument[0].above, one.annotations) == ("/amount", 100, {"readOnlyHint": False})
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('verdict = "no"', "policy 'r': verdict: 'no' is not 'allow', 'deny', 'redact', 'ask', 'kernel' or 'dry'"),
+        ('verdict = "deny"\nargument = [{ at = "path", glob = "*" }]', "argument 1: at: a JSON pointer is empty"),
+        ('verdict = "deny"\nargument = [{ at = "/a", regex = "(" }]', "argument 1: regex: it is no regular expression"),
+        ('verdict = "deny"\nargument = [{ at = "/a" }]', "'/a' says nothing of its value: add equals, glob"),
+        ('verdict = "deny"\nargument = [{ at = "/a", absent = true, above = 1 }]', "'/a' is absent and has a value"),
+        ('verdict = "redact"', "verdict is 'redact': add redact ="),
+        ('verdict = "deny"\nredact = { results = [""] }', "verdict is 'deny': leave redact out"),
+        ('verdict = "redact"\nredact = { pattern = "a" }', "policy 'r': redact: it names no place: add arguments"),
+        ('verdict = "kernel"', """verdict is 'kernel': add kernel = "module:name\""""),
+        ('verdict = "kernel"\nkernel = "module"', "policy 'r': kernel: 'module' is not module:name"),
+        ('verdict = "ask"\nkernel = "a:b"', "verdict is 'ask': leave kernel out"),
+        ('verdict = "deny"\ntol = "a"', "policy 'r': tol: unknown key; did you mean 'tool'?"),
+        ('verdict = "deny"\nargument = [{ at = "/a", globb = "*" }]', "globb: unknown key; did you mean 'glob'?"),
+        ('verdict = "deny"\nannotations = { readonly = true }', "policy 'r': annotations"),
+        ('verdict = "deny"\n[[policy]]\nname = "r"\nverdict = "deny"', "policy names must differ: r"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _ = rules(tmp_path, f'[[policy]]\nname = "r"\n{line}\n')
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("model", "heading"), [(Condition, "Arguments"), (Redaction, "Redaction")])
+def test_every_key_of_a_table_within_a_rule_is_documented(model: type[BaseModel], heading: str) -> None:
+    page = (ROOT / "docs" / "policies.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert {row[0].strip("`"): row[2] for row in rows} == field_docs(model)
+
+
+# -- messages that two readers could understand in two ways are not understood -----------------------------------------
+
+
+GOOD = {"jsonrpc": "2.0", "id": 1, "method": CALL, "params": {"name": "write", "arguments": {"Name": 1, "name": 2}}}
+
+
+def test_a_call_and_what_is_none() -> None:
+    one, other = tool_calls(json.dumps([GOOD, {"jsonrpc": "2.0", "id": 2, "method": "ping"}]).encode())
+    assert one is not None
+    assert (one.tool, one.arguments, one.message, one.as_task) == ("write", {"Name": 1, "name": 2}, GOOD, False)
+    assert other is None
+
+
+def test_arguments_may_be_left_out() -> None:
+    for text in (
+        '{"method":"tools/call","params":{"name":"x"}}',
+        '{"method":"tools/call","params":{"name":"x","arguments":null}}',
+    ):
+        (one,) = tool_calls(text.encode())
+        assert one is not None
+        assert one.arguments == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"method":"ping","method":"tools/call","params":{"name":"x"}}', "the key 'method' stands twice"),
+        (b'{"method":"ping","m\\u0065thod":"tools/call"}', "the key 'method' stands twice"),
+        (b'{"method":"tools/call","params":{"name":"a","name":"b"}}', "the key 'name' stands twice"),
+        (b'{"method":"tools/call","params":{"name":"a","arguments":{"p":1,"p":2}}}', "the key 'p' stands twice"),
+        (b'{"Method":"tools/call","params":{"name":"a"}}', "'Method', which some servers read as 'method'"),
+        (b'{"method":"ping","METHOD":"tools/call"}', "'METHOD', which some servers read as 'method'"),
+        ('{"method":"tools/call","param\u017f":{"name":"a"},"params":{"name":"b"}}'.encode(), "read as 'params'"),
+        (b'{"method":"tools/call","params":{"name":"a","Arguments":{}}}', "'Arguments', which some servers read"),
+        (b'{"method":"tools/call","params":{"name":7}}', "its params.name is not text"),
+        (b'{"method":"tools/call","params":[]}', "it has no params"),
+        (b'{"method":"tools/call","params":{"name":"a","arguments":{"n":NaN}}}', "NaN is no JSON"),
+        (b"\xef\xbb\xbf{}", "it is not JSON"),
+        ('{"method":"tools/call"}'.encode("utf-16"), "it is not UTF-8"),
+        (b'{"method":"tools/call","params":{"name":"\xff"}}', "it is not UTF-8"),
+        (b'{"method":"tools/call"} {}', "it is not JSON"),
+        (b'"tools/call"', "it is no object"),
+        (b'[{"method":"ping"}, 7]', "it is no object"),
+        (b"[" * 100_000 + b"]" * 100_000, "it is nested too deep"),
+        (b"", "it is not JSON"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read(body: bytes, said: str) -> None:
+    with pytest.raises(Unreadable) as caught:
+        _ = tool_calls(body)
+    assert said in str(caught.value)
+
+
+def test_what_is_written_again_says_the_same() -> None:
+    value = {"a": 1.0, "b": 12345678901234567890123, "c": "\ud800 \u20ac", "d": [True, None, 1e-7]}
+    assert json.loads(written([value], several=False)) == value
+    assert json.loads(written([value, 1], several=True)) == [value, 1]
+    with pytest.raises(Unreadable, match="too large"):
+        _ = written([json.loads("1e999")], several=False)
+
+
+def test_pointers() -> None:
+    value: Any = {"a": [{"b": 1}, {"b": 2}], "x/y": {"~": 3}, "": 4}
+    assert found(value, parsed("/a/*/b")) == [1, 2]
+    assert found(value, parsed("/a/1/b")) == [2]
+    assert found(value, parsed("/x~1y/~0")) == [3]
+    assert found(value, parsed("/")) == [4]
+    assert found(value, parsed("")) == [value]
+    assert found(value, parsed("/a/b/c")) == []
+    assert found(value, parsed("/a/-1")) == []
+    with pytest.raises(Unreadable, match="more than"):
+        _ = found([0] * 20_000, parsed("/*"))
+
+
+def test_only_what_is_changed_is_copied() -> None:
+    value: Any = {"a": [{"b": 1}, {"b": 2}], "c": {}}
+    made = changed(value, parsed("/a/*/b"), lambda one: 9 if one == 2 else one)
+    assert made == {"a": [{"b": 1}, {"b": 9}], "c": {}}
+    assert value == {"a": [{"b": 1}, {"b": 2}], "c": {}}
+    assert made["a"][0] is value["a"][0]
+    assert changed(value, parsed("/a/*/b"), lambda one: one) is value
+    assert changed(value, parsed("/z"), lambda one: 9) is value
+
+
+# -- what is taken out of arguments and results, and what stays --------------------------------------------------------
+
+
+RESULT: dict[str, Any] = {
+    "content": [{"type": "text", "text": "mail a@b.de or c@d.de"}, {"type": "image", "data": "xx"}],
+    "structuredContent": {"mail": "a@b.de", "card": 4111111111111111, "ok": True, "none": None},
+}
+
+
+def test_whole_values() -> None:
+    made = redacted(RESULT, ["/structuredContent/mail", "/content/*/data"], Redaction(results=[""]))
+    assert made["structuredContent"] == RESULT["structuredContent"] | {"mail": "[redacted]"}
+    assert made["content"] == [RESULT["content"][0], {"type": "image", "data": "[redacted]"}]
+
+
+def test_what_a_pattern_finds_anywhere_below() -> None:
+    made = redacted(RESULT, [""], Redaction(results=[""], pattern=r"[\w.]+@[\w.]+|4[0-9]{15}"))
+    assert made["content"][0]["text"] == "mail [redacted] or [redacted]"
+    assert made["structuredContent"] == {"mail": "[redacted]", "card": "[redacted]", "ok": True, "none": None}
+
+
+def test_nothing_to_take_out_is_the_same_object() -> None:
+    for pointers, rule in (
+        (["/nothing"], Redaction(results=[""])),
+        ([""], Redaction(results=[""], pattern="zzz")),
+    ):
+        assert redacted(RESULT, pointers, rule) is RESULT
+
+
+def test_what_cannot_be_told_is_an_error() -> None:
+    with pytest.raises(Unreadable, match="some servers read as 'mail'"):
+        _ = redacted({"Mail": 1}, ["/mail"], Redaction(results=[""]))
+    deep: Any = "a@b.de"
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(Unreadable, match="too deep"):
+        _ = redacted(deep, [""], Redaction(results=[""], pattern="@"))
+
+
+# -- a question ends once, however it ends -----------------------------------------------------------------------------
+
+
+def question(id: str, until_ns: int = 10) -> Question:
+    return Question(
+        id=id, rule="r", server="s", tool="t", arguments="{}", rollout="r1", attempt="a1", asked_ns=0, until_ns=until_ns
+    )
+
+
+def test_each_ends_once() -> None:
+    questions, ends = Questions(), list[tuple[str, End]]()
+    for id in ("a", "b", "c", "d"):
+        questions.ask(question(id, 10 if id == "b" else 99), lambda end, id=id: ends.append((id, end)))
+    assert [one.id for one in questions.waiting] == ["a", "b", "c", "d"]
+    said = PolicyAnswer(verdict="approve", who="me")
+    assert questions.answer("a", said) == question("a", 99)
+    assert questions.answer("a", said) is None
+    questions.sweep(9)
+    questions.sweep(10)
+    questions.sweep(10)
+    assert questions.take_back("c")
+    assert not questions.take_back("c")
+    questions.close()
+    questions.close()
+    assert ends == [("a", said), ("b", "timeout"), ("d", "stopped")]
+    assert questions.waiting == []

@@ -1,16 +1,22 @@
-"""What is added to a request, and what leaves it alone."""
+"""What is added to a request and taken out of its answer, and what leaves both alone."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import pytest
+from fakes import vllm_wire
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.calls.capture.request import ask, identity, original
+from penstock.gateway.calls.capture.answer import Cleaner, Events
+from penstock.gateway.calls.capture.json_ranges import LEAF, Tree, find, spliced
+from penstock.gateway.calls.capture.request import Asked, ask, identity, original
+from penstock.gateway.demo.model import Answer, Call
 from penstock.gateway.dialects import by_name
+from penstock.gateway.dialects.loose_json import UNREADABLE
 from penstock.gateway.model.attributes import CAPTURED
 
 JSON = st.recursive(
@@ -104,3 +110,293 @@ def test_an_answer_without_encoding_is_asked_for() -> None:
     other = (b"x-a", b"X-A", b"1")
     assert identity([gzip, other]) == [plain, other]
     assert identity([other]) == [other, plain]
+
+
+# -- what is taken out of an answer: what was added, whatever the pieces it comes in -----------------------------------
+
+
+Json = dict[str, Any]
+LIMIT = 1 << 20
+TOOLS = Answer("Let me look.", (Call("c1", "get", '{"x": "é 1"}'), Call("c2", "put", "{}")))
+OWN: list[Json] = [{}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 2}, {"return_token_ids": True}]
+REQUESTS: list[Json] = [{"model": "m", "messages": []} | own | more for own in OWN for more in ({}, {"n": 3})]
+
+
+def asked_of(request: Json, dialect: str = "chat") -> Asked:
+    made = ask(by_name(dialect), json.dumps(request).encode())
+    assert made is not None
+    return made
+
+
+def through(asked: Asked, pieces: list[bytes], limit: int = LIMIT) -> bytes:
+    events = Events(Cleaner(asked), limit)
+    return b"".join([*map(events.feed, pieces), events.rest()])
+
+
+def cut(body: bytes, at: list[int]) -> list[bytes]:
+    places = sorted({0, len(body), *(place % (len(body) + 1) for place in at)})
+    return [body[a:b] for a, b in pairwise(places)]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_a_plain_answer_is_what_it_would_have_been(request_: Json) -> None:
+    asked = asked_of(request_)
+    for format, dialect in ((vllm_wire.chat, "chat"), (vllm_wire.completion, "completions")):
+        asked = asked_of(request_, dialect)
+        given_ = json.dumps(format(json.loads(asked.body), TOOLS)).encode()
+        cleaner = Cleaner(asked)
+        assert cleaner.document(given_) == json.dumps(format(request_, TOOLS)).encode()
+        assert cleaner.ids
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=repr)
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_a_stream_is_what_it_would_have_been(request_: Json, end: bytes) -> None:
+    asked = asked_of(request_)
+    unasked, given_ = (
+        b"".join(vllm_wire.chat_events(one, TOOLS)).replace(b"\n", end) for one in (request_, json.loads(asked.body))
+    )
+    assert given_ != unasked
+    for size in (len(given_), 1, 7, 64):
+        assert through(asked, [given_[at : at + size] for at in range(0, len(given_), size)]) == unasked
+
+
+def test_a_stream_of_completions_too() -> None:
+    request_: Json = {"model": "m", "prompt": "a", "n": 2}
+    asked = asked_of(request_, "completions")
+    given_ = b"".join(vllm_wire.completion_events(json.loads(asked.body), Answer("To be or not.")))
+    assert through(asked, [given_]) == b"".join(vllm_wire.completion_events(request_, Answer("To be or not.")))
+
+
+LINES = st.sampled_from([
+    b"", b"", b": comment", b"event: x", b"id: 7", b"retry: 10", b"data", b"data:", b"data: [DONE]", b"data: {",
+    b'data: {"choices":[{"delta":{"content":"a"},"token_ids":null}]}', b'data: {"error":{"message":"no"}}', b"\xff",
+])  # fmt: skip
+OURS = b'data: {"choices":[{"delta":%b,"token_ids":[1],"finish_reason":%b,"logprobs":{"content":[]}}]}'
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+CUTS = st.lists(st.integers(0, 1 << 16), max_size=12)
+
+
+@given(st.lists(st.tuples(LINES, ENDS), max_size=12), CUTS)
+def test_what_needs_no_change_passes_byte_for_byte(lines: list[tuple[bytes, bytes]], at: list[int]) -> None:
+    body = b"".join(line + end for line, end in lines)
+    assert through(asked_of({}), cut(body, at)) == body
+    assert through(asked_of({}), cut(body, at), limit=20) == body
+
+
+@given(st.lists(st.tuples(st.booleans(), ENDS), min_size=1, max_size=6), ENDS, CUTS)
+def test_events_are_changed_or_left_out_wherever_they_are_cut(
+    story: list[tuple[bool, bytes]], end: bytes, at: list[int]
+) -> None:
+    said, nulled = b'{"content":"a"}', OURS.replace(b"[1]", b"null").replace(b'{"content":[]}', b"null")
+    body = b": hi" + end + b"".join(OURS % (said if says else b"{}", b"null") + one + one for says, one in story)
+    clean = b": hi" + end + b"".join(nulled % (said, b"null") + one + one for says, one in story if says)
+    if not story[0][0]:  # its comment stays
+        clean = clean[: 4 + len(end)] + story[0][1] + clean[4 + len(end) :]
+    assert through(asked_of({}), cut(body, at)) == clean
+
+
+def test_an_event_passes_as_soon_as_it_is_whole() -> None:
+    for end in (b"\n", b"\r\n", b"\r"):
+        events, one = Events(Cleaner(asked_of({})), LIMIT), OURS % (b'{"content":"a"}', b"null") + end + end
+        whole = len(one) - (end == b"\r\n")  # a CR ends its line, and the LF after it comes late
+        assert [bool(events.feed(one[at : at + 1])) for at in range(whole)] == [False] * (whole - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("delta", "finish", "stays"),
+    [(b"{}", b"null", False), (b"{}", b'"stop"', True), (b'{"content":""}', b"null", True), (b"null", b"null", True)],
+)
+def test_only_events_that_say_and_end_nothing_are_left_out(delta: bytes, finish: bytes, stays: bool) -> None:
+    event = OURS % (delta, finish) + b"\n\n"
+    assert bool(through(asked_of({}), [event])) is stays
+    assert through(asked_of({"logprobs": True}), [event]) == event.replace(b"[1]", b"null")
+    assert through(asked_of({}), [event.replace(b"[1]", b"null").replace(b'{"content":[]}', b"null")])
+
+
+def test_data_in_several_lines_stays_in_several_lines() -> None:
+    body = (
+        b'id: 1\ndata: {"choices":[{"delta":\r\ndata:{"content":"a"},\ndata: "token_ids":[1,\ndata: 2]}]}\nevent: x\n\n'
+    )
+    assert through(asked_of({}), [body]) == (
+        b'id: 1\ndata: {"choices":[{"delta":\r\ndata:{"content":"a"},\r\ndata: "token_ids":null}]}\r\nevent: x\n\n'
+    )
+
+
+def test_a_stream_that_ends_within_an_event_is_still_cleaned() -> None:
+    event = OURS % (b'{"content":"a"}', b"null")
+    for end in (b"", b"\n", b"\r"):
+        nulled = event.replace(b"[1]", b"null").replace(b'{"content":[]}', b"null")
+        assert through(asked_of({}), cut(event + end, [30, 60])) == nulled + end
+
+
+def test_an_event_without_end_is_not_held_for_ever() -> None:
+    events = Events(Cleaner(asked_of({})), 1000)
+    body = b'data: {"choices":[{"token_ids":[' + b"1," * 2000
+    out = [events.feed(body[at : at + 100]) for at in range(0, len(body), 100)]
+    assert b"".join(out) == body
+    assert out[10:] == [body[:1100], *(body[at : at + 100] for at in range(1100, len(body), 100))]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not json",
+        b'{"choices":[{"token_ids":[1]}]',
+        b'[{"choices":[{"token_ids":[1]}]}]',
+        b'{"choices":"x","token_ids":[1],"logprobs":1}',
+        b'{"error":{"message":"no","choices":[{"token_ids":[1]}]}}',
+        b'{"choices":[{"message":{"content":"\\"token_ids\\":[1]","token_ids":[1]},"token_ids":null}]}',
+        b'{"choices":[{"x":' + b"[" * 100_000 + b"]" * 100_000 + b',"token_ids":[1]}]}',
+    ],
+    ids=lambda body: repr(body[:30]),
+)
+def test_what_is_not_understood_or_not_ours_stays(body: bytes) -> None:
+    cleaner = Cleaner(asked_of({}))
+    assert cleaner.document(body) is body
+    assert not cleaner.ids
+
+
+# -- the scanner of JSON bytes: it finds what a parser finds, and changes nothing else ---------------------------------
+
+
+TREE: Tree = {"ids": LEAF, "choices": {"ids": LEAF, "logprobs": LEAF}}
+Pairs = list[tuple[str, Any]]
+
+NAMES = st.sampled_from(["ids", "choices", "logprobs", 'i"ds', "\\", "id", ""]) | st.text(max_size=4)
+TEXTS = st.text(max_size=8) | st.sampled_from(['"ids":[1]', "{", "]", "\\", "é\u2028\U0001f4a7", "\ud800", "null"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+
+
+class Object(Pairs):
+    """An object as the pairs that were written, with those that have the same key."""
+
+
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.lists(st.tuples(NAMES, inner), max_size=4).map(Object),
+    max_leaves=24,
+)
+BODIES = st.lists(st.tuples(NAMES, VALUES), max_size=5).map(Object)
+SPACES = st.sampled_from(["", " ", "\n", "\r\n\t "])
+
+
+def written(value: Any, space: str, ascii_only: bool) -> str:
+    """JSON text with this white space wherever it may stand."""
+    match value:
+        case Object():
+            pairs = (f"{written(k, space, ascii_only)}{space}:{written(v, space, ascii_only)}" for k, v in value)
+            made = "{" + space + f",{space}".join(pairs) + "}"
+        case list():
+            items = cast(list[Any], value)
+            made = "[" + space + f",{space}".join(written(item, space, ascii_only) for item in items) + "]"
+        case _:
+            made = json.dumps(value, ensure_ascii=ascii_only)
+    return space + made + space
+
+
+def parsed(body: bytes) -> Any:
+    return json.loads(body.decode("utf-8", "surrogatepass"), object_pairs_hook=Object)
+
+
+def nulled(value: Any, tree: Tree) -> Any:
+    """The same of what was parsed."""
+    if tree is LEAF:
+        return None
+    if isinstance(value, Object):
+        return Object((key, nulled(inner, tree[key]) if key in tree else inner) for key, inner in value)
+    if isinstance(value, list):
+        items = cast(list[Any], value)
+        return [nulled(item, tree) if isinstance(item, Object) else item for item in items]
+    return value
+
+
+@given(BODIES, SPACES, st.booleans())
+def test_what_is_found_is_what_a_parser_finds(value: Object, space: str, ascii_only: bool) -> None:
+    body = written(value, space, ascii_only).encode("utf-8", "surrogatepass")
+    ranges = find(body, TREE)
+    assert parsed(spliced(body, ranges, b"null")) == nulled(parsed(body), TREE)
+    for one in ranges:
+        assert json.loads(body[one.start : one.end].decode("latin-1")) == one.value
+        assert body[one.start : one.end].strip() == body[one.start : one.end]
+
+
+@given(BODIES, SPACES)
+def test_every_other_byte_stays(value: Object, space: str) -> None:
+    body = written(value, space, False).encode("utf-8", "surrogatepass")
+    ranges = find(body, TREE)
+    starts = [one.start for one in ranges]
+    assert starts == sorted(starts)
+    assert spliced(body, ranges, b"#") == _by_hand(body, [(one.start, one.end) for one in ranges])
+    assert spliced(body, [], b"#") == body
+
+
+def _by_hand(body: bytes, ranges: list[tuple[int, int]]) -> bytes:
+    for start, end in reversed(ranges):
+        body = body[:start] + b"#" + body[end:]
+    return body
+
+
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]",:\\0 idsnul', max_size=40).map(str.encode))
+def test_bytes_that_are_no_object_are_refused_as_a_parser_refuses_them(body: bytes) -> None:
+    try:
+        value = json.loads(body.decode("latin-1"))
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        find(body, TREE)
+    else:
+        with pytest.raises(UNREADABLE):
+            find(body, TREE)
+
+
+def test_keys_may_be_escaped_and_stand_twice() -> None:
+    body = rb'{"\u0069ds":1,"ids":[2],"choices":{"logprobs":3},"choices":[[{"ids":4}],{"ids":{"ids":5}},"ids"]}'
+    expected = rb'{"\u0069ds":#,"ids":#,"choices":{"logprobs":#},"choices":[[{"ids":4}],{"ids":#},"ids"]}'
+    assert spliced(body, find(body, TREE), b"#") == expected
+
+
+@pytest.mark.parametrize("odd", [b"9" * 100_000, b"[" * 10_000 + b"]" * 10_000, rb'"\ud83d"', b'"caf\xe9"', b"1e999"])
+def test_offsets_hold_past_what_decoders_refuse(odd: bytes) -> None:
+    body = b'\xef\xbb\xbf{"x":%b,"ids":%b}' % (odd, odd)
+    assert spliced(body, find(body, TREE), b"#") == b'\xef\xbb\xbf{"x":%b,"ids":#}' % odd
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"choices":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"ids":' + b'{"a":' * 200_000 + b"1" + b"}" * 200_001,
+        b'{"ids":1}{"ids":1}',
+        b'{"ids":1,}',
+        b'{"ids":"\x00"}',
+        b'{"ids":1',
+        b'{"ids"',
+        b'{"',
+        b'{"' + b'\\"' * 500_000,
+        b'{"a"' + b" " * 1_000_000,
+        b"{",
+        b" ",
+        b"[{}]",
+        b"null",
+    ],
+    ids=lambda body: repr(body[:24]),
+)
+def test_hostile_bytes_are_refused(body: bytes) -> None:
+    with pytest.raises(UNREADABLE):
+        find(body, TREE)
+
+
+def test_size_alone_is_no_reason() -> None:
+    body = b'{"x":"' + b"a\\n" * 2_000_000 + b'","ids":[' + b"1," * 500_000 + b'2],"y":' + b"[0]" + b"}"
+    (found,) = find(body, TREE)
+    assert body[: found.start].endswith(b'"ids":')
+    assert body[found.end :] == b',"y":[0]}'
+
+
+def test_white_space_and_keys_without_end_take_linear_time() -> None:
+    """Were it not linear, these would not end."""
+    assert find(b" " * 1_000_000 + b"{}" + b" " * 1_000_000, TREE) == []
+    assert len(find(b"{" + b",".join([b'"ids" : 1 '] * 50_000) + b"}", TREE)) == 50_000
