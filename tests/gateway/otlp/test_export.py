@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,8 @@ async def test_calls_of_every_kind(
     (found,) = await exported(inlet, collector, call(**fields))
     assert found.span.name == name
     assert {key: found.attributes.get(key) for key in attributes} == attributes
+    # What nobody has handed out has no parent that never comes.
+    assert (found.span.parent_span_id, found.span.trace_id.hex()) == (b"", trace_id("r1", "a1"))
     failed = "error.type" in attributes
     assert found.span.status.code == (Status.STATUS_CODE_ERROR if failed else Status.STATUS_CODE_UNSET)
     assert found.span.status.message == (fields.get("error", "cancelled").removeprefix("http_") if failed else "")
@@ -135,11 +138,9 @@ async def test_a_rollout_of_the_queue_is_one_tree(inlet: Inlet, collector: Colle
     assert (root.span.trace_id.hex(), root.span.span_id.hex(), root.span.parent_span_id) == (trace, root_id, b"")
     assert (root.span.kind, root.span.status.code) == (Span.SPAN_KIND_INTERNAL, Status.STATUS_CODE_ERROR)
     assert root.span.status.message == "gave up"
-    told = root.attributes
-    assert (told["gen_ai.operation.name"], told["error.type"], told["process.exit.code"]) == (
-        *("invoke_agent", "failed", 3),
-    )
-    assert (told["penstock.attempt.status"], told["penstock.attempt.reward"]) == ("failed", 1.0)
+    told = {"gen_ai.operation.name": "invoke_agent", "error.type": "failed", "process.exit.code": 3}
+    told |= {"penstock.attempt.status": "failed", "penstock.attempt.reward": 1.0}
+    assert told.items() <= root.attributes.items()
     inside, outside = collector.named("chat m-1")
     assert inside.span.parent_span_id.hex() == root_id
     # A call in a trace of the agent's own has no place in ours.
@@ -152,11 +153,8 @@ async def test_a_rollout_of_the_queue_is_one_tree(inlet: Inlet, collector: Colle
     first, second = collector.named("gen_ai.evaluation.result")
     assert first.span.parent_span_id == inside.span.span_id
     assert second.span.parent_span_id.hex() == root_id
-    assert first.attributes["gen_ai.response.id"] == "c-1"
-    assert (first.attributes["gen_ai.evaluation.name"], first.attributes["gen_ai.evaluation.score.value"]) == (
-        *("reward", 0.5),
-    )
-    assert first.attributes["gen_ai.evaluation.explanation"] == "fine"
+    told = {"gen_ai.evaluation.name": "reward", "gen_ai.evaluation.score.value": 0.5, "gen_ai.response.id": "c-1"}
+    assert (told | {"gen_ai.evaluation.explanation": "fine"}).items() <= first.attributes.items()
     scores = {}
     for event in first.span.events:
         assert event.name == "gen_ai.evaluation.result"
@@ -165,12 +163,6 @@ async def test_a_rollout_of_the_queue_is_one_tree(inlet: Inlet, collector: Colle
     assert scores == {"reward": 0.5, "style": 1.0}
     assert len(collector.taken) == 7, "output is content: it stays here"
     assert "secret" not in str([one.span for one in collector.taken])
-
-
-async def test_what_nobody_has_handed_out_has_no_parent_that_never_comes(inlet: Inlet, collector: Collector) -> None:
-    (found,) = await exported(inlet, collector, call())
-    assert found.span.parent_span_id == b""
-    assert found.span.trace_id.hex() == trace_id("r1", "a1")
 
 
 REQUEST = """{"model": "m-1", "temperature": 0, "max_tokens": 7, "top_k": 40, "stop": "END", "seed": 3, "top_p": null,
@@ -188,7 +180,9 @@ RESPONSE = """{"id": "c-1", "choices": [{"index": 0, "finish_reason": "tool_call
 
 async def test_content_is_sent_only_when_it_is_wanted(inlet: Inlet, collector: Collector) -> None:
     said = body(REQUEST.encode(), RESPONSE.encode())
-    (found,) = await exported(inlet, collector, call(body=said), capture_content=True)
+    (plain,) = await exported(inlet, collector, call(body=said))
+    assert not any(one in str(plain.span) for one in ("be brief", "find"))
+    _, found = await exported(inlet, collector, call(2, body=said), capture_content=True)
     told = found.attributes
     assert told["gen_ai.input.messages"] == [
         {"role": "system", "parts": [{"type": "text", "content": "be brief"}]},
@@ -207,12 +201,6 @@ async def test_content_is_sent_only_when_it_is_wanted(inlet: Inlet, collector: C
     sampling = {"temperature": 0.0, "max_tokens": 7, "top_k": 40, "seed": 3, "stop_sequences": ["END"]}
     assert {name: told[f"gen_ai.request.{name}"] for name in sampling} == sampling
     assert "gen_ai.request.top_p" not in told
-
-
-async def test_no_content_without_being_asked(inlet: Inlet, collector: Collector) -> None:
-    (found,) = await exported(inlet, collector, call(body=body(REQUEST.encode(), RESPONSE.encode())))
-    assert "be brief" not in str(found.span)
-    assert "find" not in str(found.span)
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -259,8 +247,12 @@ async def test_spans_that_came_in_go_out_as_they_were(inlet: Inlet, collector: C
         event = span.events.add(name="e", time_unix_nano=T0)
         event.attributes.add(key="k").value.bool_value = True
         span.links.add(trace_id=b"\1" * 16, span_id=b"\2" * 8)
-        assert (await inlet.post(asked.SerializeToString())).body == b""
-    (found,) = collector.taken
+        good = request(Made(name="good", resource={"penstock.rollout_id": "r1"}))
+        good.resource_spans[0].scope_spans[0].spans[0].status.code = Status.STATUS_CODE_OK
+        for sent in (asked, good):
+            assert (await inlet.post(sent.SerializeToString())).body == b""
+    found, well = collector.taken
+    assert (well.span.status.code, "otel.status_code" in well.attributes) == (Status.STATUS_CODE_OK, False)
     del span.attributes[1]
     ids = {"penstock.rollout.id": "r1", "penstock.attempt.id": "a1"}
     assert found.attributes == {"a": [1, None, {"b": "x"}], "error.type": "E"} | ids
@@ -269,48 +261,45 @@ async def test_spans_that_came_in_go_out_as_they_were(inlet: Inlet, collector: C
     assert (found.resource["service.name"], found.scope) == ("flights", scope.scope)
 
 
-async def test_a_span_that_says_that_it_went_well_still_says_so(inlet: Inlet, collector: Collector) -> None:
-    asked = request(Made(resource={"penstock.rollout_id": "r1"}))
-    asked.resource_spans[0].scope_spans[0].spans[0].status.code = Status.STATUS_CODE_OK
-    async with exporting(inlet, collector):
-        assert (await inlet.post(asked.SerializeToString())).body == b""
-    (found,) = collector.taken
-    assert found.span.status.code == Status.STATUS_CODE_OK
-    assert "otel.status_code" not in found.attributes
-
-
-async def test_it_goes_in_batches(inlet: Inlet, collector: Collector) -> None:
+async def test_it_goes_in_batches_that_are_cut_by_their_size(
+    inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metrics = Metrics()
     async with exporting(inlet, collector, metrics, batch=10):
         await inlet.dispatcher.add([call(number) for number in range(95)])
         await collector.until(spans=95)
     assert len(set(collector.ids)) == len(collector.ids) == 95 == metrics.otlp_exported
-    assert len(collector.requests) == 10
-    assert metrics.otlp_dropped == 0
-    assert metrics.otlp_lag_changes == 0
-
-
-async def test_a_large_batch_is_cut_by_its_size(
-    inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert (len(collector.requests), metrics.otlp_dropped, metrics.otlp_lag_changes) == (10, 0, 0)
     monkeypatch.setattr(batches, "LARGEST_REQUEST", 1000)
     await exported(inlet, collector, *[call(number) for number in range(12)])
-    assert len(collector.ids) == len(set(collector.ids)) == 12
-    assert len(collector.requests) >= 4
+    assert len(collector.ids) == len(set(collector.ids)) == 95 + 12
+    assert len(collector.requests) >= 10 + 4
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [Reply(429), Reply(502), Reply(503, headers={"Retry-After": "0.01"}), Reply(504), Reply(hang_up=True)],
-    ids=["429", "502", "503", "504", "closed"],
-)
-async def test_what_passes_is_tried_again(inlet: Inlet, collector: Collector, reply: Reply) -> None:
-    metrics = Metrics()
-    collector.script.append(reply)
+LATER = {"Retry-After": "0.01"}
+AWAY = {"Location": "http://127.0.0.1:1/"}
+ANSWERS = {
+    **{f"{it} passes": (Reply(it, headers=LATER), 3, (3, 1, 0)) for it in (429, 502, 503, 504)},
+    "closed": (Reply(hang_up=True), 3, (3, 1, 0)),
+    **{f"{it} refuses": (Reply(it, headers=AWAY), 1, (1, 0, 2)) for it in (400, 401, 404, 413, 500, 307)},
+    "partly": (Reply(rejected=1, message="one was strange"), 3, (2, 0, 1)),
+    "partly and slowly": (Reply(rejected=1, message="one was strange", slowly=True), 3, (2, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("how", ANSWERS)
+async def test_what_passes_is_tried_again_and_what_is_refused_is_dropped_and_counted(
+    inlet: Inlet, collector: Collector, how: str
+) -> None:
+    metrics, (reply, spans, counts) = Metrics(), ANSWERS[how]
+    collector.script.append(replace(reply))
     async with exporting(inlet, collector, metrics):
-        await inlet.dispatcher.add([call()])
-        await collector.until(spans=1)
-    assert (metrics.otlp_exported, metrics.otlp_retries, metrics.otlp_dropped) == (1, 1, 0)
+        await inlet.dispatcher.add([call(1), call(2)])
+        await collector.until(requests=1)
+        await inlet.dispatcher.add([call(3)])
+        await collector.until(spans=spans)
+    assert (metrics.otlp_exported, metrics.otlp_retries, metrics.otlp_dropped) == counts
+    assert len(collector.ids) == len(set(collector.ids)) == spans
 
 
 async def test_the_collector_says_how_long_to_wait(inlet: Inlet, collector: Collector) -> None:
@@ -320,30 +309,6 @@ async def test_the_collector_says_how_long_to_wait(inlet: Inlet, collector: Coll
         await collector.until(spans=1)
     asked, again = collector.came
     assert again - asked >= 1.4
-
-
-@pytest.mark.parametrize("code", [400, 401, 404, 413, 500, 307])
-async def test_what_is_refused_for_good_is_dropped_and_counted(inlet: Inlet, collector: Collector, code: int) -> None:
-    metrics = Metrics()
-    collector.script.append(Reply(code, headers={"Location": "http://127.0.0.1:1/"}))
-    async with exporting(inlet, collector, metrics):
-        await inlet.dispatcher.add([call(1), call(2)])
-        await collector.until(requests=1)
-        await inlet.dispatcher.add([call(3)])
-        await collector.until(spans=1)
-    assert (metrics.otlp_exported, metrics.otlp_retries) == (1, 0)
-    assert metrics.otlp_dropped == 2
-
-
-@pytest.mark.parametrize("slowly", [False, True])
-async def test_a_partial_success_is_counted_and_not_repeated(inlet: Inlet, collector: Collector, slowly: bool) -> None:
-    metrics = Metrics()
-    collector.script.append(Reply(rejected=2, message="two were strange", slowly=slowly))
-    async with exporting(inlet, collector, metrics):
-        await inlet.dispatcher.add([call(1), call(2), call(3)])
-        await collector.until(spans=3)
-    assert (metrics.otlp_exported, metrics.otlp_dropped) == (1, 2)
-    assert len(collector.requests) == 1
 
 
 async def test_a_silent_collector_is_asked_again(inlet: Inlet, collector: Collector) -> None:
@@ -358,16 +323,12 @@ async def test_a_silent_collector_is_asked_again(inlet: Inlet, collector: Collec
 
 async def test_a_collector_that_is_away_harms_nothing(inlet: Inlet, collector: Collector) -> None:
     metrics = Metrics()
-    collector.script += [Reply(503)] * 3
-    loop = asyncio.get_running_loop()
-    async with exporting(inlet, collector, metrics, timeout=60.0):
+    collector.script += [Reply(503)] * 1000
+    async with exporting(inlet, collector, metrics, timeout=1e6):
         await inlet.dispatcher.add([call(number) for number in range(50)])
-        await collector.until(requests=1)
         await collector.until(requests=2)
         assert metrics.otlp_lag_changes >= 50
-        began = loop.time()
-    # A gateway that stops does not wait for one that takes nothing.
-    assert loop.time() - began < 30.0
+    # A gateway that stops does not wait for one that takes nothing, or it would not come here.
     collector.script.clear()
     async with exporting(inlet, collector, metrics):
         await collector.until(spans=50)
@@ -405,20 +366,16 @@ async def test_a_tape_that_cannot_be_read_is_told_of_once_and_keeps_no_gateway_f
     def unreadable(*_: Any) -> Any:
         raise TapeError("the disk is gone")
 
-    async with exporting(inlet, collector, timeout=60.0):
+    async def is_told() -> bool:
+        return any("cannot be exported" in one.message for one in caplog.records)
+
+    async with exporting(inlet, collector):
         await inlet.dispatcher.add([call(1)])
         await collector.until(spans=1)
     await inlet.dispatcher.add([call(2)])
     monkeypatch.setattr(inlet.store, "changes", unreadable)
-    loop = asyncio.get_running_loop()
-    async with exporting(inlet, collector, timeout=60.0):
-
-        async def is_told() -> bool:
-            return any("cannot be exported" in one.message for one in caplog.records)
-
+    async with exporting(inlet, collector, timeout=1e6):
         await until(is_told)
-        began = loop.time()
-    assert loop.time() - began < 30.0
     assert len([one for one in caplog.records if "cannot be exported" in one.message]) == 1
 
 
@@ -457,17 +414,6 @@ async def test_the_first_time_it_begins_with_what_comes(inlet: Inlet, collector:
         await inlet.dispatcher.add([call(2)])
         await collector.until(spans=1)
     assert [one.attributes["penstock.span.sequence"] for one in collector.taken] == [2]
-
-
-async def test_a_root_is_sent_once(inlet: Inlet, collector: Collector) -> None:
-    async with exporting(inlet, collector):
-        await inlet.dispatcher.enqueue([RolloutSpec(id="q1")])
-        await inlet.dispatcher.claim(ClaimRequest(worker="w1"))
-        await inlet.dispatcher.finish("q1", "a1", FinishRequest(status="succeeded"))
-        await collector.until(spans=1)
-        await inlet.dispatcher.reward("q1", "a1", Judgement(value=1.0))
-        await collector.until(spans=2)
-    assert len(collector.named("invoke_agent")) == 1
 
 
 async def test_headers_come_from_the_environment(

@@ -80,6 +80,11 @@ def spans_of(piece: Piece) -> list[Span]:
     return found
 
 
+def all_of(inlet: Inlet) -> list[Span]:
+    """Everything that is sent of the tape."""
+    return [span for piece in pieces(reader(inlet.store)) for span in spans_of(piece)]
+
+
 def pieces(made: Reader, since: int = 0) -> Iterator[Piece]:
     """Until there is no more."""
     while True:
@@ -171,7 +176,7 @@ async def test_a_trace_that_the_agent_reports_elsewhere_is_left_alone(inlet: Inl
     await inlet.dispatcher.add([call(1, "q1", trace_id="ab" * 16, parent_id="cd" * 8, start_ns=T0 + S)])
     await send(inlet, agent("step"))
     await finish(inlet)
-    found = {span.name: span for piece in pieces(reader(inlet.store)) for span in spans_of(piece)}
+    found = {span.name: span for span in all_of(inlet)}
     assert found["chat m-1"].trace_id.hex() == "ab" * 16
     assert found["chat m-1"].parent_span_id.hex() == "cd" * 8
     assert found["step"].trace_id.hex() == TRACE
@@ -186,7 +191,7 @@ async def test_links_between_traces_that_become_one_still_lead_somewhere(inlet: 
     await claimed(inlet)
     assert (await inlet.post(asked.SerializeToString())).body == b""
     await finish(inlet)
-    found = {span.name: span for piece in pieces(reader(inlet.store)) for span in spans_of(piece)}
+    found = {span.name: span for span in all_of(inlet)}
     led = [(link.trace_id.hex(), link.span_id.hex()) for link in found["second"].links]
     assert led == [(TRACE, first.span), ("01" * 16, "02" * 8)]
     told = {pair.key: pair.value.string_value for pair in found["second"].attributes}
@@ -199,7 +204,7 @@ async def test_a_call_that_may_be_of_several_spans_is_linked_to_them(inlet: Inle
     await inlet.dispatcher.add([call(1, "q1")])
     await send(inlet, *branches)
     await finish(inlet)
-    found = {span.name: span for piece in pieces(reader(inlet.store)) for span in spans_of(piece)}
+    found = {span.name: span for span in all_of(inlet)}
     made = found["chat m-1"]
     assert made.parent_span_id.hex() == ROOT
     assert {(link.trace_id.hex(), link.span_id.hex()) for link in made.links} == {(TRACE, one.span) for one in branches}
@@ -212,7 +217,7 @@ async def test_a_span_that_comes_after_a_restart_brings_its_attempt_again_as_it_
     await inlet.dispatcher.add([call(1, "q1")])
     await send(inlet, agent("step"))
     await finish(inlet)
-    before = [span for piece in pieces(reader(inlet.store)) for span in spans_of(piece)]
+    before = all_of(inlet)
     since = inlet.store.cursor()
     await send(inlet, agent("late", 20, 30))
     after = [span for piece in pieces(reader(inlet.store), since) for span in spans_of(piece)]
@@ -350,16 +355,6 @@ async def added(inlet: Inlet, rollout: str, *recorded: Recorded) -> None:
     await inlet.dispatcher.add([entry(one, rollout) for one in recorded])
 
 
-def exported(inlet: Inlet) -> list[Span]:
-    """Everything that is sent of the tape; no call waits for its agent any more."""
-    piece = Reader(inlet.store, Otlp(), SERVERS, Metrics(), lambda: T0 + 10**15).read(0)
-    asked = ExportTraceServiceRequest.FromString(gzip.decompress(piece.body))
-    found = [span for group in asked.resource_spans for part in group.scope_spans for span in part.spans]
-    for span in found:
-        check(span)
-    return found
-
-
 def links(spans: Sequence[Span]) -> dict[str, list[tuple[str, dict[str, str]]]]:
     """By run of a tool: what each link points to, and what it says."""
     names = {span.span_id: number(span) for span in spans}
@@ -394,35 +389,37 @@ async def test_a_run_is_linked_to_the_call_that_asked(inlet: Inlet, handed_out: 
     await added(inlet, "q1", *a_search())
     if handed_out:
         await inlet.dispatcher.finish("q1", "a1", FinishRequest(status="succeeded"))
-    spans = exported(inlet)
+    spans = all_of(inlet)
     assert links(spans) == {"#2": [("#1", caused("certain"))]}
     run = next(span for span in spans if number(span) == "#2")
     assert {link.trace_id.hex() for link in run.links} == {trace_id("q1", "a1")}
 
 
-async def test_without_a_result_it_is_likely(inlet: Inlet) -> None:
-    await added(inlet, "q1", *a_search()[:2])
-    assert links(exported(inlet)) == {"#2": [("#1", caused("likely"))]}
+ASKED, HM = model(1, [TASK], wanted(SEARCH)), {"role": "assistant", "content": "Hm."}
+MADE = {
+    "likely": ([ASKED, ran(2, "search", {"q": "x"})], {"#2": [("#1", caused("likely"))]}),
+    # Two agents in one rollout ask for the same at the same time: it is linked to every call that may have asked.
+    "ambiguous": (
+        [ASKED, model(2, [OTHER], wanted(AGAIN)), ran(3, "search", {"q": "x"})],
+        {"#3": [("#1", caused("ambiguous")), ("#2", caused("ambiguous"))]},
+    ),
+    "asked by nobody": ([model(1, [TASK], HM), ran(2, "search", {"q": "x"})], {}),
+}
 
 
-async def test_an_ambiguous_one_is_linked_to_every_call_that_may_have_asked(inlet: Inlet) -> None:
-    # Two agents in one rollout ask for the same at the same time.
-    asked = [model(1, [TASK], wanted(SEARCH)), model(2, [OTHER], wanted(AGAIN))]
-    await added(inlet, "q1", *asked, ran(3, "search", {"q": "x"}))
-    assert links(exported(inlet)) == {"#3": [("#1", caused("ambiguous")), ("#2", caused("ambiguous"))]}
-
-
-async def test_what_nobody_asked_for_has_no_link(inlet: Inlet) -> None:
-    await added(inlet, "q1", model(1, [TASK], {"role": "assistant", "content": "Hm."}), ran(2, "search", {"q": "x"}))
-    assert links(exported(inlet)) == {}
+@pytest.mark.parametrize("how", MADE)
+async def test_without_a_result_a_link_says_how_well_it_is_known(inlet: Inlet, how: str) -> None:
+    recorded, wanted_links = MADE[how]
+    await added(inlet, "q1", *recorded)
+    assert links(all_of(inlet)) == wanted_links
 
 
 async def test_a_repeated_call_is_linked_to_the_one_that_it_repeats(inlet: Inlet) -> None:
-    first, again = (entry(model(n, [TASK], {"role": "assistant", "content": "Hm."}), "q1") for n in (1, 2))
+    first, again = (entry(model(n, [TASK], HM), "q1") for n in (1, 2))
     again.retried = True
     await inlet.dispatcher.add([first])
     await inlet.dispatcher.add([again])
-    spans = exported(inlet)
+    spans = all_of(inlet)
     assert links(spans) == {"#2": [("#1", {"gen_ai.attribution.link_type": "RETRY_OF"})]}
 
 
@@ -430,10 +427,9 @@ async def test_of_a_long_attempt_that_goes_on_only_what_is_near_is_read(
     inlet: Inlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(causes, "BEFORE", 2)
-    said = [model(n, [TASK], {"role": "assistant", "content": "Hm."}) for n in range(2, 6)]
-    await added(inlet, "q1", model(1, [TASK], wanted(SEARCH)), *said, ran(6, "search", {"q": "x"}))
-    assert links(exported(inlet)) == {}
-    await added(inlet, "q2", model(1, [TASK], wanted(SEARCH)), ran(2, "search", {"q": "x"}))
-    assert links([span for span in exported(inlet) if span.trace_id.hex() == trace_id("q2", "a1")]) == {
-        "#2": [("#1", caused("likely"))]
-    }
+    said = [model(n, [TASK], HM) for n in range(2, 6)]
+    await added(inlet, "q1", ASKED, *said, ran(6, "search", {"q": "x"}))
+    assert links(all_of(inlet)) == {}
+    await added(inlet, "q2", ASKED, ran(2, "search", {"q": "x"}))
+    ours = [span for span in all_of(inlet) if span.trace_id.hex() == trace_id("q2", "a1")]
+    assert links(ours) == {"#2": [("#1", caused("likely"))]}

@@ -51,9 +51,8 @@ def tracing(inlet: Inlet, resource: dict[str, Any], compression: Compression) ->
 async def test_the_official_sdk_sends_spans(inlet: Inlet, compression: Compression) -> None:
     await asyncio.to_thread(tracing, inlet, {**R1, "service.name": "flights"}, compression)
     inner, outer = inlet.spans("r1")
-    assert (inner.name, inner.attempt, inner.status, inner.error, inner.agent) == (
-        *("execute_tool", "a2", "error", "otel", "flights"),
-    )
+    about = (inner.name, inner.attempt, inner.status, inner.error, inner.agent)
+    assert about == ("execute_tool", "a2", "error", "otel", "flights")
     assert (outer.name, outer.status, outer.error, outer.agent) == ("invoke_agent planner", "ok", None, "planner")
     assert (inner.trace_id, inner.parent_id) == (outer.trace_id, outer.span_id)
     assert outer.parent_id is None
@@ -94,9 +93,8 @@ async def test_json_by_the_rules_of_otlp(inlet: Inlet) -> None:
     answer = await inlet.post(BY_HAND.encode(), JSON + "; charset=utf-8")
     assert (answer.status, answer.kind, json.loads(answer.body)) == (200, JSON, {})
     (span,) = inlet.spans("r1")
-    assert (span.trace_id, span.span_id, span.parent_id) == (
-        *("5b8efff798038103d269b633813fc60c", "eee19b7ec3c1b174", None),
-    )
+    ids = (span.trace_id, span.span_id, span.parent_id)
+    assert ids == ("5b8efff798038103d269b633813fc60c", "eee19b7ec3c1b174", None)
     assert (span.start_ns, span.end_ns) == (1544712660000000000, 1544712661000000001)
     found = span.attributes or {}
     assert found["otel.links"][0]["span_id"] == "eee19b7ec3c1b173"
@@ -257,16 +255,16 @@ async def test_a_trace_leads_to_the_attempt_whose_calls_were_in_it(inlet: Inlet)
     own, derived = "ab" * 16, trace_id("r1", "a1")
     await call(inlet, "r1", "a2", own)
     await call(inlet, "r1")
-    batch = request(Made(name="own", trace=own), Made(name="derived", trace=derived), Made(name="none"))
+    root = span_id(derived, "r1", "a1", 0)
+    batch = request(Made(name="own", trace=own), Made(name="derived", trace=derived, parent=root), Made(name="none"))
     assert partial(await inlet.post(batch.SerializeToString()))[0] == 1
-    assert {(span.name, span.attempt) for span in inlet.spans("r1")} == {("own", "a2"), ("derived", "a1")}
-
-
-async def test_spans_with_names_lead_the_others_of_their_trace(inlet: Inlet) -> None:
+    found = {(span.name, span.attempt, span.parent_id) for span in inlet.spans("r1")}
+    assert found == {("own", "a2", None), ("derived", "a1", root)}, "the parent is as the runner hands it out"
+    # Spans with names lead the others of their trace, too.
     trace = "cd" * 16
     assert (await inlet.post(request(Made(name="a", trace=trace, resource=R1)).SerializeToString())).body == b""
     assert (await inlet.post(request(Made(name="b", trace=trace)).SerializeToString())).body == b""
-    assert [(span.name, span.attempt) for span in inlet.spans("r1")] == [("a", "a2"), ("b", "a2")]
+    assert {(span.name, span.attempt) for span in inlet.spans("r1")} >= {("a", "a2"), ("b", "a2")}
 
 
 async def test_a_trace_of_several_attempts_leads_nowhere(inlet: Inlet) -> None:
@@ -312,13 +310,13 @@ async def test_a_span_carries_a_reward(inlet: Inlet, attributes: dict[str, Any],
     assert len(inlet.spans("r1")) == 2
 
 
-@pytest.mark.parametrize("value", [True, "0.5", float("nan"), float("inf"), None, [1.0]])
-async def test_a_reward_that_is_no_number_is_a_warning(inlet: Inlet, value: Any) -> None:
-    answer = await inlet.post(request(Made(attributes={"penstock.reward": value})).SerializeToString(), path=SCOPED)
-    rejected, message = partial(answer)
-    assert (rejected, "not a finite number" in message) == (0, True)
-    assert len(inlet.spans("r1")) == 1
-    assert inlet.rewards("r1") == []
+async def test_a_reward_that_is_no_number_is_a_warning(inlet: Inlet) -> None:
+    odd: list[Any] = [True, "0.5", float("nan"), float("inf"), None, [1.0]]
+    for value in odd:
+        made = request(Made(attributes={"penstock.reward": value})).SerializeToString()
+        rejected, message = partial(await inlet.post(made, path=SCOPED))
+        assert (rejected, "not a finite number" in message) == (0, True), value
+    assert (len(inlet.spans("r1")), inlet.rewards("r1")) == (len(odd), [])
 
 
 async def test_a_tape_that_takes_nothing_asks_to_come_back(inlet: Inlet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,13 +328,6 @@ async def test_a_tape_that_takes_nothing_asks_to_come_back(inlet: Inlet, monkeyp
     assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
     assert "disk is full" in status(answer).message
     assert inlet.counted == {}
-
-
-async def test_ids_are_those_the_runner_hands_out(inlet: Inlet) -> None:
-    trace, root = trace_id("r1", "a1"), span_id(trace_id("r1", "a1"), "r1", "a1", 0)
-    await call(inlet, "r1")
-    assert (await inlet.post(request(Made(trace=trace, parent=root)).SerializeToString())).body == b""
-    assert inlet.spans("r1")[0].parent_id == root
 
 
 ODD_IDS = """
@@ -375,8 +366,5 @@ async def test_secrets_in_attributes_are_not_kept(inlet: Inlet) -> None:
     assert "PLANTED" not in str(found)
     assert found["url.full"] == "https://h/p?api_key=***&page=2"
     assert found["exception.message"] == "401: wrong key ***"
-    assert {name: found[name] for name in said if name.startswith(("gen_ai", "llm", "session"))} == {
-        "gen_ai.input.messages": "what is ?key=1 & code=2",
-        "llm.token_count.prompt": "12",
-        "session.id": "7",
-    }
+    kept = ("gen_ai.input.messages", "llm.token_count.prompt", "session.id")
+    assert [found[name] for name in kept] == [said[name] for name in kept]
