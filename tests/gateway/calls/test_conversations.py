@@ -106,20 +106,17 @@ class Dispatcher:
 
 
 def test_a_continuation_belongs_where_it_began() -> None:
+    """Also with an edited answer; an opening that is none of it is new."""
     dispatcher = Dispatcher()
     dispatcher.told(OPENING, b"hi", "one")
+    for messages in ([], OPENING, [b"system", b"other", b"hi"], [b"hello", b"system", b"x"]):
+        assert dispatcher.find(messages) is None
+    assert dispatcher.find([*OPENING, b"hi, trimmed", b"x"]) == "one"
     second = dispatcher.ask([*OPENING, b"hi", b"and now?"])
     assert second.rollout == "one"
     dispatcher.answer(second, b"this")
     assert dispatcher.find([*OPENING, b"hi", b"and now?", b"this", b"thanks"]) == "one"
     assert dispatcher.read == [], "one conversation needs no answer to be told from others"
-
-
-def test_a_new_opening_is_new() -> None:
-    dispatcher = Dispatcher()
-    dispatcher.told(OPENING, b"hi", "one")
-    for messages in ([], OPENING, [b"system", b"other", b"hi"], [b"hello", b"system", b"x"]):
-        assert dispatcher.find(messages) is None
 
 
 def test_equal_openings_are_told_apart_by_the_answer() -> None:
@@ -143,24 +140,12 @@ def test_of_equal_openings_with_an_edited_answer_the_connection_tells() -> None:
     assert (found.rollout, found.ambiguous) == (None, True), "it may be either, or a conversation that began elsewhere"
 
 
-def test_an_edited_answer_still_continues_the_only_candidate() -> None:
-    dispatcher = Dispatcher()
-    dispatcher.told(OPENING, b"hi", "one")
-    assert dispatcher.find([*OPENING, b"hi, trimmed", b"x"]) == "one"
-
-
 def test_an_answer_of_several_items_is_one_answer() -> None:
     dispatcher = Dispatcher()
     dispatcher.answer(dispatcher.ask(OPENING, rollout="one"), b"look up", b"look down")
     dispatcher.answer(dispatcher.ask(OPENING, rollout="two"), b"look up")
     assert dispatcher.find([*OPENING, b"look up", b"look down", b"x"]) == "one", "the one that explains more"
     assert dispatcher.find([*OPENING, b"look up", b"x"]) == "two"
-
-
-def test_message_borders_count() -> None:
-    dispatcher = Dispatcher()
-    dispatcher.told([b"ab", b"c"], b"hi", "one")
-    assert dispatcher.find([b"a", b"bc", b"hi"]) is None
 
 
 def test_the_longest_untouched_are_forgotten_first() -> None:
@@ -174,20 +159,15 @@ def test_the_longest_untouched_are_forgotten_first() -> None:
     assert dispatcher.conversations.find_response("resp-three") == "three"
 
 
-def test_equal_openings_do_not_pile_up() -> None:
+def test_equal_openings_and_conversations_that_continue_one_do_not_pile_up() -> None:
     dispatcher = Dispatcher()
     for number in range(1000):
         dispatcher.told([b"hello"], b"%d" % number, f"r{number}")
     assert dispatcher.find([b"hello", b"999", b"x"]) == "r999"
     assert dispatcher.find([b"hello", b"0", b"x"]) is None
-
-
-def test_nor_do_conversations_that_continue_one() -> None:
-    dispatcher = Dispatcher()
     dispatcher.told(OPENING, b"hi", "one")
-    asked = [dispatcher.ask([*OPENING, b"hi", b"%d" % number]) for number in range(1000)]
-    assert {it.rollout for it in asked} == {"one"}
-    last = asked[-1]
+    *others, last = [dispatcher.ask([*OPENING, b"hi", b"%d" % number]) for number in range(1000)]
+    assert {it.rollout for it in (*others, last)} == {"one"}
     assert last.found.after is not None
     assert len(last.found.after.continued) <= 64
     assert last.story.key in last.found.after.continued
@@ -203,10 +183,9 @@ def test_no_answer_is_kept_that_nobody_can_continue(opening: str) -> None:
         body = Body()
         bodies.append(weakref.ref(body))
         story = Fingerprints().read(chat, told(messages)).story
-        conversations.remember(
-            story.key, Found(), hints, "r1", Answer(body, False, 100, lambda _body, _stream: list[bytes]())
-        )
-        del body
+        answer = Answer(body, False, 100, lambda _body, _stream: list[bytes]())
+        conversations.remember(story.key, Found(), hints, "r1", answer)
+        del body, answer
     assert [body() is not None for body in bodies].count(True) == 64
 
 
@@ -337,19 +316,15 @@ def rollouts(agents: list[Agent]) -> dict[str, set[int]]:
 SAME = [b"answer %d" % at for at in range(CALLS)]
 
 
-@given(schedules())
-def test_equal_agents_on_their_own_connections_are_kept_apart(schedule: list[int]) -> None:
-    ways = [[Hints(peer="10.0.0.1")] * CALLS for _ in range(6)]
-    agents = played(schedule, [SAME] * 6, ways)
-    assert len(rollouts(agents)) == len(agents)
-    assert all(len({call.rollout for call in agent.calls}) == 1 for agent in agents)
-    assert not any(call.found.ambiguous for agent in agents for call in agent.calls)
+OTHERS = [[b"%d: %d" % (agent, at) for at in range(CALLS)] for agent in range(6)]
 
 
-@given(schedules())
-def test_agents_with_different_answers_are_kept_apart_on_any_connection(schedule: list[int]) -> None:
-    answers = [[b"%d: %d" % (agent, at) for at in range(CALLS)] for agent in range(6)]
-    agents = played(schedule, answers, [[Hints()] * CALLS] * 6)
+@given(schedules(), st.booleans())
+def test_agents_on_their_own_connections_or_with_different_answers_are_kept_apart(
+    schedule: list[int], equal: bool
+) -> None:
+    ways = [[Hints(peer="10.0.0.1")] * CALLS for _ in range(6)] if equal else [[Hints()] * CALLS] * 6
+    agents = played(schedule, [SAME] * 6 if equal else OTHERS, ways)
     assert len(rollouts(agents)) == len(agents)
     assert all(len({call.rollout for call in agent.calls}) == 1 for agent in agents)
     assert not any(call.found.ambiguous for agent in agents for call in agent.calls)
@@ -386,8 +361,11 @@ def test_any_conversation_goes_on(messages: list[bytes], reply: bytes, more: lis
 
 
 @pytest.mark.parametrize("size", [10, 300 << 10])
-def test_a_large_item_is_known_by_its_bytes(size: int) -> None:
+def test_an_item_is_known_by_its_bytes(size: int) -> None:
+    """Its borders count."""
     dispatcher = Dispatcher()
+    dispatcher.told([b"ab", b"c"], b"hi", "one")
+    assert dispatcher.find([b"a", b"bc", b"hi"]) is None
     large = b"x" * size
     dispatcher.told([b"system", large], b"hi", "one")
     assert dispatcher.find([b"system", large, b"hi", b"y"]) == "one"
@@ -603,13 +581,18 @@ class Elsewhere:
         self.heard.append(("undone", key))
 
 
+def admitted(dialect: Dialect, path: str, said: str) -> Admitted:
+    body = b'{"model": "m", %b}' % said.encode()
+    call = Admitted(Address("r1", origin="implicit"), dialect, path, body)
+    call.is_read(Fingerprints().read(dialect, body))
+    return call
+
+
 async def test_who_keeps_them_hears_of_the_end_of_a_call_before_its_client_does() -> None:
     """The last bytes are written after this: the client may go on in that worker while this one does not run."""
     keeper, chat = Elsewhere(), Chat()
     joining = Joining(keeper)
-    body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
-    call = Admitted(Address("r1", origin="implicit"), chat, "/v1/chat/completions", body)
-    call.is_read(Fingerprints().read(chat, body))
+    call = admitted(chat, "/v1/chat/completions", '"messages": [{"role": "user", "content": "hello"}]')
     assert call.story is not None
     joining.remember_soon(call, Hints(), Answer(lambda: b"{}", False, 2, chat.replies))
     joining.remember_soon(call, Hints(), None)
@@ -621,9 +604,7 @@ async def test_who_keeps_them_hears_of_the_end_of_a_call_that_nobody_can_continu
     """It has noted that the call is under way, and would note it for ever."""
     keeper, responses = Elsewhere(), Responses()
     joining = Joining(keeper)
-    body = b'{"model": "m", "previous_response_id": "resp_1", "input": "go on"}'
-    call = Admitted(Address("r1", origin="implicit"), responses, "/v1/responses", body)
-    call.is_read(Fingerprints().read(responses, body))
+    call = admitted(responses, "/v1/responses", '"previous_response_id": "resp_1", "input": "go on"')
     call.story, call.found = EMPTY, Found("r1", number=7)
     said = None if answer is None else Answer(lambda: answer, False, 2, responses.replies)
     joining.remember(call, Hints(), said)

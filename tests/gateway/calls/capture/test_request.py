@@ -24,9 +24,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
 )
-KEYS = st.sampled_from(["model", "messages", "logprobs", "return_token_ids", "top_logprobs", "echo", "n"]) | st.text(
-    max_size=4
-)
+WORDS = ["model", "messages", "logprobs", "return_token_ids", "top_logprobs", "echo", "n"]
+KEYS = st.sampled_from(WORDS) | st.text(max_size=4)
 BOTH: dict[str, Any] = {"return_token_ids": True, "logprobs": True}
 
 
@@ -35,9 +34,8 @@ def test_what_is_added_is_new_and_everything_else_stays(asked: dict[str, Any], d
     body = (space + json.dumps(asked, indent=1 if space else None) + space).encode()
     made = ask(by_name(dialect), body)
     if made is None:
-        assert asked.get("echo") or {"return_token_ids", "logprobs"} <= asked.keys() | (
-            {"logprobs"} if "top_logprobs" in asked else set()
-        )
+        own = asked.keys() | ({"logprobs"} if "top_logprobs" in asked else set())
+        assert asked.get("echo") or {"return_token_ids", "logprobs"} <= own
         return
     sent = json.loads(made.body)
     assert not asked.keys() & set(made.added)
@@ -98,13 +96,10 @@ def test_a_request_that_was_not_asked_for_more_is_the_clients_own(attributes: di
         assert original(by_name("chat"), body, attributes) == body
 
 
-def test_half_a_surrogate_pair_does_not_matter() -> None:
+def test_half_a_surrogate_pair_does_not_matter_and_an_answer_without_encoding_is_asked_for() -> None:
     made = ask(by_name("chat"), rb'{"messages":"\ud83d"}')
     assert made is not None
     assert made.body == rb'{"return_token_ids":true,"logprobs":true,"messages":"\ud83d"}'
-
-
-def test_an_answer_without_encoding_is_asked_for() -> None:
     gzip = (b"accept-encoding", b"Accept-Encoding", b"gzip, br")
     plain = (b"accept-encoding", b"Accept-Encoding", b"identity")
     other = (b"x-a", b"X-A", b"1")
@@ -159,13 +154,10 @@ def test_a_stream_is_what_it_would_have_been(request_: Json, end: bytes) -> None
     assert given_ != unasked
     for size in (len(given_), 1, 7, 64):
         assert through(asked, [given_[at : at + size] for at in range(0, len(given_), size)]) == unasked
-
-
-def test_a_stream_of_completions_too() -> None:
-    request_: Json = {"model": "m", "prompt": "a", "n": 2}
-    asked = asked_of(request_, "completions")
+    prompt: Json = {"model": "m", "prompt": "a", "n": 2}
+    asked = asked_of(prompt, "completions")
     given_ = b"".join(vllm_wire.completion_events(json.loads(asked.body), Answer("To be or not.")))
-    assert through(asked, [given_]) == b"".join(vllm_wire.completion_events(request_, Answer("To be or not.")))
+    assert through(asked, [given_]) == b"".join(vllm_wire.completion_events(prompt, Answer("To be or not.")))
 
 
 LINES = st.sampled_from([
@@ -215,12 +207,10 @@ def test_only_events_that_say_and_end_nothing_are_left_out(delta: bytes, finish:
 
 
 def test_data_in_several_lines_stays_in_several_lines() -> None:
-    body = (
-        b'id: 1\ndata: {"choices":[{"delta":\r\ndata:{"content":"a"},\ndata: "token_ids":[1,\ndata: 2]}]}\nevent: x\n\n'
-    )
-    assert through(asked_of({}), [body]) == (
-        b'id: 1\ndata: {"choices":[{"delta":\r\ndata:{"content":"a"},\r\ndata: "token_ids":null}]}\r\nevent: x\n\n'
-    )
+    begun = b'id: 1\ndata: {"choices":[{"delta":\r\ndata:{"content":"a"},'
+    ours = b'\ndata: "token_ids":[1,\ndata: 2]}]}\nevent: x\n\n'
+    nulled = b'\r\ndata: "token_ids":null}]}\r\nevent: x\n\n'
+    assert through(asked_of({}), [begun + ours]) == begun + nulled
 
 
 def test_a_stream_that_ends_within_an_event_is_still_cleaned() -> None:
@@ -389,14 +379,12 @@ def test_hostile_bytes_are_refused(body: bytes) -> None:
         find(body, TREE)
 
 
-def test_size_alone_is_no_reason() -> None:
+def test_size_alone_is_no_reason_and_takes_linear_time() -> None:
+    """Were it not linear, this would not end."""
     body = b'{"x":"' + b"a\\n" * 2_000_000 + b'","ids":[' + b"1," * 500_000 + b'2],"y":' + b"[0]" + b"}"
     (found,) = find(body, TREE)
     assert body[: found.start].endswith(b'"ids":')
     assert body[found.end :] == b',"y":[0]}'
 
-
-def test_white_space_and_keys_without_end_take_linear_time() -> None:
-    """Were it not linear, these would not end."""
     assert find(b" " * 1_000_000 + b"{}" + b" " * 1_000_000, TREE) == []
     assert len(find(b"{" + b",".join([b'"ids" : 1 '] * 50_000) + b"}", TREE)) == 50_000
