@@ -116,6 +116,8 @@ def test_the_rollout_that_saw_a_change_has_an_event(store: Store) -> None:
 
 
 def test_lists_of_a_server_are_approved_together_or_one_by_one(store: Store) -> None:
+    with pytest.raises(Refused, match="has not listed anything yet"):
+        approves(store)
     for kind in ("tools", "prompts"):
         for text in "12":
             _ = sees(store, {"a": text}, kind=kind)
@@ -128,11 +130,6 @@ def test_lists_of_a_server_are_approved_together_or_one_by_one(store: Store) -> 
     assert approves(store, 1).approvals == known.approvals
     with pytest.raises(Refused, match="has no version 7; it has 1, 2, 3, 4"):
         approves(store, 7)
-
-
-def test_nothing_is_approved_that_was_not_seen(store: Store) -> None:
-    with pytest.raises(Refused, match="has not listed anything yet"):
-        approves(store)
 
 
 def test_the_oldest_versions_are_forgotten_with_their_texts_and_what_is_approved_is_not(store: Store) -> None:
@@ -173,13 +170,9 @@ def test_damage_is_found(store: Store) -> None:
 
     assert do(store, damage)
     found = "\n".join(problems(store))
-    for said in (
-        "definitions web: 1 of the definitions that it names are missing",
-        "it was changed: its hash does not agree",
-        "definitions far: it is the record of another server",
-        "definitions far: its version 8 of tools is missing",
-    ):
-        assert said in found
+    said = ["web: 1 of the definitions that it names are missing", "it was changed: its hash does not agree"]
+    said += ["far: it is the record of another server", "far: its version 8 of tools is missing"]
+    assert [one for one in said if one not in found] == []
 
 
 def test_changes_are_told_in_a_line() -> None:
@@ -249,10 +242,7 @@ def test_spaces_escapes_and_order_of_keys_make_no_other_definition() -> None:
     ("answer", "why"),
     [
         (b'{"id":1,"result":{"tools":[],"tools":[{"name":"a"}]}}', "'tools' stands twice"),
-        (
-            b'{"id":1,"result":{"tools":[{"name":"a","description":"x","description":"y"}]}}',
-            "'description' stands twice",
-        ),
+        (b'{"id":1,"result":{"tools":[{"name":"a","x":"x","x":"y"}]}}', "'x' stands twice"),
         (b'{"id":1,"result":{"tools":[]},"result":{"tools":[]}}', "'result' stands twice"),
         (b'{"id":1,"result":{"tools":[{"name":"a"},{"name":"a"}]}}', "'a' stands twice in result.tools"),
         (b'{"id":1,"result":{"tools":[{"description":"x"}]}}', "result.tools[0].name is no text"),
@@ -301,8 +291,7 @@ def test_an_answer_that_says_nothing_else_is_the_same_bytes() -> None:
     assert found is not None
     made = held("tools/list", answer, found.items)
     assert made is not None
-    assert made.answer is answer
-    assert made.changes == []
+    assert (made.answer is answer, made.changes) == (True, [])
 
 
 def test_what_has_changed_is_given_as_approved_and_what_is_new_is_left_out() -> None:

@@ -9,6 +9,7 @@ from fakes.goldens import check_golden, text_of
 from fakes.memory_tape import MemoryTape, call, chat_exchange
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import RenderableType
 
 from penstock.gateway.api.pages import summary
 from penstock.gateway.api.reading import detail_of
@@ -44,14 +45,8 @@ RUN = [node("run", 0, 100), node("step", 10, 50, "run"), node("llm", 20, 30, "st
 def test_a_call_stands_in_the_innermost_span_that_was_open_when_it_began(at: int, parent: str | None) -> None:
     assert guess(RUN, at) == (parent, [])
     assert guess(RUN[::-1] + RUN, at) == (parent, []), "their order says nothing, nor do spans that were sent twice"
-
-
-def test_a_call_may_outlive_its_span() -> None:
-    assert guess(RUN, 25, ms=50) == ("llm", [])
-
-
-def test_a_span_that_ended_before_another_began_is_no_candidate() -> None:
-    assert guess([node("a", 0, 10), node("b", 11, 20)], 12) == ("b", [])
+    assert guess(RUN, 25, ms=50) == ("llm", []), "it may outlive its span"
+    assert guess([node("a", 0, 10), node("b", 11, 20)], 12) == ("b", []), "one that ended before is no candidate"
 
 
 BRANCHES = [node("run", 0, 100), node("a", 10, 90, "run"), node("a1", 20, 80, "a"), node("b", 10, 90, "run")]
@@ -76,19 +71,13 @@ def test_an_id_that_unrelated_spans_carry_says_nothing() -> None:
     assert guess(inner, 50, answered="c-1") == ("b", [])
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    [{"gen_ai.response.id": "c-1"}, {"output.value": '{"id":"c-1","choices":[]}'},
-     {"output.value": ' {\n "id" : "c-1"}'}],
-)  # fmt: skip
-def test_where_the_id_of_a_response_is_read(attributes: dict[str, Any]) -> None:
-    assert Node.of(call(kind="otel", attributes=attributes)).response_id == "c-1"
-
-
-@pytest.mark.parametrize("attributes", [None, {"gen_ai.response.id": 7}, {"output.value": '{"choices":[]}'},
-                                        {"output.value": ["c-1"]}, {"output.value": "c-1"}])  # fmt: skip
-def test_where_there_is_none(attributes: dict[str, Any] | None) -> None:
-    assert Node.of(call(kind="otel", attributes=attributes)).response_id is None
+def test_where_the_id_of_a_response_is_read() -> None:
+    said = ('{"id":"c-1","choices":[]}', ' {\n "id" : "c-1"}')
+    for attributes in ({"gen_ai.response.id": "c-1"}, *({"output.value": it} for it in said)):
+        assert Node.of(call(kind="otel", attributes=attributes)).response_id == "c-1"
+    odd: list[Any] = ['{"choices":[]}', ["c-1"], "c-1"]
+    for attributes in (None, {"gen_ai.response.id": 7}, *({"output.value": it} for it in odd)):
+        assert Node.of(call(kind="otel", attributes=attributes)).response_id is None
 
 
 NAMES = st.sampled_from("abcdef")
@@ -153,12 +142,9 @@ def instrumented() -> MemoryTape:
     tape.add(call(3, at_ms=4000, ms=100), chat_exchange(hello, {"content": "Alone."}))
     searched = {"db.query.text": "SELECT 1", "city": "Bern", "retries": 0, "span.kind": "internal", "thread.id": 7}
     tape.add(agent_span(4, "search", 1100, 50, "s", attributes=searched))
-    asked: dict[str, Any] = {
-        "gen_ai.request.model": "gpt-5-mini",
-        "gen_ai.usage.input_tokens": 100,
-        "gen_ai.usage.output_tokens": 20,
-    }
-    asked |= {"gen_ai.input.messages": [{"role": "user", "parts": []}], "input.value": '{"messages": []}'}
+    asked: dict[str, Any] = {"gen_ai.request.model": "gpt-5-mini", "gen_ai.usage.input_tokens": 100}
+    asked |= {"gen_ai.usage.output_tokens": 20, "input.value": '{"messages": []}'}
+    asked |= {"gen_ai.input.messages": [{"role": "user", "parts": []}]}
     tape.add(agent_span(5, "chat gpt-5-mini", 1200, 700, "c", "run", attributes=asked))
     failed = {"gen_ai.tool.name": "weather", "gen_ai.tool.call.arguments": {"city": "Bern"}}
     failed |= {"otel.status_description": "TimeoutError: no answer\nin 20 ms"}
@@ -168,19 +154,14 @@ def instrumented() -> MemoryTape:
     return tape
 
 
-def shown(tape: MemoryTape, width: int = 120) -> str:
+def shown(tape: MemoryTape) -> RenderableType:
     rollout = tape.rollout("r1")
     assert rollout is not None
-    details = [detail_of(tape, span) for span in tape.spans("r1")]
-    return text_of(rollout_tree.rollout_tree(summary(tape, rollout), details), width)
+    return rollout_tree.rollout_tree(summary(tape, rollout), [detail_of(tape, span) for span in tape.spans("r1")])
 
 
 def test_an_instrumented_agent() -> None:
-    tape = instrumented()
-    rollout = tape.rollout("r1")
-    assert rollout is not None
-    details = [detail_of(tape, span) for span in tape.spans("r1")]
-    check_golden("instrumented-rollout", rollout_tree.rollout_tree(summary(tape, rollout), details))
+    check_golden("instrumented-rollout", shown(instrumented()))
 
 
 def test_spans_that_stand_deeper_than_a_terminal_is_wide_are_all_shown() -> None:
@@ -188,7 +169,7 @@ def test_spans_that_stand_deeper_than_a_terminal_is_wide_are_all_shown() -> None
     for depth in range(1, 1500):
         parent = f"s{depth - 1}" if depth > 1 else None
         tape.add(agent_span(depth, f"level-{depth}", depth, 1500 - depth, f"s{depth}", parent))
-    text = shown(tape, 200)
+    text = text_of(shown(tape), 200)
     assert "level-1499" in text
     assert max(len(line) - len(line.lstrip("│ └├─")) for line in text.splitlines()) < 100
 

@@ -16,26 +16,9 @@ from penstock.gateway.model.model_names import Pattern, names
 from penstock.gateway.model.prices import BUILTIN, Price, PriceFile, Prices, Special, Tokens
 from penstock.gateway.model.toml import ConfigError
 
-LIST = """
-as_of = 2026-01-01
-[[price]]
-model = "m*"
-since = 2025-01-01
-input = 1.0
-output = 2.0
-[[price]]
-model = "m*"
-since = 2025-06-01
-input = 10.0
-output = 20.0
-[[price]]
-model = "M-mini*"
-since = 2025-01-01
-input = 0.5
-output = 4.0
-cached = 0.1
-cache_write = 0.6
-"""
+ROW = '[[price]]\nmodel = "{}"\nsince = {}\ninput = {}\noutput = {}\n'
+ROWS = [("m*", "2025-01-01", 1.0, 2.0), ("m*", "2025-06-01", 10.0, 20.0), ("M-mini*", "2025-01-01", 0.5, 4.0)]
+LIST = "as_of = 2026-01-01\n" + "".join(ROW.format(*row) for row in ROWS) + "cached = 0.1\ncache_write = 0.6\n"
 MILLION = Tokens(1_000_000, 1_000_000)
 
 
@@ -131,11 +114,8 @@ def test_the_list_that_comes_with_penstock_can_be_read_and_prices_what_it_names(
 
 
 K = 100_000
-PARTS = [
-    [None, 3 * K, 0, None, None, None],
-    ["claude-haiku-4-5", K, K, None, None, None],
-    [None, K, 0, None, None, None],
-]
+USED = [(None, 3 * K, 0), ("claude-haiku-4-5", K, K), (None, K, 0)]
+PARTS = [[*used, None, None, None] for used in USED]
 
 
 @pytest.mark.parametrize(

@@ -26,18 +26,18 @@ def test_a_template_is_its_source_and_renders_to_its_pieces(pieces: list[str], o
 def test_any_text_is_a_template_or_a_clear_error(source: str) -> None:
     said = ""
     try:
-        template = Template.parse(source)
+        assert Template.parse(source).source == source
     except TemplateError as error:
         said = str(error)
-    else:
-        assert template.source == source
     assert said.startswith("line ") or not said
 
 
-def test_values_are_never_expanded() -> None:
+def test_values_are_never_expanded_and_must_fit() -> None:
     template = Template.parse("Dear {name}, {name}: {{{text}}}")
     said = template.render({"name": "{text}{{", "text": "{name}}}"})
     assert said == "Dear {text}{{, {text}{{: {{name}}}}"
+    with pytest.raises(TemplateError, match=r"^missing \{b\}, added \{c\}$"):
+        Template.parse("{a} {b} {a}").render({"a": "", "c": ""})
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,6 @@ def test_what_is_wrong_is_said_with_its_place(source: str, message: str) -> None
     with pytest.raises(TemplateError) as error:
         Template.parse(source)
     assert message in str(error.value)
-
-
-def test_values_must_fit() -> None:
-    with pytest.raises(TemplateError, match=r"^missing \{b\}, added \{c\}$"):
-        Template.parse("{a} {b} {a}").render({"a": "", "c": ""})
 
 
 @pytest.mark.parametrize(

@@ -50,17 +50,16 @@ def test_a_server_is_brought_to_what_is_wanted() -> None:
     present = {"base": None, "policy@v0": "/a/v0", "policy@v1": "/a/v1"}
     plan = Residency(KNOWN).plan(present, ["policy@v1", "policy@v2", "policy@v1"])
     assert (plan.unload, plan.load) == (["policy@v0"], {"policy@v2": KNOWN["policy@v2"]})
-    assert not plan.problems
-    assert not plan.warnings
-
-
-def test_a_restarted_server_gets_the_most_important_first() -> None:
+    assert (plan.problems, plan.warnings) == ({}, [])
+    # A restarted one gets the most important first.
     plan = Residency(KNOWN).plan({"base": None}, ["policy@v2", "policy@v1", "policy@v0"])
     assert list(plan.load) == ["policy@v2", "policy@v1", "policy@v0"]
 
 
 def test_what_is_not_ours_stays() -> None:
     """Another gateway's, one with our name and other weights, one the server was started with, the base."""
+    with pytest.raises(KeyError, match="policy@v9"):
+        Residency(KNOWN).plan({}, ["policy@v9"])
     present = {"base": None, "theirs@v1": "/b/v1", "policy@v0": "/b/v0", "sql": "/a/sql"}
     assert Residency(KNOWN).plan(present, []).unload == []
 
@@ -72,9 +71,7 @@ def test_a_name_that_stands_for_other_weights_is_a_problem() -> None:
     assert "serves 'policy@v1' from the adapter in /b/v1, not the one in /a/v1" in plan.problems["policy@v1"]
     assert "from a base model, not the one in /a/v2" in plan.problems["policy@v2"]
     assert "not a model that the server was started with" in plan.problems["big-2"]
-
-
-def test_a_replica_that_is_not_there_cannot_be_loaded() -> None:
+    # A replica that is not there cannot be loaded.
     plan = Residency(KNOWN).plan({"base": None}, ["big-2"])
     assert plan.load == {}
     assert "--served-model-name big-2" in plan.problems["big-2"]
@@ -86,11 +83,6 @@ def test_more_adapters_than_slots_are_reported() -> None:
     assert Residency(KNOWN, slots=2).plan({"big-2": None}, wanted).warnings == []
     (warning,) = Residency(KNOWN, slots=1).plan({"big-2": None}, wanted).warnings
     assert warning.startswith("2 adapters are needed at once and the server computes with 1 (--max-loras)")
-
-
-def test_an_unknown_name_is_a_mistake() -> None:
-    with pytest.raises(KeyError, match="policy@v9"):
-        Residency(KNOWN).plan({}, ["policy@v9"])
 
 
 LISTED = st.dictionaries(st.sampled_from([*KNOWN, "base", "theirs@v1"]), st.sampled_from([*PATHS.values(), "/b/x"]))

@@ -396,7 +396,7 @@ async def test_a_run_is_linked_to_the_call_that_asked(inlet: Inlet, handed_out: 
 
 
 ASKED, HM = model(1, [TASK], wanted(SEARCH)), {"role": "assistant", "content": "Hm."}
-MADE = {
+MADE: dict[str, tuple[list[Recorded], Any]] = {
     "likely": ([ASKED, ran(2, "search", {"q": "x"})], {"#2": [("#1", caused("likely"))]}),
     # Two agents in one rollout ask for the same at the same time: it is linked to every call that may have asked.
     "ambiguous": (

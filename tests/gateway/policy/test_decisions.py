@@ -39,11 +39,9 @@ def decide(made: ToolCall, *rules: PolicyRule, server: str = "files", mode: Mode
     return Policy(rules).decide(server, mode, made)
 
 
-def test_without_a_rule_a_call_may_run() -> None:
-    assert decide(call(), rule(tool="delete")) is ALLOWED
-
-
 def test_the_first_rule_that_matches_decides() -> None:
+    """Without one a call may run."""
+    assert decide(call(), rule(tool="delete")) is ALLOWED
     rules = rule("allow", tool="write"), rule("deny")
     assert [decide(call(tool), *rules).verdict for tool in ("write", "delete")] == ["allow", "deny"]
 
@@ -64,13 +62,8 @@ def test_server_tool_and_mode(given: Any, matches: bool) -> None:
     assert (decide(call(), rule(**given)).verdict == "deny") == matches
 
 
-ARGUMENTS: dict[str, Any] = {
-    "path": "/etc/passwd",
-    "n": 5,
-    "deep": {"a/b": [{"c": "x"}, {"c": "y"}]},
-    "flag": True,
-    "none": None,
-}
+ARGUMENTS: dict[str, Any] = {"path": "/etc/passwd", "n": 5, "flag": True, "none": None}
+ARGUMENTS["deep"] = {"a/b": [{"c": "x"}, {"c": "y"}]}
 
 
 @pytest.mark.parametrize(
@@ -135,9 +128,8 @@ def test_what_a_server_may_read_otherwise_is_refused(condition: Any, arguments: 
     assert made.problem is not None
     assert "must know more of this call than can be read" in made.reason
     # Who only allows what he knows does not know this.
-    assert decide(call(**arguments), rule("allow", argument=[condition]), rule("deny", name="rest")).rule == rule(
-        "deny", name="rest"
-    )
+    rest = rule("deny", name="rest")
+    assert decide(call(**arguments), rule("allow", argument=[condition]), rest).rule == rest
     assert decide(call(**arguments), rule("dry", argument=[condition])) == Decision("allow", dry=("dry",))
 
 
@@ -180,6 +172,8 @@ def test_an_unknown_annotation_restricts_and_allows_nothing() -> None:
 
 
 def test_a_dry_rule_marks_and_those_behind_it_decide() -> None:
+    reason = decide(call(), rule(message="Ask for a refund instead.")).reason
+    assert reason == "policy rule 'deny' does not allow it: Ask for a refund instead."
     made = decide(call(), rule("dry"), rule("dry", name="more"), rule("ask"))
     assert (made.verdict, made.dry) == ("ask", ("dry", "more"))
 
@@ -213,13 +207,8 @@ def test_what_can_be_read_and_not_be_written_again_is_refused() -> None:
 
 
 def test_what_runs_inside_the_agent_meets_the_rules_about_any_server() -> None:
-    policy = Policy(
-        [
-            rule(server="files", tool="clock", name="of-a-server"),
-            rule("allow", tool="clock", argument=[{"at": "/zone", "equals": "UTC"}]),
-            rule("ask", tool="clock"),
-        ]
-    )
+    of_a_server, utc = rule(server="files", tool="clock", name="of-a-server"), [{"at": "/zone", "equals": "UTC"}]
+    policy = Policy([of_a_server, rule("allow", tool="clock", argument=utc), rule("ask", tool="clock")])
     assert policy.inside("online", "clock", '{"zone": "UTC"}') is None
     assert policy.inside("online", "clock", "") == "ask"
     assert policy.inside("online", "other", "{}") is None
@@ -232,12 +221,6 @@ def test_names_that_an_agent_makes_up_are_not_remembered_for_ever() -> None:
     for number in range(10_000):
         assert (policy.decide("files", "online", call(f"x{number}")).verdict) == "deny"
     assert len(policy._for_tool) <= 4096
-
-
-def test_a_reason_tells_the_model_what_to_do() -> None:
-    made = decide(call(), rule(message="Ask for a refund instead."))
-    assert made.reason == "policy rule 'deny' does not allow it: Ask for a refund instead."
-    assert json.dumps(made.reason)
 
 
 # -- rules are strict: what is wrong names the field, the value and the way out ----------------------------------------
@@ -255,13 +238,8 @@ def test_a_rule_says_what_it_matches_and_what_follows(tmp_path: Path) -> None:
         '[[policy]]\nname = "pay"\nserver = "bank"\ntool = ["pay_*", "send"]\nmode = "online"\nverdict = "ask"\n'
         'wait = 60.0\nannotations = { readOnlyHint = false }\n[[policy.argument]]\nat = "/amount"\nabove = 100\n',
     )
-    assert (one.server, one.tool, one.mode, one.verdict, one.wait) == (
-        ["bank"],
-        ["pay_*", "send"],
-        ["online"],
-        "ask",
-        60,
-    )
+    assert (one.server, one.tool, one.mode) == (["bank"], ["pay_*", "send"], ["online"])
+    assert (one.verdict, one.wait) == ("ask", 60)
     assert (one.argument[0].at, one.argument[0].above, one.annotations) == ("/amount", 100, {"readOnlyHint": False})
 
 
@@ -309,14 +287,8 @@ def test_a_call_and_what_is_none() -> None:
     assert one is not None
     assert (one.tool, one.arguments, one.message, one.as_task) == ("write", {"Name": 1, "name": 2}, GOOD, False)
     assert other is None
-
-
-def test_arguments_may_be_left_out() -> None:
-    for text in (
-        '{"method":"tools/call","params":{"name":"x"}}',
-        '{"method":"tools/call","params":{"name":"x","arguments":null}}',
-    ):
-        (one,) = tool_calls(text.encode())
+    for without in (b'{"name":"x"}', b'{"name":"x","arguments":null}'):
+        (one,) = tool_calls(b'{"method":"tools/call","params":%b}' % without)
         assert one is not None
         assert one.arguments == {}
 
@@ -404,11 +376,8 @@ def test_what_a_pattern_finds_anywhere_below() -> None:
 
 
 def test_nothing_to_take_out_is_the_same_object() -> None:
-    for pointers, rule in (
-        (["/nothing"], Redaction(results=[""])),
-        ([""], Redaction(results=[""], pattern="zzz")),
-    ):
-        assert redacted(RESULT, pointers, rule) is RESULT
+    for pointers, pattern in ((["/nothing"], None), ([""], "zzz")):
+        assert redacted(RESULT, pointers, Redaction(results=[""], pattern=pattern)) is RESULT
 
 
 def test_what_cannot_be_told_is_an_error() -> None:
@@ -425,9 +394,8 @@ def test_what_cannot_be_told_is_an_error() -> None:
 
 
 def question(id: str, until_ns: int = 10) -> Question:
-    return Question(
-        id=id, rule="r", server="s", tool="t", arguments="{}", rollout="r1", attempt="a1", asked_ns=0, until_ns=until_ns
-    )
+    about = {"rule": "r", "server": "s", "tool": "t", "arguments": "{}", "rollout": "r1", "attempt": "a1"}
+    return Question(id=id, asked_ns=0, until_ns=until_ns, **about)
 
 
 def test_each_ends_once() -> None:
