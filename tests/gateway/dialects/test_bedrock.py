@@ -264,13 +264,10 @@ def test_a_stream_that_is_cut_anywhere(at: int) -> None:
     assert (facts.choices, facts.usage) == (len(turn.choices), turn.usage)
 
 
-def test_a_client_may_leave_after_an_exception() -> None:
+def test_a_client_may_leave_after_an_exception_and_a_masked_secret_is_read_over() -> None:
+    """The tape keeps a stream's lengths and not its checksums."""
     assert CONVERSE.over(FRAMES[0] + SLOW)
     assert not CONVERSE.over(b"".join(FRAMES[:-1]))
-
-
-def test_a_masked_secret_is_read_over() -> None:
-    """The tape keeps a stream's lengths and not its checksums."""
     masked = STREAM.replace(b'"text":"H"', b'"text":"*"')
     turn = CONVERSE.read(b"{}", masked, True)
     assert turn.choices[0].message.parts[2].text == "*ello."

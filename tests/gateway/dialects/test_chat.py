@@ -160,7 +160,8 @@ def test_a_stream_reads_as_the_plain_answer(plain: Json, end: str) -> None:
     assert CHAT.reply(wire, True) == CHAT.reply(body(plain), False)
 
 
-def test_old_function_calls_and_audio_are_assembled() -> None:
+def test_calls_of_all_kinds_and_audio_are_assembled() -> None:
+    """Old function calls, custom ones and those without an index; reasoning by the name that vLLM gives it."""
     wire = sse(
         chunk(piece(role="assistant", function_call={"name": "old", "arguments": ""})),
         chunk(piece(function_call={"arguments": '{"a"'})),
@@ -176,8 +177,6 @@ def test_old_function_calls_and_audio_are_assembled() -> None:
     ]
     assert agreed("chat", body(REQUEST), wire, True).tool_calls == 1
 
-
-def test_custom_calls_and_calls_without_an_index_are_assembled() -> None:
     wire = sse(
         chunk(piece(tool_calls=[{"index": 0, "id": "c", "type": "custom", "custom": {"name": "shell", "input": "l"}}])),
         chunk(piece(tool_calls=[{"index": 0, "custom": {"input": "s"}}])),
@@ -186,19 +185,12 @@ def test_custom_calls_and_calls_without_an_index_are_assembled() -> None:
         chunk(piece(finish="tool_calls")),
     )
     (only,) = read(wire, True).choices
-    assert [(part.id, part.name, part.arguments) for part in only.message.parts] == [
-        ("c", "shell", "ls"),
-        ("f", "weather", "{}"),
-    ]
+    parts = [(part.id, part.name, part.arguments) for part in only.message.parts]
+    assert parts == [("c", "shell", "ls"), ("f", "weather", "{}")]
     assert agreed("chat", body(REQUEST), wire, True).tool_calls == 2
-
-
-def test_vllm_writes_reasoning_under_its_own_name() -> None:
-    wire = sse(
-        chunk(piece(role="assistant", reasoning="Th")), chunk(piece(reasoning="ink")), chunk(piece(finish="stop"))
-    )
+    thought = [piece(role="assistant", reasoning="Th"), piece(reasoning="ink"), piece(finish="stop")]
     plain = body(answer(choice(reasoning="Think")))
-    assert read(wire, True).choices == read(plain, False).choices
+    assert read(sse(*map(chunk, thought)), True).choices == read(plain, False).choices
     assert read(plain, False).choices[0].message.parts == [Part(type="reasoning", text="Think")]
 
 
@@ -249,9 +241,8 @@ def test_what_cannot_be_read_is_a_problem() -> None:
     assert turn.problems == ["response: not a readable JSON object", "request: messages[0] is not an object"]
     assert turn.messages[0].parts == [Part(type="unknown", data=7)]
     assert CHAT.read(b"", b"", False).problems == ["request: empty", "response: empty"]
-    assert CHAT.read(b"{}", b"data: {\n\ndata: [DONE]\n\n", True).problems == [
-        "response: event 1 is not a readable JSON object"
-    ]
+    turn = CHAT.read(b"{}", b"data: {\n\ndata: [DONE]\n\n", True)
+    assert turn.problems == ["response: event 1 is not a readable JSON object"]
 
 
 SENT_BACK: list[Json] = [

@@ -55,7 +55,10 @@ def test_an_id_that_cannot_be_compared_makes_a_message_unreadable(id: bytes) -> 
         assert (MCP.facts(body, body, False), answer_to(b"1", body, False)) == (MCP.facts(b"?", b"", False), None)
 
 
-def test_large_ids_are_told_apart() -> None:
+def test_large_ids_are_told_apart_and_of_equal_keys_the_last_counts() -> None:
+    """As for servers in Python and JavaScript."""
+    sent = message(b'{"id":1,"method":"ping","method":"tools/call","id":2,"params":{"name":"a","name":"b"}}')
+    assert (sent.id, sent.method, asked(sent).target) == (b"2", "tools/call", "b")
     one, other = (message(b'{"id":%d,"method":"ping"}' % (10**30 + last)) for last in (1, 2))
     assert (one.kind, one.id) == ("request", b"%d" % (10**30 + 1))
     assert one.id != other.id
@@ -92,12 +95,6 @@ def test_an_id_is_a_typed_value_and_any_is_borne(id: bytes, canonical: bytes | N
     assert found.id == canonical if canonical is not None else found.kind in ("request", "unreadable")
     unwanted = cancelled(message(b'{"method":"notifications/cancelled","params":{"requestId":%b}}' % id))
     assert unwanted in (canonical, None), "what cannot be read as a value is cancelled by nobody"
-
-
-def test_of_equal_keys_the_last_counts() -> None:
-    """As for servers in Python and JavaScript."""
-    sent = message(b'{"id":1,"method":"ping","method":"tools/call","id":2,"params":{"name":"a","name":"b"}}')
-    assert (sent.id, sent.method, asked(sent).target) == (b"2", "tools/call", "b")
 
 
 @pytest.mark.parametrize(
@@ -171,13 +168,11 @@ def test_how_a_request_ended(said: Any, expected: Any, stream: bool) -> None:
     assert (facts.failed, facts.finish, facts.attributes) == expected
 
 
-def test_an_answer_without_the_id_is_a_refusal() -> None:
+def test_calls_lists_and_refusals_are_read() -> None:
+    """An answer without the id is a refusal."""
     refused = raw({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "Parse error"}})
     assert MCP.facts(raw({"id": 1, "method": "ping"}), refused, False).failed == "error_body"
     assert answer_to(b"1", refused, False) is None
-
-
-def test_a_call_is_read_as_call_and_result() -> None:
     request = raw({"id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {"a": 1}}})
     blocks = [{"type": "text", "text": "1"}, {"type": "text", "text": "2"}]
     turn = MCP.read(request, raw({"id": 1, "result": {"content": blocks, "structuredContent": {"n": 3}}}), False)
@@ -185,8 +180,6 @@ def test_a_call_is_read_as_call_and_result() -> None:
     assert (called.type, called.name, called.arguments) == ("tool_call", "add", '{"a":1}')
     assert (told.type, told.text, told.data["structuredContent"]) == ("tool_call_response", "1\n2", {"n": 3})
 
-
-def test_a_list_of_tools_is_read() -> None:
     tools = [{"name": "add", "description": "Adds.", "inputSchema": {"type": "object"}}]
     turn = MCP.read(raw({"id": 1, "method": "tools/list"}), raw({"id": 1, "result": {"tools": tools}}), False)
     made = turn.tools[0]

@@ -152,6 +152,10 @@ def test_a_stream_reads_as_the_plain_answer(plain: Json) -> None:
 
 
 def test_a_stream_that_ends_early_gives_what_there_is() -> None:
+    """Broken arguments are kept as they came."""
+    events = told(answer({"type": "tool_use", "id": "t", "name": "look", "input": {"at": "the sky"}}))
+    turn = read(sse(*events[:6], named=True), True)
+    assert turn.choices[0].message.parts[0].arguments == '{"at": '[:6]
     events = told(TOOLS)
     called = next(at for at, event in enumerate(events) if event.get("content_block", {}).get("type") == "tool_use")
     wire = sse(*events[: called + 1], named=True)
@@ -163,12 +167,6 @@ def test_a_stream_that_ends_early_gives_what_there_is() -> None:
     assert (facts.response_id, facts.finish, facts.choices) == ("msg_1", None, 1)
 
 
-def test_broken_arguments_are_kept_as_they_came() -> None:
-    events = told(answer({"type": "tool_use", "id": "t", "name": "look", "input": {"at": "the sky"}}))
-    turn = read(sse(*events[:6], named=True), True)
-    assert turn.choices[0].message.parts[0].arguments == '{"at": '[:6]
-
-
 @pytest.mark.parametrize("named", [True, False])
 def test_an_error_within_a_stream(named: bool) -> None:
     failure = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
@@ -177,8 +175,6 @@ def test_an_error_within_a_stream(named: bool) -> None:
     assert turn.problems == []
     assert turn.choices[0].message.parts[0].text == "Hello"[:3] + "lo "
 
-
-def test_an_error_body() -> None:
     turn = read(body({"type": "error", "error": {"type": "invalid_request_error", "message": "No."}}), False)
     assert (turn.error, turn.choices) == ("No.", [])
 
@@ -187,24 +183,16 @@ def test_an_error_body() -> None:
 def test_an_answer_sent_back_is_known_again(system: Any) -> None:
     back = [dict(reversed(it.items())) for it in TOOLS["content"] if "thinking" not in it["type"]]
     back[1]["cache_control"] = {"type": "ephemeral"}
-    messages = [
-        {"role": "user", "content": [{"type": "text", "text": "Look."}]},
-        {"content": back, "role": "assistant"},
-    ]
+    look = {"role": "user", "content": [{"type": "text", "text": "Look."}]}
+    messages = [look, {"content": back, "role": "assistant"}]
     sources = MESSAGES.conversation(body({"messages": messages, "system": system}))
     assert sources[2] == MESSAGES.reply(body(TOOLS), False) == MESSAGES.reply(sse(*told(TOOLS)), True)
     assert sources[:2] == MESSAGES.conversation(body(REQUEST))[:2]
-    plain = answer({"type": "text", "text": "Hi."})
-    assert MESSAGES.conversation(b'{"messages":[{"content":"Hi.","role":"assistant"}]}') == [
-        MESSAGES.reply(body(plain), False)
-    ]
-
-
-def test_tool_results_count_for_the_fingerprint() -> None:
-    def user(text: str) -> Json:
-        return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": text}]}
-
-    one, other = MESSAGES.conversation(body({"messages": [user("a"), user("b")]}))
+    (known,) = MESSAGES.conversation(b'{"messages":[{"content":"Hi.","role":"assistant"}]}')
+    assert known == MESSAGES.reply(body(answer({"type": "text", "text": "Hi."})), False)
+    # Results of tools count.
+    results = [[{"type": "tool_result", "tool_use_id": "t", "content": text}] for text in "ab"]
+    one, other = MESSAGES.conversation(body({"messages": [{"role": "user", "content": it} for it in results]}))
     assert one != other
 
 

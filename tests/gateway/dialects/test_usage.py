@@ -76,154 +76,129 @@ def counts(usage: Usage | None) -> tuple[Any, ...]:
     return (*told, usage.reasoning_tokens, usage.billed)
 
 
+def used(
+    read: int | None = 10,
+    made: int | None = 4,
+    cached: Any = None,
+    written: Any = None,
+    thought: Any = None,
+    **billed: Any,
+) -> tuple[Any, ...]:
+    """What is counted, and how it is billed."""
+    return (read, made, cached, written, thought, billed or None)
+
+
+IO = {"input_tokens": 10, "output_tokens": 4}
+SPLIT = {"prompt_cache_hit_tokens": 8, "prompt_cache_miss_tokens": 2, "completion_tokens": 4}
+THOUGHT = COUNTED | {"completion_tokens_details": {"reasoning_tokens": 3}}
+BESIDE_INPUT = {"cache_read_input_tokens": 5, "cache_creation_input_tokens": 2, "total_tokens": 21}
+HEARD = {"prompt_tokens_details": {"audio_tokens": 6}, "completion_tokens_details": {"audio_tokens": 3}}
+OWN_KEY = {"cost": 0.01, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.2}}
+LASTING: Json = {"cached_tokens": 2, "cache_write_tokens": 5} | {
+    "cache_write_tokens_details": {"ttl_30m_tokens": 2, "ttl_12h_tokens": 3}
+}
+SEARCHED = {"tool_usage": {"web_search": {"num_requests": 2}}, "service_tier": "priority"}
+TOOLS: list[Json] = [
+    {"type": "web_search_call", "action": {"type": "search"}},
+    {"type": "web_search_call", "action": {"type": "open_page"}},
+    {"type": "file_search_call"},
+]
+FAST: Json = (
+    {"cache_creation": {"ephemeral_1h_input_tokens": 5}, "cache_read_input_tokens": 2, "speed": "fast"}
+    | {"server_tool_use": {"web_search_requests": 3}, "inference_geo": "us", "service_tier": "standard"}
+    | {"output_tokens_details": {"thinking_tokens": 1}}
+)
+
+
+def iterations(*each: tuple[str, int, int | None], **more: Any) -> Json:
+    """A message's usage with those of its parts: kind, input, output."""
+    told = [{"type": kind, "input_tokens": read, "output_tokens": made} | more for kind, read, made in each]
+    return IO | {"iterations": [{name: it for name, it in one.items() if it is not None} for one in told]}
+
+
+FALLBACK = iterations(("message", 8, 0), ("fallback_message", 10, 4))
+FALLBACK["iterations"][1]["model"] = "f"
+ONE = iterations(("message", 9, None)) | {"input_tokens": 9}
+SEEN: Json = (
+    {"promptTokenCount": 10, "candidatesTokenCount": 4, "thoughtsTokenCount": 3, "trafficType": "ON_DEMAND_FLEX"}
+    | {"promptTokensDetails": [{"modality": "TEXT", "tokenCount": 4}, {"modality": "AUDIO", "tokenCount": 6}]}
+    | {"candidatesTokensDetails": [{"modality": "IMAGE", "tokenCount": 2}]}
+)
+QUERIES = {"webSearchQueries": ["a", "b"]}
+KEPT = {"inputTokens": 10, "outputTokens": 4, "cacheDetails": [{"ttl": "1h", "inputTokens": 5}]}
+PRIORITY: Json = {"serviceTier": {"type": "priority"}}
 CASES: list[tuple[str, str, Json, tuple[Any, ...]]] = [
-    ("plain", "chat", chat(COUNTED), (10, 4, None, None, None, None)),
-    ("names of responses", "chat", chat({"input_tokens": 10, "output_tokens": 4}), (10, 4, None, None, None, None)),
+    ("plain", "chat", chat(COUNTED), used()),
+    ("names of responses", "chat", chat(IO), used()),
+    ("sources of a live search", "chat", chat(COUNTED | {"num_sources_used": 3}), used(calls={"live_search": 3})),
+    ("names of chat", "responses", responses(COUNTED), used()),
+    ("a point, a string", "chat", chat({"prompt_tokens": 10.0, "completion_tokens": "4"}), used()),
+    ("Kimi", "chat", {"model": "m", "choices": [HI, HI | {"usage": COUNTED}]}, used()),
+    ("Groq", "chat", {"model": "m", "choices": [HI], "x_groq": {"usage": COUNTED}}, used()),
+    ("cached beside", "chat", chat(COUNTED | {"cached_tokens": 8}), used(cached=8)),
+    ("DeepSeek", "chat", chat(COUNTED | {"prompt_cache_hit_tokens": 8}), used(cached=8)),
+    ("DeepSeek without a sum", "chat", chat(SPLIT), used(cached=8)),
+    ("xAI: reasoning beside", "chat", chat(THOUGHT | {"total_tokens": 17}), used(made=7, thought=3)),
+    ("reasoning within", "chat", chat(THOUGHT | {"total_tokens": 14}), used(thought=3)),
+    ("more reasoning than output", "chat", chat(COUNTED | {"reasoning_tokens": 30}), used(made=34, thought=30)),
+    ("cache beside the input", "chat", chat(COUNTED | BESIDE_INPUT), used(17, cached=5, written=2)),
     (
-        "sources of a live search", "chat", chat(COUNTED | {"num_sources_used": 3}),
-        (10, 4, None, None, None, {"calls": {"live_search": 3}}),
+        "audio, a tier",
+        "chat",
+        chat(COUNTED | HEARD, service_tier="flex"),
+        used(tier="flex", input_audio=6, output_audio=3),
     ),
-    ("names of chat", "responses", responses(COUNTED), (10, 4, None, None, None, None)),
+    ("the usual tier", "chat", chat(COUNTED, service_tier="default"), used()),
+    ("OpenRouter", "chat", chat(COUNTED | {"cost": 0}), used(cost=0.0)),
+    ("a key of one's own at its provider", "chat", chat(COUNTED | OWN_KEY), used(cost=pytest.approx(0.21))),
+    ("Perplexity", "chat", chat(COUNTED | {"cost": {"total_cost": 0.5}}), used(cost=0.5)),
+    ("xAI's ticks", "chat", chat(COUNTED | {"cost_in_usd_ticks": 5e9}), used(cost=0.5)),
+    ("a cost that is none", "chat", chat(COUNTED | {"cost": -1}), used()),
     (
-        "a point, a string", "chat", chat({"prompt_tokens": 10.0, "completion_tokens": "4"}),
-        (10, 4, None, None, None, None),
-    ),
-    ("Kimi", "chat", {"model": "m", "choices": [HI, HI | {"usage": COUNTED}]}, (10, 4, None, None, None, None)),
-    ("Groq", "chat", {"model": "m", "choices": [HI], "x_groq": {"usage": COUNTED}}, (10, 4, None, None, None, None)),
-    ("cached beside", "chat", chat(COUNTED | {"cached_tokens": 8}), (10, 4, 8, None, None, None)),
-    ("DeepSeek", "chat", chat(COUNTED | {"prompt_cache_hit_tokens": 8}), (10, 4, 8, None, None, None)),
-    (
-        "DeepSeek without a sum", "chat",
-        chat({"prompt_cache_hit_tokens": 8, "prompt_cache_miss_tokens": 2, "completion_tokens": 4}),
-        (10, 4, 8, None, None, None),
-    ),
-    (
-        "xAI: reasoning beside", "chat",
-        chat(COUNTED | {"completion_tokens_details": {"reasoning_tokens": 3}, "total_tokens": 17}),
-        (10, 7, None, None, 3, None),
-    ),
-    (
-        "reasoning within", "chat",
-        chat(COUNTED | {"completion_tokens_details": {"reasoning_tokens": 3}, "total_tokens": 14}),
-        (10, 4, None, None, 3, None),
-    ),
-    ("more reasoning than output", "chat", chat(COUNTED | {"reasoning_tokens": 30}), (10, 34, None, None, 30, None)),
-    (
-        "cache beside the input", "chat",
-        chat(COUNTED | {"cache_read_input_tokens": 5, "cache_creation_input_tokens": 2, "total_tokens": 21}),
-        (17, 4, 5, 2, None, None),
+        "12 hours, tools",
+        "responses",
+        responses(IO | {"input_tokens_details": LASTING}, **SEARCHED),
+        used(cached=2, written=5, tier="priority", cache_write_long=3, calls={"web_search": 2}),
     ),
     (
-        "audio, a tier", "chat",
-        chat(
-            COUNTED | {"prompt_tokens_details": {"audio_tokens": 6}, "completion_tokens_details": {"audio_tokens": 3}},
-            service_tier="flex",
-        ),
-        (10, 4, None, None, None, {"tier": "flex", "input_audio": 6, "output_audio": 3}),
-    ),
-    ("the usual tier", "chat", chat(COUNTED, service_tier="default"), (10, 4, None, None, None, None)),
-    ("OpenRouter", "chat", chat(COUNTED | {"cost": 0}), (10, 4, None, None, None, {"cost": 0.0})),
-    (
-        "a key of one's own at OpenRouter's provider", "chat",
-        chat(COUNTED | {"cost": 0.01, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.2}}),
-        (10, 4, None, None, None, {"cost": pytest.approx(0.21)}),
-    ),
-    ("Perplexity", "chat", chat(COUNTED | {"cost": {"total_cost": 0.5}}), (10, 4, None, None, None, {"cost": 0.5})),
-    ("xAI's ticks", "chat", chat(COUNTED | {"cost_in_usd_ticks": 5e9}), (10, 4, None, None, None, {"cost": 0.5})),
-    ("a cost that is none", "chat", chat(COUNTED | {"cost": -1}), (10, 4, None, None, None, None)),
-    (
-        "12 hours, tools", "responses",
-        responses(
-            {
-                "input_tokens": 10, "output_tokens": 4,
-                "input_tokens_details": {
-                    "cached_tokens": 2, "cache_write_tokens": 5,
-                    "cache_write_tokens_details": {"ttl_30m_tokens": 2, "ttl_12h_tokens": 3},
-                },
-            },
-            tool_usage={"web_search": {"num_requests": 2}}, service_tier="priority",
-        ),
-        (10, 4, 2, 5, None, {"tier": "priority", "cache_write_long": 3, "calls": {"web_search": 2}}),
+        "tools by items",
+        "responses",
+        responses(COUNTED, output=TOOLS),
+        used(calls={"web_search": 1, "file_search": 1}),
     ),
     (
-        "tools by items", "responses",
-        responses(
-            COUNTED,
-            output=[
-                {"type": "web_search_call", "action": {"type": "search"}},
-                {"type": "web_search_call", "action": {"type": "open_page"}}, {"type": "file_search_call"},
-            ],
-        ),
-        (10, 4, None, None, None, {"calls": {"web_search": 1, "file_search": 1}}),
+        "1 hour, tools, speed, place",
+        "messages",
+        messages(IO | FAST),
+        used(17, 4, 2, 5, 1, speed="fast", geo="us", cache_write_long=5, calls={"web_search": 3}),
     ),
     (
-        "1 hour, tools, speed, place", "messages",
-        messages(
-            {
-                "input_tokens": 10, "output_tokens": 4, "cache_creation": {"ephemeral_1h_input_tokens": 5},
-                "cache_read_input_tokens": 2, "server_tool_use": {"web_search_requests": 3}, "speed": "fast",
-                "inference_geo": "us", "service_tier": "standard", "output_tokens_details": {"thinking_tokens": 1},
-            }
-        ),
-        (17, 4, 2, 5, 1, {"speed": "fast", "geo": "us", "cache_write_long": 5, "calls": {"web_search": 3}}),
+        "compaction is added",
+        "messages",
+        messages(iterations(("compaction", 100, 40), ("message", 10, 4))),
+        used(110, 44, parts=[[None, 100, 40, None, None, None], [None, 10, 4, None, None, None]]),
     ),
     (
-        "compaction is added", "messages",
-        messages(
-            {
-                "input_tokens": 10, "output_tokens": 4,
-                "iterations": [
-                    {"type": "compaction", "input_tokens": 100, "output_tokens": 40},
-                    {"type": "message", "input_tokens": 10, "output_tokens": 4},
-                ],
-            }
-        ),
-        (110, 44, None, None, None, {"parts": [[None, 100, 40, None, None, None], [None, 10, 4, None, None, None]]}),
+        "a fallback has its own model",
+        "messages",
+        messages(FALLBACK),
+        used(18, 4, parts=[[None, 8, 0, None, None, None], ["f", 10, 4, None, None, None]]),
+    ),
+    ("one message as ever", "messages", messages(ONE), used(9)),
+    (
+        "modalities, a tier, a search",
+        "gemini",
+        gemini(SEEN, groundingMetadata=QUERIES),
+        used(10, 7, thought=3, tier="flex", input_audio=6, output_image=2, calls={"grounding": 1, "web_search": 2}),
     ),
     (
-        "a fallback has its own model", "messages",
-        messages(
-            {
-                "input_tokens": 10, "output_tokens": 4,
-                "iterations": [
-                    {"type": "message", "input_tokens": 8, "output_tokens": 0},
-                    {"type": "fallback_message", "model": "f", "input_tokens": 10, "output_tokens": 4},
-                ],
-            }
-        ),
-        (18, 4, None, None, None, {"parts": [[None, 8, 0, None, None, None], ["f", 10, 4, None, None, None]]}),
+        "Converse",
+        "converse",
+        converse(KEPT, **PRIORITY),
+        used(15, 4, written=5, tier="priority", cache_write_long=5),
     ),
-    (
-        "one message as ever", "messages",
-        messages({"input_tokens": 9, "output_tokens": 4, "iterations": [{"type": "message", "input_tokens": 9}]}),
-        (9, 4, None, None, None, None),
-    ),
-    (
-        "modalities, a tier, a search", "gemini",
-        gemini(
-            {
-                "promptTokenCount": 10, "candidatesTokenCount": 4, "thoughtsTokenCount": 3,
-                "trafficType": "ON_DEMAND_FLEX",
-                "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 4}, {"modality": "AUDIO", "tokenCount": 6}],
-                "candidatesTokensDetails": [{"modality": "IMAGE", "tokenCount": 2}],
-            },
-            groundingMetadata={"webSearchQueries": ["a", "b"]},
-        ),
-        (
-            10, 7, None, None, 3,
-            {"tier": "flex", "input_audio": 6, "output_image": 2, "calls": {"grounding": 1, "web_search": 2}},
-        ),
-    ),
-    (
-        "Converse", "converse",
-        converse(
-            {"inputTokens": 10, "outputTokens": 4, "cacheDetails": [{"ttl": "1h", "inputTokens": 5}]},
-            serviceTier={"type": "priority"},
-        ),
-        (15, 4, None, 5, None, {"tier": "priority", "cache_write_long": 5}),
-    ),
-    ("a total", "embeddings", {"data": [], "usage": {"total_tokens": 7}}, (7, None, None, None, None, None)),
-]  # fmt: skip
+    ("a total", "embeddings", {"data": [], "usage": {"total_tokens": 7}}, used(7, None)),
+]
 
 
 @pytest.mark.parametrize(("dialect", "body", "told"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])

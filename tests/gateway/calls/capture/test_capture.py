@@ -116,11 +116,8 @@ async def test_the_client_sees_what_it_would_have_seen(
     span = await captured.span()
     assert await captured.tape.raw(span, "request") == seen.body
     assert await captured.tape.raw(span, "response") == seen.response
-    count = more.get("n", 1)
-    for ids, logprobs in generated(seen.response, span):
-        assert len(ids) == logprobs > 0
-        count -= 1
-    assert count == 0
+    tokens = generated(seen.response, span)
+    assert [len(ids) == logprobs > 0 for ids, logprobs in tokens] == [True] * more.get("n", 1)
     assert captured.gateway.metrics.captured_calls == {("yes",): 1}
 
 
@@ -137,7 +134,31 @@ async def test_a_request_with_an_encoding_is_asked_for_more_without_it(
     assert all(ids for ids, _ in generated(seen.response, await captured.span()))
 
 
-async def test_the_tape_tells_what_was_added(captured: Inside, provider: Provider) -> None:
+async def test_who_asks_for_everything_other_models_other_apis_and_errors_are_let_alone(
+    captured: Inside, provider: Provider
+) -> None:
+    everything = ASK | {"logprobs": True, "return_token_ids": True}
+    embed: Json = {"model": "policy", "input": "a"}
+    for path, asked in ((CHAT, everything), (CHAT, ASK | {"model": "judge"}), ("/v1/embeddings", embed)):
+        provider.formats = vllm_wire.FORMATS if path == CHAT else Provider().formats
+        body = json.dumps(asked).encode()
+        through = await asked_of(captured.base.url, captured.path(path), body, ("Accept-Encoding", "br"))
+        seen = provider.log[-1]
+        assert (seen.body, seen.header("accept-encoding")) == (body, "br")
+        assert body_of(through) == seen.response
+    provider.script = [Failure(429, '{"choices":[{"token_ids":[1]}]}', headers={"Retry-After": "7"})]
+    provider.formats = vllm_wire.FORMATS
+    through = await asked_of(captured.base.url, captured.path(), json.dumps(ASK).encode())
+    assert body_of(through) == provider.log[-1].response
+    assert told(through)["retry-after"] == "7"
+    first, *_ = await captured.tape.spans(captured.rollout, 4)
+    assert first.attributes is None
+    assert captured.gateway.metrics.captured_calls == {}
+
+
+async def test_the_tape_tells_what_was_added_and_an_answer_without_encoding_is_asked_for(
+    captured: Inside, provider: Provider
+) -> None:
     body = json.dumps(ASK | {"temperature": 0.5, "logprobs": True}).encode()
     await asked_of(captured.base.url, captured.path(), body)
     assert provider.log[-1].body == b'{"return_token_ids":true,' + body[1:]
@@ -146,29 +167,6 @@ async def test_the_tape_tells_what_was_added(captured: Inside, provider: Provide
     detail = await captured.tape.detail(span)
     assert detail.turn is not None
     assert detail.turn.sampling == {"temperature": 0.5, "logprobs": True}
-
-
-async def test_a_client_that_asks_for_everything_is_let_alone(captured: Inside, provider: Provider) -> None:
-    body = json.dumps(ASK | {"logprobs": True, "return_token_ids": True}).encode()
-    through = await asked_of(captured.base.url, captured.path(), body, ("Accept-Encoding", "br"))
-    seen = provider.log[-1]
-    assert (seen.body, seen.header("accept-encoding")) == (body, "br")
-    assert body_of(through) == seen.response
-    assert (await captured.span()).attributes is None
-    assert captured.gateway.metrics.captured_calls == {}
-
-
-async def test_other_models_and_other_apis_are_let_alone(captured: Inside, provider: Provider) -> None:
-    async with connect(captured.base.url) as client:
-        for path, asked in ((CHAT, ASK | {"model": "judge"}), ("/v1/embeddings", {"model": "policy", "input": "a"})):
-            provider.formats = vllm_wire.FORMATS if path == CHAT else Provider().formats
-            body = json.dumps(asked).encode()
-            client.send(post(captured.path(path), body, [("Accept-Encoding", "gzip")]))
-            assert body_of(await client.message()) == provider.log[-1].response
-            assert (provider.log[-1].body, provider.log[-1].header("accept-encoding")) == (body, "gzip")
-
-
-async def test_an_answer_without_encoding_is_asked_for(captured: Inside, provider: Provider) -> None:
     body = json.dumps(ASK).encode()
     through = await asked_of(captured.base.url, captured.path(), body, ("Accept-Encoding", "gzip"))
     assert provider.log[-1].header("accept-encoding") == "identity"
@@ -178,25 +176,13 @@ async def test_an_answer_without_encoding_is_asked_for(captured: Inside, provide
     assert "content-encoding" not in told(through)
 
 
-async def test_errors_pass_untouched(captured: Inside, provider: Provider) -> None:
-    provider.script = [Failure(429, '{"choices":[{"token_ids":[1]}]}', headers={"Retry-After": "7"})]
-    through = await asked_of(captured.base.url, captured.path(), json.dumps(ASK).encode())
-    assert body_of(through) == provider.log[-1].response
-    assert told(through)["retry-after"] == "7"
-    assert captured.gateway.metrics.captured_calls == {}
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_official_client_notices_nothing(captured: Inside, provider: Provider, stream: bool) -> None:
     async def story(base_url: str) -> list[str]:
         async with openai.AsyncOpenAI(base_url=base_url, api_key="k") as client:
-            if not stream:
-                made = await client.chat.completions.create(model="policy", messages=ASK["messages"], tools=TOOLS)
-                return [made.to_json()]
-            chunks = await client.chat.completions.create(
-                model="policy", messages=ASK["messages"], tools=TOOLS, stream=True
-            )
-            return [chunk.to_json() async for chunk in chunks]
+            create: Any = client.chat.completions.create
+            made = await create(model="policy", messages=ASK["messages"], tools=TOOLS, stream=stream)
+            return [one.to_json() async for one in made] if stream else [made.to_json()]
 
     through = await story(captured.base.url + captured.path("/v1"))
     assert provider.log[-1].body.startswith(b'{"return_token_ids":true,"logprobs":true,')

@@ -34,7 +34,7 @@ def test_what_is_added_is_new_and_everything_else_stays(asked: dict[str, Any], d
     body = (space + json.dumps(asked, indent=1 if space else None) + space).encode()
     made = ask(by_name(dialect), body)
     if made is None:
-        own = asked.keys() | ({"logprobs"} if "top_logprobs" in asked else set())
+        own: set[str] = asked.keys() | ({"logprobs"} if "top_logprobs" in asked else set())
         assert asked.get("echo") or {"return_token_ids", "logprobs"} <= own
         return
     sent = json.loads(made.body)
