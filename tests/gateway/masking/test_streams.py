@@ -26,15 +26,24 @@ from penstock.gateway.releases.replay.replies import Reply, complete
 from penstock.gateway.store.records import Entry
 
 NEEDLE = "4111 1111-1111 1111"
-RULES = [MaskingRule(name="cards", pattern=r"\b\d{4}[ -]\d{4}[ -]\d{4}[ -]\d{4}\b")]
+NEEDLES = MaskingRule(name="needles", pattern=r"\b\d{4}[ -]\d{4}[ -]\d{4}[ -]\d{4}\b")
 BEFORE, AFTER = 'my "card"\n is ', ", café \\ 😀 /thanks"
 SAID = BEFORE + NEEDLE + AFTER
 MASKED = BEFORE + "*" * len(NEEDLE) + AFTER
 Text = Callable[[str], str]
 
 
-def masker() -> Masker:
-    return Masker((), Compiled(RULES), Tally())
+CARD = "4111 1111 1111 1111"
+CARDS = MaskingRule(name="cards", pattern=r"\b(?:\d[ -]?){13,16}\b")
+MAIL = MaskingRule(name="mail", paths=["**.email"])
+JSON, ANSWER = About("application/json"), About("application/json", answer=True)
+STREAM = About("text/event-stream", answer=True)
+AWS = About("application/vnd.amazon.eventstream", answer=True)
+LINES = About("application/x-ndjson", answer=True)
+
+
+def made(*rules: MaskingRule) -> Masker:
+    return Masker((), Compiled(rules), Tally(quiet=True)).noting()
 
 
 @st.composite
@@ -91,7 +100,7 @@ def test_a_stream_of_events_does_not_defeat_a_rule(
 ) -> None:
     between = f'data: {{"choices":[{{"delta":{{"content":"9"}},"index":7}}]}}{end}{end}' if other else ""
     body = between.join(f"event: x{end}data: {FORMATS[name] % write(part)}{end}{end}" for part in parts).encode()
-    kept = masker().body(body, About("text/event-stream", answer=True))
+    kept = made(NEEDLES).body(body, STREAM)
     assert len(kept) == len(body)
     datas = [json.loads(event.data) for event in events(kept)]
     said = "".join(texts(one) for one in datas if texts(one) != "9")
@@ -103,7 +112,7 @@ def test_a_stream_of_events_does_not_defeat_a_rule(
 def test_nor_do_frames_of_aws(parts: list[str], write: Text) -> None:
     payloads = [f'{{"contentBlockIndex":0,"delta":{{"text":{write(part)}}},"p":"abc"}}' for part in parts]
     body = b"".join(event_stream.frame({":event-type": "contentBlockDelta"}, one.encode()) for one in payloads)
-    kept = masker().body(body, About("application/vnd.amazon.eventstream", answer=True))
+    kept = made(NEEDLES).body(body, AWS)
     said = "".join(json.loads(frame.payload)["delta"]["text"] for frame in frames(kept, []))
     assert (len(kept), _squeezed(said)) == (len(body), _squeezed(MASKED))
     assert_only_stars(body, kept)
@@ -114,7 +123,7 @@ def test_nor_do_envelopes_in_base64(parts: list[str], write: Text) -> None:
     inner = [(FORMATS["messages"] % write(part)).encode() for part in parts]
     envelopes = [{"bytes": base64.b64encode(one).decode(), "p": "ab"} for one in inner]
     body = b"".join(event_stream.event("chunk", one) for one in envelopes)
-    kept = masker().body(body, About("application/vnd.amazon.eventstream", answer=True))
+    kept = made(NEEDLES).body(body, AWS)
     said = [json.loads(base64.b64decode(json.loads(one.payload)["bytes"])) for one in frames(kept, [])]
     assert (len(kept), _squeezed("".join(map(texts, said)))) == (len(body), _squeezed(MASKED))
 
@@ -122,7 +131,7 @@ def test_nor_do_envelopes_in_base64(parts: list[str], write: Text) -> None:
 @given(parts=pieces(), write=literals())
 def test_nor_does_a_list_that_comes_piece_by_piece(parts: list[str], write: Text) -> None:
     body = ("[" + "\n,".join(FORMATS["gemini"] % write(part) for part in parts) + "]").encode()
-    kept = masker().body(body, About("application/json", answer=True))
+    kept = made(NEEDLES).body(body, ANSWER)
     assert (len(kept), _squeezed(texts(json.loads(kept)))) == (len(body), _squeezed(MASKED))
     assert_only_stars(body, kept)
 
@@ -132,7 +141,7 @@ def test_json_in_a_string_of_json_is_looked_into(write: Text, inner: Text, depth
     text = f'{{"q":{inner(SAID)},"n":1}}'
     for _ in range(depth):
         text = f'{{"arguments":{write(text)}}}'
-    kept = masker().body(text.encode(), About("application/json"))
+    kept = made(NEEDLES).body(text.encode(), JSON)
     value = json.loads(kept)
     for _ in range(depth):
         value = json.loads(value["arguments"])
@@ -146,8 +155,8 @@ def test_texts_of_other_blocks_are_not_joined() -> None:
 
     apart = "".join([event(0, "4111 1111-"), event(1, "1111 1111")]).encode()
     together = "".join([event(0, "4111 1111-"), event(1, "x"), event(0, "1111 1111")]).encode()
-    assert masker().body(apart, About(answer=True)) == apart
-    assert masker().body(together, About(answer=True)).count(b"*") == len(NEEDLE)
+    assert made(NEEDLES).body(apart, About(answer=True)) == apart
+    assert made(NEEDLES).body(together, About(answer=True)).count(b"*") == len(NEEDLE)
 
 
 def _squeezed(text: str) -> str:
@@ -161,19 +170,6 @@ def assert_only_stars(body: bytes, kept: bytes) -> None:
 
 
 # -- whatever form a provider sends it in, or all of the body is gone --------------------------------------------------
-
-
-CARD = "4111 1111 1111 1111"
-CARDS = MaskingRule(name="cards", pattern=r"\b(?:\d[ -]?){13,16}\b")
-MAIL = MaskingRule(name="mail", paths=["**.email"])
-JSON, ANSWER = About("application/json"), About("application/json", answer=True)
-STREAM = About("text/event-stream", answer=True)
-AWS = About("application/vnd.amazon.eventstream", answer=True)
-LINES = About("application/x-ndjson", answer=True)
-
-
-def made(*rules: MaskingRule) -> Masker:
-    return Masker((), Compiled(rules), Tally(quiet=True)).noting()
 
 
 def called(arguments: str) -> dict[str, Any]:
@@ -331,15 +327,8 @@ def test_white_space_costs_no_time(body: bytes) -> None:
 # -- no body of the call says it once more by its tokens ---------------------------------------------------------------
 
 
-PLAIN = About("application/json", answer=True)
-
-
-def made_of_cards() -> Masker:
-    return Masker((), Compiled([MaskingRule(name="cards", pattern=r"\b(?:\d[ -]?){13,16}\b")]), Tally()).noting()
-
-
-def without(body: bytes, about: About = PLAIN) -> bytes:
-    return made_of_cards().without_tokens(body, about)
+def without(body: bytes, about: About = ANSWER) -> bytes:
+    return made(CARDS).without_tokens(body, about)
 
 
 ENGINES: dict[str, Any] = {
@@ -372,7 +361,7 @@ def test_other_members_stay() -> None:
 
 def test_they_are_taken_out_of_what_was_cut_off_or_cannot_be_read() -> None:
     answer = json.dumps({"text": CARD, "logprobs": {"tokens": ["4111", " 1111"] * 30}, "x": "y" * 400}).encode()
-    cut, one = PLAIN._replace(cut=True), made_of_cards()
+    cut, one = ANSWER._replace(cut=True), made(CARDS)
     kept = one.without_tokens(one.body(answer[:-3], cut), cut)
     assert (len(kept), b"111" in kept, kept[:9]) == (len(answer) - 3, False, b'{"text": ')
     within = answer[:300]
@@ -384,7 +373,7 @@ def test_they_are_taken_out_of_what_was_cut_off_or_cannot_be_read() -> None:
 def test_a_request_may_give_its_text_by_them() -> None:
     for name in ("prompt", "input_ids", "token_ids", "prompt_token_ids", "tokens", "prompt_ids"):
         body = json.dumps({"model": "m", name: [[101, 2023]]}).encode()
-        assert json.loads(made_of_cards().body(body, About("application/json"))) == {"model": "m", name: None}
+        assert json.loads(made(CARDS).body(body, JSON)) == {"model": "m", name: None}
 
 
 def test_replays_have_none_and_count_what_was_used() -> None:
@@ -402,7 +391,7 @@ def test_replays_have_none_and_count_what_was_used() -> None:
         request=SimpleNamespace(headers=[]), path="/v1/chat/completions", body=json.dumps(asked).encode(),
         dialect=by_name("chat"), pool=SimpleNamespace(url="http://u".__add__),
     )  # fmt: skip
-    turn, _ = complete(cast(Question, question), reply, entry, Redactor(NONE, made_of_cards()))
+    turn, _ = complete(cast(Question, question), reply, entry, Redactor(NONE, made(CARDS)))
     assert turn is not None
     assert entry.usage is not None
     assert (entry.usage.input_tokens, entry.usage.output_tokens, entry.choices) == (12, 3, 1)
