@@ -219,21 +219,15 @@ def test_ones_own_row_goes_before_a_listed_one_and_a_model_without_a_price_is_to
     assert [message.split("'")[1] for message in caplog.messages] == ["x", "y"]
 
 
-BILLED = st.fixed_dictionaries(
-    {},
-    optional={
-        "tier": st.sampled_from(["batch", "flex", "priority", "ultrafast", "x"]),
-        "geo": st.just("us"), "speed": st.just("fast"), "cache_write_long": st.integers(0, 10**6),
-        "input_audio": st.integers(0, 10**6), "output_audio": st.integers(0, 10**6),
-    },
-)  # fmt: skip
+COUNT = st.integers(0, 10**6)
+HEARD = {"cache_write_long": COUNT, "input_audio": COUNT, "output_audio": COUNT}
+TIER = st.sampled_from(["batch", "flex", "priority", "ultrafast", "x"])
+PLACE = {"geo": st.just("us"), "speed": st.just("fast"), "tier": TIER}
+BILLED = st.fixed_dictionaries({}, optional=PLACE | HEARD)
 EVERYTHING = b'"service_tier" "ttl" audio'
 
 
-@given(
-    st.sampled_from(sorted({one.model for one in Prices().file.price})),
-    st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6), BILLED,
-)  # fmt: skip
+@given(st.sampled_from(sorted({one.model for one in Prices().file.price})), COUNT, COUNT, COUNT, COUNT, BILLED)
 def test_no_call_costs_more_than_is_reserved_for_it(
     model: str, read: int, made: int, cached: int, written: int, billed: dict[str, Any]
 ) -> None:
@@ -259,6 +253,7 @@ DAY = date(2026, 11, 29)
 BOTH = {"input_cost_per_token": 2e-6, "output_cost_per_token": "1e-5", "litellm_provider": "openai", "mode": "chat"}
 
 LONG = Special(tier="priority", above=200_000, input=4.0)
+XAI = {"litellm_provider": "xai"}
 RANGES = [(0, 1e-6), (32e3, 3e-6)]
 
 
@@ -267,47 +262,37 @@ def listed(path: Path, **models: Any) -> PriceFile:
     return price_lists.load(path, DAY)
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"cache_read_input_token_cost": 1e-7}, {"cached": 0.1}),
-        ({"cache_creation_input_token_cost_above_1hr": 5e-6}, {"cache_write_long": 5.0}),
-        ({"input_cost_per_token_priority_above_200k_tokens": 4e-6}, {"rates": [LONG]}),
-        ({"input_cost_per_token_above_200k_tokens_priority": 4e-6}, {"rates": [LONG]}),
-        (
-            {"cache_creation_input_token_cost_above_12hr_above_272k_tokens_batches": 5e-6},
-            {"rates": [Special(tier="batch", above=272_000, cache_write_long=5.0)]},
-        ),
-        (
-            {"output_cost_per_token_above_128k_tokens": 2e-5, "litellm_provider": "xai"},
-            {"rates": [Special(above=127_999, output=20.0)]},
-        ),
-        ({"output_cost_per_reasoning_token": 1e-5}, {"reasoning": None}),
-        ({"output_cost_per_reasoning_token": 3e-6}, {"reasoning": 3.0}),
-        (
-            {"input_cost_per_audio_token": 4e-5, "output_cost_per_image_token": 3e-5},
-            {"input_audio": 40.0, "output_image": 30.0},
-        ),
-        ({"search_context_cost_per_query": {"search_context_size_medium": 0.01}}, {"tools": {"web_search": 10.0}}),
-        (
-            {"search_context_cost_per_query": {"search_context_size_low": 0.035}, "litellm_provider": "gemini"},
-            {"tools": {"grounding": 35.0}},
-        ),
-        ({"provider_specific_entry": {"us": 1.1, "fast": 2, "other": "x"}}, {"factors": {"us": 1.1, "fast": 2.0}}),
-        (
-            {"tiered_pricing": [{"range": [start, 1e6], "input_cost_per_token": cost} for start, cost in RANGES]},
-            {"input": 1.0, "rates": [Special(above=32_000, input=3.0, cached=3.0, cache_write=3.0)]},
-        ),
-        (
-            {
-                "cache_creation_input_token_cost": 5e-6, "cache_creation_input_token_cost_above_1hr": 8e-6,
-                "cache_creation_input_token_cost_batches": 2.5e-6,
-            },
-            {"rates": [Special(tier="batch", cache_write=2.5, cache_write_long=4.0)]},
-        ),
-        ({"input_cost_per_second": 1e-4, "cache_read_input_token_cost": None}, {"rates": [], "tools": {}}),
-    ],
-)  # fmt: skip
+TWELVE_HOURS = "cache_creation_input_token_cost_above_12hr_above_272k_tokens_batches"
+BY_SIZE = {"search_context_size_low": 0.035}
+TIERS = [{"range": [start, 1e6], "input_cost_per_token": cost} for start, cost in RANGES]
+AUDIO = {"input_cost_per_audio_token": 4e-5, "output_cost_per_image_token": 3e-5}
+WRITES = {"cache_creation_input_token_cost": 5e-6, "cache_creation_input_token_cost_above_1hr": 8e-6}
+KEYS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"cache_read_input_token_cost": 1e-7}, {"cached": 0.1}),
+    ({"cache_creation_input_token_cost_above_1hr": 5e-6}, {"cache_write_long": 5.0}),
+    ({"input_cost_per_token_priority_above_200k_tokens": 4e-6}, {"rates": [LONG]}),
+    ({"input_cost_per_token_above_200k_tokens_priority": 4e-6}, {"rates": [LONG]}),
+    ({TWELVE_HOURS: 5e-6}, {"rates": [Special(tier="batch", above=272_000, cache_write_long=5.0)]}),
+    ({"output_cost_per_token_above_128k_tokens": 2e-5} | XAI, {"rates": [Special(above=127_999, output=20.0)]}),
+    ({"output_cost_per_reasoning_token": 1e-5}, {"reasoning": None}),
+    ({"output_cost_per_reasoning_token": 3e-6}, {"reasoning": 3.0}),
+    (AUDIO, {"input_audio": 40.0, "output_image": 30.0}),
+    ({"search_context_cost_per_query": {"search_context_size_medium": 0.01}}, {"tools": {"web_search": 10.0}}),
+    ({"search_context_cost_per_query": BY_SIZE, "litellm_provider": "gemini"}, {"tools": {"grounding": 35.0}}),
+    ({"provider_specific_entry": {"us": 1.1, "fast": 2, "other": "x"}}, {"factors": {"us": 1.1, "fast": 2.0}}),
+    (
+        {"tiered_pricing": TIERS},
+        {"input": 1.0, "rates": [Special(above=32_000, input=3.0, cached=3.0, cache_write=3.0)]},
+    ),
+    (
+        WRITES | {"cache_creation_input_token_cost_batches": 2.5e-6},
+        {"rates": [Special(tier="batch", cache_write=2.5, cache_write_long=4.0)]},
+    ),
+    ({"input_cost_per_second": 1e-4, "cache_read_input_token_cost": None}, {"rates": [], "tools": {}}),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), KEYS)
 def test_litellms_keys(tmp_path: Path, fields: dict[str, Any], said: dict[str, Any]) -> None:
     (price,) = listed(tmp_path / "list.json", m=BOTH | fields).price
     assert (price.model, price.output) == ("m", 10.0)
@@ -315,19 +300,18 @@ def test_litellms_keys(tmp_path: Path, fields: dict[str, Any], said: dict[str, A
 
 
 def test_tools_of_a_provider_have_prices_that_litellms_list_does_not_have(tmp_path: Path) -> None:
-    (price,) = listed(tmp_path / "list.json", **{"xai/grok-9": BOTH | {"litellm_provider": "xai"}}).price
+    (price,) = listed(tmp_path / "list.json", **{"xai/grok-9": BOTH | XAI}).price
     assert price.tools == next(one.tools for one in Prices().file.price if one.model == "grok-4.7")
 
 
 def test_what_is_no_row_of_its_own(tmp_path: Path) -> None:
-    found = listed(
-        tmp_path / "list.json",
-        **{
-            "gpt-9": BOTH, "gpt-9-2026-01-01": BOTH, "openai/gpt-9": BOTH, "gpt-9-mini": BOTH, "xai/grok-9": BOTH,
-            "bedrock/*/gpt-9": BOTH, "pictures": {"mode": "image_generation", "output_cost_per_image": 0.1},
-            "embed": {"input_cost_per_token": 1e-7, "mode": "embedding"}, "newest": {"alias_of": "gpt-9"},
-        },
-    )  # fmt: skip
+    names = ("gpt-9", "gpt-9-2026-01-01", "openai/gpt-9", "gpt-9-mini", "xai/grok-9", "bedrock/*/gpt-9")
+    others: dict[str, Any] = {
+        "pictures": {"mode": "image_generation", "output_cost_per_image": 0.1},
+        "embed": {"input_cost_per_token": 1e-7, "mode": "embedding"},
+        "newest": {"alias_of": "gpt-9"},
+    }
+    found = listed(tmp_path / "list.json", **dict.fromkeys(names, BOTH), **others)
     assert sorted(one.model for one in found.price) == ["embed", "gpt-9", "gpt-9-mini", "grok-9", "newest"]
 
 
