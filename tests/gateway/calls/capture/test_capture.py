@@ -23,7 +23,7 @@ from conftest import StartGateway
 from fakes import framed, vllm_wire
 from fakes.engine import engine
 from fakes.formats import Failure
-from fakes.odd import abort, close, request, send, wait
+from fakes.odd import Step, abort, close, request, send, wait
 from fakes.packing import PACKERS
 from fakes.process import upstreams
 from fakes.provider import Provider
@@ -230,13 +230,18 @@ def whole(body: bytes, size: int) -> bytes:
     return b"".join(chunked(body, size)) + chunk(b"")
 
 
+async def passed(rig: Rig, answer: bytes, *ends: Step, step: int = 1 << 20, sent: bytes = b"") -> bytes:
+    """What the client gets of an answer that comes in such steps: a message, or all until the gateway leaves."""
+    pieces = [send(answer[at : at + step]) for at in range(0, len(answer), step)]
+    async with rig.upstream([request(), *pieces, *ends]), rig.client() as client:
+        client.send(sent or rig.call(BODY))
+        return await (client.rest() if ends or b"HTTP/1.0" in sent else client.message())
+
+
 @pytest.mark.parametrize(("size", "step"), [(1, 5), (3, 1), (50, 49), (1000, 7), (100_000, 100_000)])
 async def test_the_pace_of_a_stream_does_not_matter(rig: Rig, size: int, step: int) -> None:
     answer = events_head() + b"".join(chunked(GIVEN, size)) + b"0\r\nX-Sum: 1\r\n\r\n"
-    pieces = [send(answer[at : at + step]) for at in range(0, len(answer), step)]
-    async with rig.upstream([request(), *pieces]), rig.client() as client:
-        client.send(rig.call(BODY))
-        got = await client.message()
+    got = await passed(rig, answer, step=step)
     assert body_of(got) == CLEAN
     assert got.endswith(b"0\r\nX-Sum: 1\r\n\r\n")
     assert got.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" == events_head()
@@ -249,9 +254,7 @@ async def test_events_keep_their_ends_comments_and_keep_alives(rig: Rig, end: by
     assert len(events) > CLEAN.count(b"\n\n")
     given = b"".join(alive + event + end + end for event in events)
     answer = events_head() + whole(given, 11)
-    async with rig.upstream([request(), send(answer)]), rig.client() as client:
-        client.send(rig.call(BODY))
-        got = body_of(await client.message())
+    got = body_of(await passed(rig, answer))
     assert got.replace(alive, b"") == CLEAN.replace(b"\n", end)
     assert got.count(alive) == len(events)
 
@@ -272,9 +275,8 @@ async def test_an_event_is_passed_on_as_soon_as_it_is_whole(rig: Rig) -> None:
 
 async def test_a_client_of_http_1_0_gets_a_stream_without_chunks(rig: Rig) -> None:
     answer = events_head() + whole(GIVEN, 100)
-    async with rig.upstream([request(), send(answer)]), rig.client() as client:
-        client.send(head(f"POST {rig.path()} HTTP/1.0", [("Content-Length", str(len(BODY)))]) + BODY)
-        got = await client.rest()
+    sent = head(f"POST {rig.path()} HTTP/1.0", [("Content-Length", str(len(BODY)))]) + BODY
+    got = await passed(rig, answer, sent=sent)
     assert got.partition(b"\r\n\r\n")[2] == CLEAN
     assert "transfer-encoding" not in header_fields(got)
 
@@ -289,12 +291,9 @@ async def test_a_plain_answer_however_it_is_framed(rig: Rig, framing: str) -> No
         framed = whole(PLAIN_GIVEN, 300)
     answer = (json_head + heads[framing] + "X-After: 1\r\n\r\n").encode() + framed
     ends = [close()] if framing == "close" else []
-    pieces = [send(answer[at : at + 97]) for at in range(0, len(answer), 97)]
-    async with rig.upstream([request(), *pieces, *ends]), rig.client() as client:
-        version = "1.0" if framing == "1.0" else "1.1"
-        own = [("Host", "h"), ("Content-Length", str(len(BODY)))]
-        client.send(head(f"POST {rig.path()} HTTP/{version}", own) + BODY)
-        got = await (client.rest() if framing in ("close", "1.0") else client.message())
+    version = "1.0" if framing == "1.0" else "1.1"
+    sent = head(f"POST {rig.path()} HTTP/{version}", [("Host", "h"), ("Content-Length", str(len(BODY)))]) + BODY
+    got = await passed(rig, answer, *ends, step=97, sent=sent)
     assert body_of(got) == PLAIN_CLEAN
     assert header_fields(got.partition(b"\r\n\r\n")[0])["x-after"] == "1"
     if framing == "length":
@@ -347,9 +346,7 @@ async def test_what_is_too_large_to_be_held_passes_as_it_came(
 @pytest.mark.parametrize("how", [close, abort])
 async def test_an_upstream_that_breaks_off_breaks_the_clients_answer_too(rig: Rig, how: Any) -> None:
     cut = GIVEN.index(b'"token_ids":[') + 10
-    async with rig.upstream([request(), send(events_head() + chunk(GIVEN[:cut])), how()]), rig.client() as client:
-        client.send(rig.call(BODY))
-        got = (await client.rest()).partition(b"\r\n\r\n")[2]
+    got = (await passed(rig, events_head() + chunk(GIVEN[:cut]), how())).partition(b"\r\n\r\n")[2]
     whole = GIVEN[:cut].rpartition(b"\n\n")[0].count(b"\n\n") + 1
     assert got == chunk(b"".join(one + b"\n\n" for one in CLEAN.split(b"\n\n")[:whole]))
     span = await rig.span()
@@ -359,9 +356,7 @@ async def test_an_upstream_that_breaks_off_breaks_the_clients_answer_too(rig: Ri
 
 async def test_half_a_plain_answer_is_seen_to_be_half(rig: Rig) -> None:
     answer = reply(200, PLAIN_GIVEN)
-    async with rig.upstream([request(), send(answer[:-20]), close()]), rig.client() as client:
-        client.send(rig.call(BODY))
-        got = await client.rest()
+    got = await passed(rig, answer[:-20], close())
     assert got == answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     assert (await rig.span()).status == "error"
 
@@ -390,9 +385,7 @@ async def test_a_tape_that_is_waited_for_holds_the_last_byte_only(
 
 
 async def test_metrics_tell_when_an_engine_gives_no_ids(rig: Rig, http: aiohttp.ClientSession) -> None:
-    async with rig.upstream([request(), send(reply(200, PLAIN_CLEAN))]), rig.client() as client:
-        client.send(rig.call(BODY))
-        await client.message()
+    await passed(rig, reply(200, PLAIN_CLEAN))
     await rig.span()
     async with http.get(f"http://{urlsplit(rig.base.url).netloc}/metrics") as response:
         rows = (await response.text()).splitlines()
@@ -429,10 +422,7 @@ async def test_a_plain_answer_is_one_under_any_type(rig: Rig, kind: str | None, 
     answer = headed(kind, *([more[framing]] if framing in more else []))
     answer += whole(PLAIN_GIVEN, 50) if framing == "chunked" else PLAIN_GIVEN
     ends = [close()] if framing == "close" else []
-    async with rig.upstream([request(), send(answer), *ends]), rig.client() as client:
-        client.send(rig.call(BODY))
-        got = await (client.rest() if framing == "close" else client.message())
-    assert body_of(got) == PLAIN_CLEAN
+    assert body_of(await passed(rig, answer, *ends)) == PLAIN_CLEAN
     span = await rig.span()
     assert (span.stream, span.status, span.finish, span.tool_calls) == (False, "ok", "tool_calls", 2)
 
@@ -466,9 +456,7 @@ def test_what_turns_out_to_be_no_json_is_not_held_back(before: bytes) -> None:
 async def test_a_stream_with_a_length_is_cleaned_too_and_one_without_tokens_passes(rig: Rig, kind: str | None) -> None:
     given = headed(kind, ("Content-Length", str(len(GIVEN)))) + GIVEN
     for answer in (given, headed(kind) + whole(CLEAN, 10_000)):
-        async with rig.upstream([request(), send(answer[:70]), send(answer[70:])]), rig.client() as client:
-            client.send(rig.call(BODY))
-            assert body_of(await client.message()) == CLEAN
+        assert body_of(await passed(rig, answer, step=70)) == CLEAN
     assert [span.stream for span in await rig.tape.spans(rig.rollout, 2)] == [True, True]
 
 
@@ -485,9 +473,7 @@ async def test_other_routes_pass_it_as_it_came(rig: Rig, packed: bool) -> None:
 
 async def test_an_error_of_a_trained_model_passes_under_any_type(rig: Rig) -> None:
     answer = headed("text/event-stream") + chunk(b'{"error":{"message":"No."}}') + chunk(b"")
-    async with rig.upstream([request(), send(answer)]), rig.client() as client:
-        client.send(rig.call(BODY))
-        assert await client.message() == answer
+    assert await passed(rig, answer) == answer
     span = await rig.span()
     assert (span.stream, span.status, span.error) == (False, "error", "error_body")
 
