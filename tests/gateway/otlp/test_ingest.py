@@ -117,11 +117,10 @@ async def test_both_encodings_give_the_same(inlet: Inlet) -> None:
     assert first.model_copy(update={"sequence": 2}) == second
 
 
-@pytest.mark.parametrize("kind", [PROTOBUF, JSON])
-async def test_an_empty_request_is_a_success(inlet: Inlet, kind: str) -> None:
-    for body in [b"" if kind == PROTOBUF else b"{}", request().SerializeToString() if kind == PROTOBUF else b"{}"]:
+async def test_an_empty_request_is_a_success(inlet: Inlet) -> None:
+    for kind, body in ((PROTOBUF, b""), (JSON, b"{}")):
         answer = await inlet.post(body, kind)
-        assert (answer.status, answer.kind, answer.body) == (200, kind, b"" if kind == PROTOBUF else b"{}")
+        assert (answer.status, answer.kind, answer.body) == (200, kind, body)
 
 
 REFUSED: list[tuple[str, bytes, dict[str, str], int, str]] = [

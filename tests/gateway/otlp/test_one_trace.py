@@ -31,12 +31,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.trace import trace_id
 
 STOCK = Path(__file__).with_name("stock.py")
-AGENTS_OWN = {
-    "think": "answer",
-    "branches": "answer",
-    "named": "branches",
-    "unnamed": "branches",
-}
+AGENTS_OWN = {"think": "answer", "branches": "answer", "named": "branches", "unnamed": "branches"}
 CALLS = {
     "chat in-think": "think",
     # Two branches were open. One names the response of its call, so the other call is the other's.

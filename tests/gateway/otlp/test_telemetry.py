@@ -253,9 +253,10 @@ async def test_logs_in_json_with_bad_records_among_them(rig: Rig, http: aiohttp.
 
 def spans_with(bad: bytes, names: str) -> bytes:
     """A request with one span for each letter, the raw bytes `bad` in place of each `!`."""
-    ids = {"trace_id": b"t" * 16, "span_id": b"s" * 8}
-    good = [Span(name=name, start_time_unix_nano=NOW, end_time_unix_nano=NOW, **ids) for name in names]
-    made = [bad if one.name == "!" else one.SerializeToString() for one in good]
+    good = Span(trace_id=b"t" * 16, span_id=b"s" * 8, start_time_unix_nano=NOW, end_time_unix_nano=NOW)
+    made: list[bytes] = []
+    for good.name in names:
+        made.append(bad if good.name == "!" else good.SerializeToString())
     return field(1, field(2, b"".join(field(2, one) for one in made)))
 
 
@@ -300,8 +301,11 @@ async def test_a_bad_resource_costs_what_is_its_own(rig: Rig, http: aiohttp.Clie
     await rig.tape.spans(rig.rollout, 1)
 
 
+NO_METRICS: dict[str, Any] = {"resourceMetrics": []}
+
+
 async def test_a_key_for_calls_keeps_no_telemetry_and_fails_no_exporter(rig: Rig, http: aiohttp.ClientSession) -> None:
-    for name, body, told in (("logs", LOGS_BY_HAND, "6"), ("metrics", {"resourceMetrics": []}, None)):
+    for name, body, told in (("logs", LOGS_BY_HAND, "6"), ("metrics", NO_METRICS, None)):
         url = f"{rig.base.url}{rig.path('/v1/' + name)}"
         status, answer = await ask(http, url, json.dumps(body).encode(), authorization=f"Bearer {KEY}")
         assert (status, json.loads(answer).get("partialSuccess", {}).get("rejectedLogRecords")) == (200, told)

