@@ -255,8 +255,9 @@ def spans_with(bad: bytes, names: str) -> bytes:
     """A request with one span for each letter, the raw bytes `bad` in place of each `!`."""
     good = Span(trace_id=b"t" * 16, span_id=b"s" * 8, start_time_unix_nano=NOW, end_time_unix_nano=NOW)
     made: list[bytes] = []
-    for good.name in names:
-        made.append(bad if good.name == "!" else good.SerializeToString())
+    for name in names:
+        good.name = name
+        made.append(bad if name == "!" else good.SerializeToString())
     return field(1, field(2, b"".join(field(2, one) for one in made)))
 
 
