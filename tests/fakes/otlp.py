@@ -145,6 +145,18 @@ def fill(pairs: Any, values: dict[str, Any]) -> None:
     pairs.extend(KeyValue(key=key, value=_encode_value(value)) for key, value in values.items())
 
 
+def as_kind(batch: ExportTraceServiceRequest, kind: str) -> bytes:
+    """The request as it is written in this encoding."""
+    if kind == PROTOBUF:
+        return batch.SerializeToString()
+    found = json_format.MessageToDict(batch)
+    for group, made in zip(found["resourceSpans"], batch.resource_spans, strict=True):
+        span = made.scope_spans[0].spans[0]
+        ids = {"traceId": span.trace_id.hex(), "spanId": span.span_id.hex(), "kind": 1}
+        group["scopeSpans"][0]["spans"][0] |= ids
+    return json.dumps(found).encode()
+
+
 def partial(answer: Answer) -> tuple[int, str]:
     """(rejected spans, message) of a partial success."""
     if answer.kind == PROTOBUF:

@@ -77,7 +77,8 @@ def tape_of(base: Base) -> bytes:
 async def test_nothing_planted_is_found(rig: Rig, http: aiohttp.ClientSession, tmp_path: Path) -> None:
     with based(tmp_path, LOG.format("text"), upstream_config="", env=ENV) as plain:
         for one in (Rig(plain, Tape(plain.url, http), "secret"), rig):
-            token = await minted(one)
+            async with http.post(one.base.url + "/api/tokens", json={"rollout": one.rollout}, headers=ADMIN) as made:
+                token = (await made.json())["token"]
             assert MARK not in await provoke(one, token) + await read_everything(one)
             with Store(one.base.data, readonly=True) as store:
                 spans = list(store.spans(one.rollout))
@@ -118,10 +119,11 @@ async def test_what_providers_and_agents_repeat(rig: Rig) -> None:
     told = await read_everything(rig, 14)
     assert UPSTREAM_KEY.encode() not in told
     assert AGENT_KEY.encode() not in told
-    asked, answered = await raw(rig, 1, "request"), await raw(rig, 1, "response")
+    calls = f"/api/rollouts/{rig.rollout}/attempts/a1/spans"
+    asked, answered, packed = [await read(rig, f"{calls}/{it}") for it in ("1/request", "1/response", "4/response")]
     assert asked == SAID.replace(AGENT_KEY.encode(), b"*" * len(AGENT_KEY)).replace(UPSTREAM_KEY.encode(), GONE)
     assert len(answered) == len(ECHOED)
-    assert json.loads(await raw(rig, 4, "response"))["error"]["message"].startswith("Incorrect API key: ****")
+    assert json.loads(packed)["error"]["message"].startswith("Incorrect API key: ****")
     with Store(rig.base.data, readonly=True) as store:
         kept = [(span, store.exchange(span)) for span in store.spans(rig.rollout)]
     for found in (await logged(rig, 12), tape_of(rig.base), repr(kept).encode()):
@@ -158,9 +160,8 @@ async def test_what_a_provider_repeats_before_its_answer(rig: Rig) -> None:
 
 AGENT_KEY = KEYS["Authorization"].removeprefix("Bearer ")
 GONE = b"*" * len(UPSTREAM_KEY)
-SAID = json.dumps(
-    {"model": f"m-{AGENT_KEY}", "messages": [{"role": "user", "content": f"keys {AGENT_KEY} {UPSTREAM_KEY}"}]}
-).encode()
+ASKED = [{"role": "user", "content": f"keys {AGENT_KEY} {UPSTREAM_KEY}"}]
+SAID = json.dumps({"model": f"m-{AGENT_KEY}", "messages": ASKED}).encode()
 ECHOED = json.dumps({"error": {"message": f"Incorrect API key: {UPSTREAM_KEY} / {AGENT_KEY}", "code": "k"}}).encode()
 PRINTED = f"OPENAI_API_KEY={UPSTREAM_KEY}"
 
@@ -182,18 +183,6 @@ def answers(status: int, own: str = UPSTREAM_KEY) -> list[list[bytes]]:
         [head(line, [("Content-Type", "application/json"), ("Content-Length", str(len(named)))]) + named],
         [head(line, [*seen, ("Content-Encoding", "gzip"), ("Content-Length", str(len(packed)))]), packed],
     ]
-
-
-async def raw(rig: Rig, sequence: int, side: str) -> bytes:
-    """The bytes of a call, as the tape has them."""
-    return await read(rig, f"/api/rollouts/{rig.rollout}/attempts/a1/spans/{sequence}/{side}")
-
-
-async def minted(rig: Rig) -> str:
-    """An agent token for the rollout."""
-    url = rig.base.url + "/api/tokens"
-    async with rig.tape.http.post(url, json={"rollout": rig.rollout}, headers=ADMIN) as made:
-        return (await made.json())["token"]
 
 
 async def provoke(rig: Rig, token: str) -> bytes:

@@ -317,7 +317,7 @@ async def test_a_silent_collector_is_asked_again(inlet: Inlet, collector: Collec
     async with exporting(inlet, collector, timeout=0.2):
         await inlet.dispatcher.add([call()])
         await collector.until(spans=1)
-    assert len(collector.requests) == 2
+    assert len(collector.requests) >= 2  # a slow machine is silent, too
     never.set()
 
 

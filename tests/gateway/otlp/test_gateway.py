@@ -14,7 +14,7 @@ from fakes import mcp_wire
 from fakes.collector import Collector, Reply
 from fakes.in_process import running_here
 from fakes.mcp_wire import mcp_server
-from fakes.otlp import Answer, Made, partial, request, status
+from fakes.otlp import Answer, Made, as_kind, partial, request, status
 from fakes.process import Gateway, running, upstreams
 from fakes.provider import Provider
 from fakes.tape import Tape
@@ -88,7 +88,7 @@ async def test_joined_by_the_trace_of_a_call(here: Gateway, http: aiohttp.Client
 async def test_a_token_opens_its_own_rollout_only(here: Gateway, http: aiohttp.ClientSession, kind: str) -> None:
     key = await token(http, here, "r1")
     made = Made(resource={"penstock.rollout_id": "r2"})
-    body = request(made).SerializeToString() if kind == PROTOBUF else as_json(made).encode()
+    body = as_kind(request(made), kind)
     answer = await post(http, f"{here.url}/v1/traces", body, kind, key)
     assert (answer.status, answer.kind, partial(answer)[0]) == (200, kind, 1)
     assert (await post(http, f"{here.address('r2')}/v1/traces", body, kind, key)).status == 403
@@ -96,14 +96,6 @@ async def test_a_token_opens_its_own_rollout_only(here: Gateway, http: aiohttp.C
     assert (refused.status, bool(status(refused).message)) == (400, True)
     async with http.get(f"{here.url}/metrics") as metrics:
         assert 'penstock_otlp_spans_total{outcome="foreign"} 1.0' in await metrics.text()
-
-
-def as_json(made: Made) -> str:
-    attributes = ", ".join(f'{{"key": "{key}", "value": {{"stringValue": "{value}"}}}}'
-                           for key, value in made.resource.items())  # fmt: skip
-    span = f'{{"traceId": "{made.trace}", "spanId": "{made.span}", "name": "x", "startTimeUnixNano": "{made.start}"}}'
-    resource = f'{{"attributes": [{attributes}]}}'
-    return f'{{"resourceSpans": [{{"resource": {resource}, "scopeSpans": [{{"spans": [{span}]}}]}}]}}'
 
 
 async def call(http: aiohttp.ClientSession, gateway: Gateway, rollout: str, **headers: str) -> None:

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from fakes.otlp import LIMIT, Inlet, Made, names, partial, request, status, violated
+from fakes.otlp import LIMIT, Inlet, Made, as_kind, names, partial, request, status, violated
 from google.protobuf import json_format
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http import Compression
@@ -207,17 +207,6 @@ async def test_a_batch_is_partly_taken(inlet: Inlet) -> None:
             assert part in message
     assert [(span.name, span.attempt) for span in inlet.spans("r1")] == [("good", "a2")] * 2 + [("good too", "a1")] * 2
     assert inlet.counted == {("accepted",): 4, ("unjoined",): 2, ("invalid",): 10}
-
-
-def as_kind(batch: Any, kind: str) -> bytes:
-    if kind == PROTOBUF:
-        return batch.SerializeToString()
-    found = json_format.MessageToDict(batch)
-    for group, made in zip(found["resourceSpans"], batch.resource_spans, strict=True):
-        span = made.scope_spans[0].spans[0]
-        ids = {"traceId": span.trace_id.hex(), "spanId": span.span_id.hex(), "kind": 1}
-        group["scopeSpans"][0]["spans"][0] |= ids
-    return json.dumps(found).encode()
 
 
 async def test_a_scope_goes_before_everything(inlet: Inlet) -> None:
