@@ -171,12 +171,12 @@ def test_bodies_cut_at_every_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(SAMPLES))
-@pytest.mark.parametrize("depth", [200, 244, 250, 260, 1000, 1020, 30_000])
+@pytest.mark.parametrize("depth", [200, 250, 260, 1020, 10_000])
 def test_deep_nesting(name: str, depth: int) -> None:
     """What is deeper than any reader goes is let go before anybody looks at what it is called."""
     keys = b"messages content x input choices output usage error model tools".split()[: 10 if depth < 1000 else 2]
     for deep in (b"[" * depth + b"]" * depth, b'{"content":' * depth + b"1" + b"}" * depth):
-        for key in keys[: 1 if len(deep) > 100_000 else 10]:
+        for key in keys[: 1 if len(deep) > 50_000 else 10]:
             body = b'{"%b":%b}' % (key, deep)
             survives(by_name(name), body, body, False)
             survives(by_name(name), body, b"data: " + body + b"\n\n", True)

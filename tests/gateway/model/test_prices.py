@@ -20,6 +20,7 @@ ROW = '[[price]]\nmodel = "{}"\nsince = {}\ninput = {}\noutput = {}\n'
 ROWS = [("m*", "2025-01-01", 1.0, 2.0), ("m*", "2025-06-01", 10.0, 20.0), ("M-mini*", "2025-01-01", 0.5, 4.0)]
 LIST = "as_of = 2026-01-01\n" + "".join(ROW.format(*row) for row in ROWS) + "cached = 0.1\ncache_write = 0.6\n"
 MILLION = Tokens(1_000_000, 1_000_000)
+BUILT_IN = Prices()
 
 
 def at(day: str) -> int:
@@ -100,7 +101,7 @@ def test_a_wrong_list_is_refused(tmp_path: Path, old: str, new: str, said: str) 
 
 
 def test_the_list_that_comes_with_penstock_can_be_read_and_prices_what_it_names() -> None:
-    prices = Prices()
+    prices = BUILT_IN
     assert prices.path == BUILTIN
     for one in prices.file.price:
         assert prices.price(one.model, at("2026-11-29")) == one
@@ -157,7 +158,7 @@ PARTS = [[*used, None, None, None] for used in USED]
     ],
 )
 def test_bills(model: str, tokens: Tokens, cost: float | None) -> None:
-    found = Prices().cost(model, None, at("2026-11-29"), tokens)
+    found = BUILT_IN.cost(model, None, at("2026-11-29"), tokens)
     assert found == (None if cost is None else pytest.approx(cost))
 
 
@@ -227,11 +228,11 @@ BILLED = st.fixed_dictionaries({}, optional=PLACE | HEARD)
 EVERYTHING = b'"service_tier" "ttl" audio'
 
 
-@given(st.sampled_from(sorted({one.model for one in Prices().file.price})), COUNT, COUNT, COUNT, COUNT, BILLED)
+@given(st.sampled_from(sorted({one.model for one in BUILT_IN.file.price})), COUNT, COUNT, COUNT, COUNT, BILLED)
 def test_no_call_costs_more_than_is_reserved_for_it(
     model: str, read: int, made: int, cached: int, written: int, billed: dict[str, Any]
 ) -> None:
-    price = Prices().price(model, at("2026-11-29"))
+    price = BUILT_IN.price(model, at("2026-11-29"))
     cached = min(cached, read)
     tokens = Tokens(read, made, cached, min(written, read - cached), min(made, 100), billed)
     assert price is not None
@@ -242,7 +243,7 @@ def test_no_call_costs_more_than_is_reserved_for_it(
 
 @given(st.text(max_size=20), st.integers(0, 2**62), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9))
 def test_no_cost_is_below_zero(model: str, start: int, read: int, made: int, cached: int) -> None:
-    cost = Prices().cost(model, "gpt-4o", start, Tokens(read, made, cached, cached))
+    cost = BUILT_IN.cost(model, "gpt-4o", start, Tokens(read, made, cached, cached))
     assert cost is None or cost >= 0
 
 
@@ -301,7 +302,7 @@ def test_litellms_keys(tmp_path: Path, fields: dict[str, Any], said: dict[str, A
 
 def test_tools_of_a_provider_have_prices_that_litellms_list_does_not_have(tmp_path: Path) -> None:
     (price,) = listed(tmp_path / "list.json", **{"xai/grok-9": BOTH | XAI}).price
-    assert price.tools == next(one.tools for one in Prices().file.price if one.model == "grok-4.7")
+    assert price.tools == next(one.tools for one in BUILT_IN.file.price if one.model == "grok-4.7")
 
 
 def test_what_is_no_row_of_its_own(tmp_path: Path) -> None:
@@ -368,7 +369,7 @@ def test_a_row_of_ones_own_stands_beside_the_one_that_it_goes_before(tmp_path: P
 
 
 def test_the_list_that_comes_with_penstock_is_written_as_it_is() -> None:
-    file = Prices().file
+    file = BUILT_IN.file
     head = BUILTIN.read_text().partition("as_of")[0]
     assert price_lists.written(file, head) == BUILTIN.read_text()
 
