@@ -74,6 +74,13 @@ class ServerPool(Pool):
         message = f"server {self.name!r} has not named the path {below!r}: use {PREFIX}{self.name}, which is its url"
         raise ClientFault(404, "path", message, "path")
 
+    def url(self, path: str) -> str:
+        """Where a call went; that of the server for a path that it has not named, or not lately."""
+        try:
+            return super().url(path)
+        except ClientFault:
+            return super().url(PREFIX + self.name)
+
     def check(self, headers: Mapping[bytes, bytes], token: bool) -> None:
         """Raises `ClientFault` for a call that this server is not for. `token`: whether it has an agent token, or a
         key for calls."""

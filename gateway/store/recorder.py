@@ -281,7 +281,7 @@ class Recorder:
         entries = self._entries(batch)
         written = [entry for entry in entries if entry is not None]
         read = time.perf_counter()
-        self._pace = (read - began) / len(batch)
+        self._pace = (read - began) / max(1, len(batch))
         try:
             cursor, lost = self._commit(written)
         except TapeError as error:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import aiohttp
 from fakes.mcp_wire import Client, call
 from fakes.process import PATIENCE, Gateway
+from fakes.rig import based
+from fakes.tape import Tape
+from fakes.waiting import until
 
 SCRIPT = Path(__file__).parent / "mcp_stdio_server.py"
 MODERN = "2026-07-28"
@@ -19,27 +25,46 @@ MODERN = "2026-07-28"
 
 @dataclass(frozen=True)
 class Hosted:
-    """A server that is called `evil`."""
+    """A server of this name, and what belongs to it: rollouts, and processes by the mark in their command."""
 
     gateway: Gateway
     http: aiohttp.ClientSession
     mark: str
+    name: str = "evil"
 
-    def client(self, rollout: str = "r1", server: str = "evil") -> Client:
+    @property
+    def tape(self) -> Tape:
+        """What the gateway has recorded."""
+        return Tape(self.gateway.url, self.http)
+
+    def rollout(self, which: str = "r1") -> str:
+        """One that no other server has."""
+        return f"{which}-{self.name}"
+
+    def client(self, which: str = "r1", attempt: str = "a1") -> Client:
         """A client whose calls belong to this rollout."""
-        return Client(f"{self.gateway.address(rollout)}/mcp/{server}", self.http, {})
+        return Client(f"{self.gateway.address(self.rollout(which), attempt)}/mcp/{self.name}", self.http, {})
 
-    async def opened(self, rollout: str = "r1", server: str = "evil") -> Client:
+    def nobody(self) -> Client:
+        """A client that names no rollout."""
+        return Client(f"{self.gateway.url}/mcp/{self.name}", self.http, {})
+
+    async def opened(self, which: str = "r1") -> Client:
         """One that has begun a session."""
-        made = self.client(rollout, server)
+        made = self.client(which)
         await made.open()
         return made
 
-    def modern(self, rollout: str = "r1") -> Client:
+    def modern(self, which: str = "r1") -> Client:
         """A client of the revision without sessions."""
-        made = self.client(rollout)
+        made = self.client(which)
         made.headers["MCP-Protocol-Version"] = MODERN
         return made
+
+    async def end(self, client: Client) -> int:
+        """The status of the answer to the end of a session."""
+        async with self.http.delete(client.url, headers=client.headers) as ended:
+            return ended.status
 
     async def gone(self) -> None:
         """Comes back when no process of a server is left."""
@@ -48,12 +73,11 @@ class Hosted:
 
 async def until_left(mark: str, count: int) -> None:
     """Comes back when so many processes with the mark in their command are left."""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while len(await asyncio.to_thread(processes, mark)) != count:
-                pass
-    except TimeoutError:
-        raise AssertionError(f"not {count} are left but {processes(mark)}") from None
+
+    async def so_many_are_left() -> bool:
+        return len(await asyncio.to_thread(processes, mark)) == count
+
+    await until(so_many_are_left)
 
 
 def processes(mark: str) -> dict[int, str]:
@@ -69,10 +93,24 @@ def processes(mark: str) -> dict[int, str]:
     return found
 
 
+Habits = tuple[str, ...]
+"""Settings of a server, and what it does that it should not."""
+
+
+@contextmanager
+def hosting(home: Path, servers: Mapping[str, Habits]) -> Generator[Callable[[str, aiohttp.ClientSession], Hosted]]:
+    """A gateway process that hosts these servers; each is found by its name."""
+    run = uuid4().hex
+    text = "".join(config(f"{run}-{name}.", *habits, name=name) for name, habits in servers.items())
+    with based(home, text) as base:
+        gateway = Gateway(home / "penstock.toml", base.data, base.log_path, url=base.url)
+        yield lambda name, http: Hosted(gateway, http, f"{run}-{name}.", name)
+
+
 def config(mark: str, more: str = "", *habits: str, name: str = "evil") -> str:
     """A gateway that hosts the server. `more`: further settings of it."""
-    command = json.dumps([sys.executable, str(SCRIPT), mark, *habits])
-    return f"[mcp.servers.{name}]\ncommand = {command}\n{more}\n"
+    command = f"command = {json.dumps([sys.executable, str(SCRIPT), mark, *habits])}\n" * ("command" not in more)
+    return f"[mcp.servers.{name}]\n{command}{more}\n"
 
 
 async def text(client: Client, tool: str, arguments: Any = None, id: Any = 1) -> str:

@@ -1,28 +1,27 @@
 """A server of tools on the official SDK: `python mcp_sdk_server.py PORT [streamable-http|sse|stdio]`.
 
-`SAYS` in the environment stands for what it says of itself and of the tool `add`.
+Or in the test's own process: `serving`.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
+import socket
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Literal, cast
 
 import mcp_types as types
+import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 
-SAYS = os.environ.get("SAYS")
-app = MCPServer("calculator", instructions=SAYS or "It adds.")
 
-
-@app.tool(description=SAYS)
 def add(a: int, b: int) -> int:
     """Adds two numbers."""
     return a + b
 
 
-@app.tool()
 async def count(to: int, ctx: Context) -> str:
     """Counts, and reports how far it is."""
     for number in range(to):
@@ -30,13 +29,11 @@ async def count(to: int, ctx: Context) -> str:
     return "counted"
 
 
-@app.tool()
 def broken() -> str:
     """Fails."""
     raise ValueError("it is broken")
 
 
-@app.tool()
 async def ask(question: str, ctx: Context) -> str:
     """Asks the client's model."""
     message = types.SamplingMessage(role="user", content=types.TextContent(type="text", text=question))
@@ -44,19 +41,44 @@ async def ask(question: str, ctx: Context) -> str:
     return told.content.text if isinstance(told.content, types.TextContent) else "no text"
 
 
-@app.prompt()
 def greeting(name: str) -> str:
     """Greets somebody."""
     return f"Say hello to {name}."
 
 
-@app.resource("note://today")
 def today() -> str:
     """What is to be done."""
     return "nothing"
 
 
+def calculator(says: str | None = None) -> MCPServer:
+    """The server. `says`: of itself and of the tool `add`."""
+    app = MCPServer("calculator", instructions=says or "It adds.")
+    app.add_tool(add, description=says)
+    for tool in (count, broken, ask):
+        app.add_tool(tool)
+    _ = app.prompt()(greeting)
+    _ = app.resource("note://today")(today)
+    return app
+
+
+@asynccontextmanager
+async def serving(listener: socket.socket, says: str | None = None) -> AsyncGenerator[None]:
+    """Streamable HTTP at `/mcp` and HTTP with SSE at `/sse`, on a socket that goes on listening when it is over."""
+    made = calculator(says)
+    app = made.streamable_http_app()
+    app.router.routes.extend(made.sse_app().routes)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    serving = asyncio.ensure_future(server.serve([listener.dup()]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await serving
+
+
 if __name__ == "__main__":
+    app = calculator()
     if sys.argv[2:] == ["stdio"]:
         app.run("stdio")
     else:

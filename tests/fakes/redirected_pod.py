@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 from fakes.alone import know, loopback_up
-from fakes.process import PATHS, Gateway, running
+from fakes.process import PATHS, PATIENCE, Gateway, running
 from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
@@ -88,7 +88,7 @@ class Pod:
         ca = ca or self.files / "ca-bundle.pem"
         command = (*AGENT, "curl", "-sS", "--cacert", str(ca), *words)
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, err = await asyncio.wait_for(process.communicate(), 30)
+        out, err = await asyncio.wait_for(process.communicate(), PATIENCE)
         return {"code": process.returncode, "out": out.decode(), "err": err.decode(), **await self.told()}
 
     async def rules(self, *words: str) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Pod:
         given = {"PENSTOCK_SIDECAR_TOKEN": SECRET, "SSL_CERT_FILE": str(self.folder / "host-ca.pem")} | env
         process = await self.shell.start("sidecar", "serve", str(self.files), *where, *words, **given)
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
         assert b"agents on 8100" in line, (line, await process.communicate())
         return process
 
@@ -121,7 +121,7 @@ class Pod:
 
 
 async def tried(pod: Pod, tool: str) -> dict[str, Any]:
-    """The life of a pod."""
+    """The life of a pod: what depends on its rules."""
     host_ca = pod.folder / "host-ca.pem"
     found: dict[str, Any] = {"direct": await pod.curl(*CHAT, ca=host_ca)}
     found["powerless"] = await pod.shell.run("sidecar", "iptables", "--apply", "--tool", tool)
@@ -132,42 +132,47 @@ async def tried(pod: Pod, tool: str) -> dict[str, Any]:
     found["nobody there"] = await pod.curl(*CHAT, ca=host_ca)
     serving = await pod.sidecar(PENSTOCK_ROLLOUT_ID="r1")
     found["ready"] = await pod.ready()
-    found["check"] = await pod.curl("https://192.0.2.1/")
     found["behind"] = await pod.curl(*CHAT)
     found["six"] = await pod.curl("-6", *CHAT)
-    found["other"] = await pod.curl("https://other.test/", ca=host_ca)
-    found["address"] = await pod.curl("-k", f"https://{FOUR}/")
-    found["not redirected"] = await pod.curl("--resolve", "llm.test:8100:127.0.0.1", "https://llm.test:8100/")
     await datagram(AGENT)
     await datagram(())
     found["quic"] = await pod.told()
-    serving.terminate()
-    _ = await serving.communicate()
-    found |= await pod.tape()
-    serving = await pod.sidecar("--on-unknown", "deny", PENSTOCK_ROLLOUT_ID="r2")
-    found["denied"] = await pod.curl("https://other.test/", ca=host_ca)
+    if tool == "nft":
+        found |= await served(pod)
+        serving.terminate()
+        _ = await serving.communicate()
+        found |= await pod.tape()
+        serving = await pod.sidecar("--on-unknown", "deny", PENSTOCK_ROLLOUT_ID="r2")
+        found["denied"] = await pod.curl("https://other.test/", ca=host_ca)
     serving.kill()
     _ = await serving.communicate()
     found["killed"] = await pod.curl(*CHAT)
-    found["wrong user"] = await wrong_user(pod, tool)
-    found["removed"] = [await pod.rules("--remove", "--tool", tool) for _ in range(2)]
+    found |= await wrong_user(pod, tool)
     found["after"] = await pod.curl(*CHAT, ca=host_ca)
-    serving = await pod.sidecar()
+    return found
+
+
+async def served(pod: Pod) -> dict[str, Any]:
+    """What a sidecar answers, whoever has made the rules."""
+    return {
+        "check": await pod.curl("https://192.0.2.1/"),
+        "other": await pod.curl("https://other.test/", ca=pod.folder / "host-ca.pem"),
+        "address": await pod.curl("-k", f"https://{FOUR}/"),
+        "not redirected": await pod.curl("--resolve", "llm.test:8100:127.0.0.1", "https://llm.test:8100/"),
+    }
+
+
+async def wrong_user(pod: Pod, tool: str) -> dict[str, Any]:
+    """Rules that do not leave the sidecar alone, and then none."""
+    _ = await pod.rules("--apply", "--uid", "4242", "--tool", tool)
+    serving = await pod.sidecar(PENSTOCK_ROLLOUT_ID="r3")
+    found: dict[str, Any] = {"wrong user": await pod.curl("https://other.test/", ca=pod.folder / "host-ca.pem")}
+    found["wrong user"]["ready"] = await pod.ready()
+    found["removed"] = [await pod.rules("--remove", "--tool", tool) for _ in range(2)]
     found["no rules"] = await pod.ready()
     serving.terminate()
     _ = await serving.communicate()
     return found
-
-
-async def wrong_user(pod: Pod, tool: str) -> dict[str, Any]:
-    """Rules that do not leave the sidecar alone."""
-    _ = await pod.rules("--apply", "--uid", "4242", "--tool", tool)
-    serving = await pod.sidecar(PENSTOCK_ROLLOUT_ID="r3")
-    called = await pod.curl("https://other.test/", ca=pod.folder / "host-ca.pem")
-    ready = await pod.ready()
-    serving.terminate()
-    _ = await serving.communicate()
-    return called | {"ready": ready}
 
 
 async def datagram(user: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 from fakes.alone import know, loopback_up, take
-from fakes.process import Gateway, running
+from fakes.process import PATIENCE, Gateway, running
 from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
@@ -25,12 +25,14 @@ from fakes.tls_host import TlsHost
 from penstock.sidecar.intercept.authority import Authority
 
 ADDRESS = "10.77.0.1"
-OPENAI = """
-import openai
-client = openai.OpenAI(api_key="sk-real", base_url="https://llm.test/v1")
-ask = client.chat.completions.create
-print(ask(model="m", messages=[]).choices[0].message.content)
-print("".join(chunk.choices[0].delta.content for chunk in ask(model="m", messages=[], stream=True)))
+PYTHON = """
+import json, urllib.request
+def ask(**more):
+    body = json.dumps({"model": "m", "messages": [], **more}).encode()
+    return urllib.request.urlopen("https://llm.test/v1/chat/completions", body)
+print(json.load(ask())["choices"][0]["message"]["content"])
+said = [json.loads(line[6:]) for line in ask(stream=True) if line.startswith(b"data: {")]
+print("".join(chunk["choices"][0]["delta"]["content"] for chunk in said))
 """
 KILLED = """
 import os, signal, ssl, sys, time, urllib.request
@@ -68,7 +70,7 @@ async def tried(world: World) -> dict[str, Any]:
     found["direct"] = await world.asked()
     for name, command in {
         "curl": ASK,
-        "openai": (sys.executable, "-c", OPENAI),
+        "python": (sys.executable, "-c", PYTHON),
         "user": ("sh", "-c", "id -u; ip link set lo down && echo down; kill -TERM $$"),
         "check": ("curl", "-sS", "https://192.0.2.1/"),
         "unknown": ("curl", "-sS", "https://nowhere.test/"),
@@ -93,7 +95,7 @@ async def killed(world: World) -> dict[str, Any]:
         *("sidecar", "run", "--mode", "transparent", "--intercept", "llm.test", "--", "sh", "-c", script),
         SSL_CERT_FILE=str(world.host.trust),
     )
-    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
     return {"code": process.returncode, "out": out.decode(), "asked": await world.asked()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from fakes.preloaded import penstock
 from fakes.process import PATIENCE, ROOT
 
 PENSTOCK = (sys.executable, "-m", "penstock")
+Refused = Callable[..., tuple[object, str]]
+"""What is said of words and variables that are not taken: (exit code, words)."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from fakes.process import Gateway
 from fakes.runs import StartRun, runs
+from fakes.shell import Refused
 
+from penstock.gateway.__main__ import main
 from penstock.gateway.client.client import Client
 
 
@@ -24,3 +26,18 @@ async def client(gateway: Gateway) -> AsyncGenerator[Client]:
     """A client of the test's gateway."""
     async with Client(gateway.url) as made:
         yield made
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """What `penstock` answers in this process to words that it does not take: (exit code, what it says)."""
+    monkeypatch.setenv("PENSTOCK_GATEWAY", "http://127.0.0.1:1")
+
+    def call(*words: str, **env: str) -> tuple[object, str]:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        return ended.value.code, capsys.readouterr().err
+
+    return call

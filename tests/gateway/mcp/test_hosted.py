@@ -5,27 +5,41 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import uuid4
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.mcp_hosted import Hosted, config, error, events, text
+from fakes.mcp_hosted import MODERN, Hosted, error, events, hosting, text
 from fakes.mcp_stdio_server import SPACED
 from fakes.mcp_wire import call
-from fakes.tape import Tape
 from fakes.waiting import until
 
 from penstock.gateway.dialects.json_scan import BOM
-from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.model.span import Span, SpanStatus
+
+Named = Callable[[str, aiohttp.ClientSession], Hosted]
+
+
+SERVERS = 30
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Named]:
+    """One gateway for all tests; each has a server of its own."""
+    with hosting(tmp_path_factory.mktemp("gateway"), {f"evil{number}": () for number in range(SERVERS)}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[str]:
+    """Of servers that no test has used yet."""
+    return (f"evil{number}" for number in range(SERVERS))
 
 
 @pytest.fixture
-async def hosted(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Hosted:
-    """A gateway that hosts a server."""
-    mark = uuid4().hex
-    return Hosted(await start_gateway(config(mark)), http, mark)
+def hosted(named: Named, names: Iterator[str], http: aiohttp.ClientSession) -> Hosted:
+    return named(next(names), http)
 
 
 async def test_a_session_is_a_process(hosted: Hosted) -> None:
@@ -35,13 +49,11 @@ async def test_a_session_is_a_process(hosted: Hosted) -> None:
     assert all(len(id) >= 32 for id in ids)
     pids = [json.loads(await text(client, "echo"))["pid"] for client in (one, one, other)]
     assert pids[0] == pids[1] != pids[2]
-    async with hosted.http.delete(one.url, headers=one.headers) as ended:
-        assert ended.status == 200
+    assert await hosted.end(one) == 200
     assert (await one.say(call("echo")))[0] == 404
     assert json.loads(await text(other, "echo"))["pid"] == pids[2]
     for client in (one, other):
-        async with hosted.http.delete(client.url, headers=client.headers) as ended:
-            assert ended.status == (404 if client is one else 200)
+        assert await hosted.end(client) == (404 if client is one else 200)
     await hosted.gone()
 
 
@@ -77,8 +89,9 @@ async def test_a_line_that_is_a_message_passes_whatever_it_says(hosted: Hosted, 
             )
             async with hosted.http.post(client.url, data=mark + asked, headers=headers) as response:
                 assert (response.status, await response.read()) == (200, line)
-    tape = Tape(hosted.gateway.url, hosted.http)
-    spans = await tape.when("r1", "a1", lambda found: sum(it.end_ns is not None for it in found) > 3 * len(ODD))
+    spans = await hosted.tape.when(
+        hosted.rollout(), "a1", lambda found: sum(it.end_ns is not None for it in found) > 3 * len(ODD)
+    )
     names = Counter((span.kind, span.name, span.status) for span in spans)
     assert names["tool", "tools/call raw", SpanStatus.OK] == 3 * len(ODD)
 
@@ -87,8 +100,7 @@ async def test_every_request_is_a_span(hosted: Hosted) -> None:
     client = await hosted.opened()
     await text(client, "echo", id="e")
     assert (await error(client, "dies", id="d"))["code"] == -32603
-    tape = Tape(hosted.gateway.url, hosted.http)
-    opened, echo, dies, ended = sorted(await tape.spans("r1", 4), key=lambda span: span.start_ns)
+    opened, echo, dies, ended = sorted(await hosted.tape.spans(hosted.rollout(), 4), key=lambda span: span.start_ns)
     assert [span.name for span in (opened, echo, dies)] == ["initialize", "tools/call echo", "tools/call dies"]
     assert [(span.kind, span.status, span.error) for span in (echo, dies)] == [
         ("tool", SpanStatus.OK, None),
@@ -96,7 +108,7 @@ async def test_every_request_is_a_span(hosted: Hosted) -> None:
     ]
     for span in (opened, echo, dies):
         about = span.attributes or {}
-        assert (about["network.transport"], span.upstream) == ("pipe", "evil")
+        assert (about["network.transport"], span.upstream) == ("pipe", hosted.name)
         assert about["mcp.session.id"] == (ended.attributes or {})["mcp.session.id"]
     assert (ended.kind, ended.name, ended.error) == ("event", "mcp server ended", "mcp_process")
     assert (ended.attributes or {})["penstock.mcp.ended"] == "ended with exit status 7"
@@ -134,9 +146,10 @@ async def test_what_belongs_to_no_request_waits_for_a_listener(hosted: Hosted) -
 async def test_answers_come_to_their_requests_in_any_order(hosted: Hosted) -> None:
     client = await hosted.opened()
     waiting = [asyncio.ensure_future(text(client, "held_back", id=id)) for id in (1, "1", 2)]
-    tape = Tape(hosted.gateway.url, hosted.http)
     held = ("tools/call held_back", SpanStatus.OPEN)
-    await tape.when("r1", "a1", lambda spans: [(span.name, span.status) for span in spans].count(held) == 3)
+    await hosted.tape.when(
+        hosted.rollout(), "a1", lambda spans: [(span.name, span.status) for span in spans].count(held) == 3
+    )
     status, body = await client.say(call("echo", id="1"))
     assert (status, json.loads(body)["error"]["data"]) == (400, {"reason": "id"})
     await text(client, "release", id=3)
@@ -152,7 +165,7 @@ async def test_a_server_asks_its_client(hosted: Hosted) -> None:
         assert (await client.say({"jsonrpc": "2.0", "id": asked["id"], "result": said}))[0] == 202
         (answer,) = await events(response, 1)
     assert answer["result"]["content"][0]["text"] == "hello"
-    spans = await Tape(hosted.gateway.url, hosted.http).spans("r1", 4)
+    spans = await hosted.tape.spans(hosted.rollout(), 4)
     by_name = {span.name: span for span in spans}
     assert by_name["sampling/createMessage"].parent_id == by_name["tools/call ask"].span_id
     assert by_name["sampling/createMessage"].status == SpanStatus.OK
@@ -161,7 +174,7 @@ async def test_a_server_asks_its_client(hosted: Hosted) -> None:
 async def test_what_could_belong_to_several_requests_goes_to_the_listener(hosted: Hosted) -> None:
     client = await hosted.opened()
     waiting = asyncio.ensure_future(text(client, "held_back", id="h"))
-    await Tape(hosted.gateway.url, hosted.http).open_span("r1", name="tools/call held_back")
+    await hosted.tape.open_span(hosted.rollout(), name="tools/call held_back")
     async with client.post(call("ask", id=1)) as response:
         # Nobody listens: it is taken for one of the newest request.
         assert (await events(response, 1))[0]["id"] == "s-1"
@@ -185,8 +198,7 @@ async def test_several_requests_in_one_body(hosted: Hosted) -> None:
 async def test_a_request_that_is_cancelled_is_over(hosted: Hosted) -> None:
     client = await hosted.opened()
     waiting = asyncio.ensure_future(error(client, "hangs", id="h"))
-    tape = Tape(hosted.gateway.url, hosted.http)
-    await tape.open_span("r1", name="tools/call hangs")
+    await hosted.tape.open_span(hosted.rollout(), name="tools/call hangs")
     params = {"requestId": "h"}
     unwanted = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
     assert (await client.say(unwanted))[0] == 202
@@ -217,6 +229,14 @@ async def test_the_transport_refuses_what_is_not_of_it(hosted: Hosted) -> None:
     async with hosted.http.post(client.url + "/@/other", json=call("echo"), headers=client.headers) as response:
         assert response.status == 404
 
+    # What is refused is on the tape, and what comes after it.
+    def refused(spans: list[Span]) -> int:
+        return sum(span.path.endswith("/@/other") and span.end_ns is not None for span in spans)
+
+    before = await hosted.tape.when(hosted.rollout(), "a1", lambda spans: refused(spans) == 1)
+    assert "pid" in await text(client, "echo")
+    await hosted.tape.when(hosted.rollout(), "a1", lambda spans: len(spans) > len(before))
+
 
 async def test_nobody_says_whose_call_it_is(hosted: Hosted) -> None:
     """The header in which the gateway says it is not taken from a client."""
@@ -230,9 +250,9 @@ async def test_without_sessions_an_address_is_a_process(hosted: Hosted) -> None:
     one, two, other = hosted.modern(), hosted.modern(), hosted.modern("r2")
     pids = [json.loads(await text(client, "echo", id=at))["pid"] for at, client in enumerate((one, two, other))]
     assert pids[0] == pids[1] != pids[2]
-    nowhere = [hosted.modern() for _ in range(2)]
+    nowhere = [hosted.nobody() for _ in range(2)]
     for client in nowhere:
-        client.url = f"{hosted.gateway.url}/mcp/evil"
+        client.headers["MCP-Protocol-Version"] = MODERN
     shared = {json.loads(await text(client, "echo"))["pid"] for client in nowhere}
     assert len(shared) == 1
     assert not shared & {*pids}
@@ -245,10 +265,9 @@ async def test_without_sessions_an_address_is_a_process(hosted: Hosted) -> None:
 async def test_without_sessions_equal_ids_take_turns(hosted: Hosted) -> None:
     one, two = hosted.modern(), hosted.modern()
     first = asyncio.ensure_future(text(one, "held_back", id=5))
-    tape = Tape(hosted.gateway.url, hosted.http)
-    await tape.open_span("r1")
+    await hosted.tape.open_span(hosted.rollout())
     second = asyncio.ensure_future(text(two, "echo", id=5))
-    await tape.when("r1", "a1", lambda spans: len(spans) == 2)
+    await hosted.tape.when(hosted.rollout(), "a1", lambda spans: len(spans) == 2)
     assert not second.done()
     await text(one, "release", id=6)
     assert await first == "released"
@@ -287,15 +306,14 @@ async def test_a_server_of_an_earlier_revision_does_not_stay_when_it_is_asked_fo
 
 
 async def test_a_rollout_is_made_for_each_session_that_names_none(hosted: Hosted) -> None:
-    clients = [hosted.client() for _ in range(2)]
+    clients = [hosted.nobody() for _ in range(2)]
     for client in clients:
-        client.url = f"{hosted.gateway.url}/mcp/evil"
         await client.open()
         await text(client, "echo")
-    tape = Tape(hosted.gateway.url, hosted.http)
 
     async def both_are_there() -> bool:
-        spans = (await tape.get("/api/spans?limit=100"))["spans"]
-        return sorted(Counter(span["rollout"] for span in spans).values()) == [2, 2]
+        spans = (await hosted.tape.get("/api/spans?limit=1000"))["spans"]
+        mine = [span["rollout"] for span in spans if span["upstream"] == hosted.name]
+        return sorted(Counter(mine).values()) == [2, 2]
 
     await until(both_are_there)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import aiohttp
 import pytest
 import uvloop
 from conftest import StartGateway
-from fakes.mcp_hosted import Hosted, config, error, processes, text, until_left
+from fakes import waiting
+from fakes.mcp_hosted import Habits, Hosted, config, error, hosting, processes, text, until_left
 from fakes.mcp_wire import INITIALIZE, call
 from fakes.process import PATIENCE
 from fakes.runs import until
@@ -28,31 +30,55 @@ from penstock.gateway.model.server_settings import McpServer
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.store.directory import Damaged
 
-Starts = tuple[StartGateway, aiohttp.ClientSession]
+Take = Callable[[str], Hosted]
+Host1 = Callable[..., Awaitable[Hosted]]
+SERVERS: dict[str, Habits] = {
+    **{name: () for name in ("dying", "killing", "noisy", "endless", "mute", "deaf", "good", "attempt")},
+    "never": ("", "dies"),
+    "none": ('command = ["/does/not/exist"]',),
+    "nowhere": ('command = ["true"]\ncwd = "/does/not"',),
+    "talking": ('env = { TALK_KEY = "sk-of-this-server-12345678" }',),
+    "burning": ("cpu_seconds = 1",),
+    "two": ("processes = 2",),
+    "stubborn": ("", "stubborn"),
+    "forgetting": ("idle_timeout = 1.5",),
+}
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, aiohttp.ClientSession], Hosted]]:
+    with hosting(tmp_path_factory.mktemp("gateway"), SERVERS) as made:
+        yield made
 
 
 @pytest.fixture
-def starts(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Starts:
-    return start_gateway, http
+def take(named: Callable[[str, aiohttp.ClientSession], Hosted], http: aiohttp.ClientSession) -> Take:
+    """One of the servers, which no other test takes."""
+    return lambda name: named(name, http)
 
 
-async def hosting(starts: Starts, more: str = "", *habits: str, env: dict[str, str] | None = None) -> Hosted:
-    """A gateway that hosts a server with these settings and habits."""
-    mark = uuid4().hex
-    return Hosted(await starts[0](config(mark, more, *habits), env=env), starts[1], mark)
+@pytest.fixture
+def alone(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Host1:
+    """A gateway of the test's own that hosts a server with these settings and habits."""
+
+    async def host(more: str = "", *habits: str, env: dict[str, str] | None = None) -> Hosted:
+        mark = uuid4().hex
+        return Hosted(await start_gateway(config(mark, more, *habits), env=env), http, mark)
+
+    return host
 
 
 @pytest.mark.parametrize(
     ("tool", "how"),
     [("dies", "ended with exit status 7; its last words: it cannot go on"), ("killed", "was ended by SIGKILL")],
 )
-async def test_whoever_waits_is_told_how_it_ended(starts: Starts, tool: str, how: str) -> None:
-    hosted = await hosting(starts)
+async def test_whoever_waits_is_told_how_it_ended(take: Take, tool: str, how: str) -> None:
+    hosted = take("dying" if tool == "dies" else "killing")
     client, other = await hosted.opened(), await hosted.opened("r2")
     waiting = asyncio.ensure_future(error(client, "hangs", id="h"))
-    await Tape(hosted.gateway.url, hosted.http).open_span("r1", name="tools/call hangs")
+    await hosted.tape.open_span(hosted.rollout(), name="tools/call hangs")
     for told in (await error(client, tool), await waiting):
-        assert f"MCP server 'evil' {how}" in told["message"]
+        assert f"MCP server '{hosted.name}' {how}" in told["message"]
         assert told["data"] == {"reason": "mcp_process"}
     assert (await client.say(call("echo")))[0] == 404
     assert "pid" in await text(other, "echo")
@@ -61,18 +87,13 @@ async def test_whoever_waits_is_told_how_it_ended(starts: Starts, tool: str, how
     assert "pid" in await text(client, "echo")
 
 
-async def test_a_server_that_does_not_start_is_left_alone_for_longer_and_longer(starts: Starts) -> None:
-    mark = uuid4().hex
-    none = '[mcp.servers.none]\ncommand = ["/does/not/exist"]\n'
-    nowhere = '[mcp.servers.nowhere]\ncommand = ["true"]\ncwd = "/does/not"\n'
-    gateway = await starts[0](config(mark, "", "dies") + config(mark, name="good") + none + nowhere)
-    hosted = Hosted(gateway, starts[1], mark)
+async def test_a_server_that_does_not_start_is_left_alone_for_longer_and_longer(take: Take) -> None:
     for server, words in (
-        ("evil", "ended with exit status 3; its last words: a module is missing"),
+        ("never", "ended with exit status 3; its last words: a module is missing"),
         ("none", "cannot start '/does/not/exist': No such file or directory"),
         ("nowhere", "cannot be started in /does/not: No such file or directory"),
     ):
-        client, reasons, message = hosted.client("r1", server), list[str](), ""
+        client, reasons, message = take(server).client(), list[str](), ""
         while "mcp_backoff" not in reasons:  # on a busy machine the second has passed, and two are waited for
             status, body = await client.say(INITIALIZE)
             told = json.loads(body)["error"]
@@ -82,43 +103,43 @@ async def test_a_server_that_does_not_start_is_left_alone_for_longer_and_longer(
             reasons.append(told["data"]["reason"])
         assert reasons[:-1] == ["mcp_process"] * (len(reasons) - 1) != []
         assert message.endswith(". It may start again in 1 s") or len(reasons) > 2
-    assert "pid" in await text(await hosted.opened("r1", "good"), "echo")
-    client, waits = hosted.client(), set[str]()
-    async with asyncio.timeout(PATIENCE):
-        while "2 s" not in waits:
-            _, body = await client.say(INITIALIZE)
-            waits.add(json.loads(body)["error"]["message"].partition("again in ")[2])
-    await until_left(mark, 3)
+    assert "pid" in await text(await take("good").opened(), "echo")
+
+    async def two_seconds_are_waited_for() -> bool:
+        _, body = await take("never").client().say(INITIALIZE)
+        return json.loads(body)["error"]["message"].endswith("again in 2 s")
+
+    await waiting.until(two_seconds_are_waited_for)
+    await take("never").gone()
 
 
-async def test_what_is_no_message_is_no_message(starts: Starts) -> None:
-    hosted = await hosting(starts)
+async def test_what_is_no_message_is_no_message(take: Take) -> None:
+    hosted = take("noisy")
     client = await hosted.opened()
     assert await text(client, "noise") == "after the noise"
-    assert len(await text(client, "large", {"bytes": 10 << 20})) == 10 << 20
-    assert "evil: (stdout) Starting ..." in hosted.gateway.log
+    assert len(await text(client, "large", {"bytes": 3 << 20})) == 3 << 20
+    assert "noisy: (stdout) Starting ..." in hosted.gateway.log
 
 
-async def test_a_line_without_an_end_ends_it(starts: Starts) -> None:
-    hosted = await hosting(starts)
+async def test_a_line_without_an_end_ends_it(take: Take) -> None:
+    hosted = take("endless")
     client = await hosted.opened()
     assert "wrote a line of more than 64 MiB" in (await error(client, "endless"))["message"]
     await hosted.gone()
 
 
-async def test_stderr_does_not_hold_it_up_nor_fill_the_log_nor_tell_keys(starts: Starts) -> None:
+async def test_stderr_does_not_hold_it_up_nor_fill_the_log_nor_tell_keys(take: Take) -> None:
     key = "sk-of-this-server-12345678"
-    hosted = await hosting(starts, 'env_keys = ["TALK_KEY"]', env={"TALK_KEY": key})
+    hosted = take("talking")
     client = await hosted.opened()
-    assert await text(client, "talks", {"lines": 50_000}) == "talked"
-    async with hosted.http.delete(client.url, headers=client.headers):
-        pass
-    spans = await Tape(hosted.gateway.url, hosted.http).spans("r1", 4)
+    assert await text(client, "talks", {"lines": 5_000}) == "talked"
+    assert await hosted.end(client) == 200
+    spans = await hosted.tape.spans(hosted.rollout(), 4)
     said = str(next(span for span in spans if span.kind == "event").attributes)
-    assert "line 49999 ****" in said
-    assert "line 49000 " not in said
+    assert "line 4999 ****" in said
+    assert "line 4000 " not in said
     log = hosted.gateway.log
-    assert 0 < log.count("penstock.mcp: evil: line") <= 200
+    assert 0 < log.count("penstock.mcp: talking: line") <= 200
     assert key not in log + said
 
 
@@ -127,10 +148,10 @@ def environments_of(mark: str) -> list[str]:
     return [Path(f"/proc/{pid}/environ").read_text(errors="replace") for pid in processes(mark)]
 
 
-async def test_nothing_of_the_gateway_is_in_its_environment(starts: Starts, tmp_path: Path) -> None:
+async def test_nothing_of_the_gateway_is_in_its_environment(alone: Host1, tmp_path: Path) -> None:
     more = f'env = {{ LITERAL = "x" }}\nenv_keys = ["ITS_KEY"]\ncwd = "{tmp_path}"\nopen_files = 77\ncpu_seconds = 50\n'
     own = {"PENSTOCK_ADMIN_KEY": "k" * 20, "OPENAI_API_KEY": "sk-upstream-1234567890", "ITS_KEY": "its-own-key-12345"}
-    hosted = await hosting(starts, more + "memory_bytes = 4000000000\n", env=own)
+    hosted = await alone(more + "memory_bytes = 4000000000\n", env=own)
     found = json.loads(await text(await hosted.opened(), "surroundings"))
     assert (found["cwd"], found["limits"]) == (str(tmp_path), [77, 4_000_000_000, 50])
     allowed = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ"}
@@ -142,15 +163,15 @@ async def test_nothing_of_the_gateway_is_in_its_environment(starts: Starts, tmp_
     assert not [key for key in ("PENSTOCK_ADMIN_KEY", "OPENAI_API_KEY") if own[key] in "".join(environments)]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {own['PENSTOCK_ADMIN_KEY']}"}) as admin:
         tape = Tape(hosted.gateway.url, admin)
-        _, made = await tape.spans("r1", 2)
+        _, made = await tape.spans(hosted.rollout(), 2)
         told = (await tape.raw(made, "response")).decode()
     assert "LITERAL" in told
     assert own["ITS_KEY"] not in told
 
 
-async def test_cpu_time_is_bounded(starts: Starts) -> None:
-    hosted = await hosting(starts, "cpu_seconds = 1")
-    assert "SIGXCPU (cpu_seconds is its limit)" in (await error(await hosted.opened(), "burns"))["message"]
+async def test_cpu_time_is_bounded(take: Take) -> None:
+    client = await take("burning").opened()
+    assert "SIGXCPU (cpu_seconds is its limit)" in (await error(client, "burns"))["message"]
 
 
 async def test_a_request_is_forgotten_whose_client_leaves_before_the_process_has_started() -> None:
@@ -168,13 +189,13 @@ async def test_a_request_is_forgotten_whose_client_leaves_before_the_process_has
 
 
 @pytest.mark.parametrize("tool", ["mute", "deaf"])
-async def test_one_that_lives_without_speaking_or_listening_is_ended(starts: Starts, tool: str) -> None:
-    hosted = await hosting(starts)
+async def test_one_that_lives_without_speaking_or_listening_is_ended(take: Take, tool: str) -> None:
+    hosted = take(tool)
     client = await hosted.opened()
     if tool == "deaf":
         assert (await client.say(call(tool)))[0] == 200
     told = await error(client, "echo" if tool == "deaf" else tool)
-    assert told["message"].startswith("MCP server 'evil' was ended by SIGTERM")
+    assert told["message"].startswith(f"MCP server '{tool}' was ended by SIGTERM")
     await hosted.gone()
 
 
@@ -246,78 +267,77 @@ async def test_a_damaged_record_of_one_attempt_keeps_no_other_session() -> None:
     await host.close()
 
 
-async def test_there_is_a_limit_to_processes(starts: Starts) -> None:
-    hosted = await hosting(starts, "processes = 2")
+async def test_there_is_a_limit_to_processes(take: Take) -> None:
+    hosted = take("two")
     first, _ = await hosted.opened(), await hosted.opened()
     client = hosted.client()
     status, body = await client.say(INITIALIZE)
     told = json.loads(body)["error"]
     assert (status, told["data"]) == (200, {"reason": "mcp_processes"})
-    assert "(mcp.servers.evil.processes)" in told["message"]
-    async with hosted.http.delete(first.url, headers=first.headers):
-        pass
-    async with asyncio.timeout(PATIENCE):
-        while "error" in json.loads((await client.say(INITIALIZE))[1]):
-            pass
+    assert "(mcp.servers.two.processes)" in told["message"]
+    assert await hosted.end(first) == 200
+
+    async def there_is_room() -> bool:
+        return "error" not in json.loads((await client.say(INITIALIZE))[1])
+
+    await waiting.until(there_is_room)
     await until_left(hosted.mark, 6)
 
 
-@pytest.mark.parametrize("how", ["delete", "terminate", "kill"])
-async def test_nothing_is_left_of_a_stubborn_server(starts: Starts, how: str) -> None:
+@pytest.mark.parametrize("how", ["end", "terminate", "kill"])
+async def test_nothing_is_left_of_a_stubborn_server(take: Take, alone: Host1, how: str) -> None:
     """It ignores the end of its input and TERM, and so does what it has started in a session of its own."""
-    hosted = await hosting(starts, "", "stubborn")
+    hosted = take("stubborn") if how == "end" else await alone("", "stubborn")
     client = await hosted.opened()
     child = json.loads(await text(client, "children"))["child"]
     assert child in processes(hosted.mark)
-    if how == "delete":
-        async with hosted.http.delete(client.url, headers=client.headers) as ended:
-            assert ended.status == 200
+    if how == "end":
+        assert await hosted.end(client) == 200
     else:
         await getattr(hosted.gateway, how)()
     await hosted.gone()
 
 
-async def test_sessions_that_are_forgotten_end(starts: Starts) -> None:
-    """Fifty clients open sessions and vanish; one listens, and stays."""
-    hosted = await hosting(starts, "idle_timeout = 1.5")
+async def test_sessions_that_are_forgotten_end(take: Take) -> None:
+    """Clients open sessions and vanish; one listens, and stays."""
+    hosted = take("forgetting")
     async with AsyncExitStack() as stack:
         listening, status = hosted.client(), 0
         while status != 200:  # on a busy machine one may be forgotten before it listens
             listening = await hosted.opened()
             status = (await stack.enter_async_context(listening.listen())).status
             assert status in (200, 404)
-        await asyncio.gather(*(hosted.opened(f"r{number}") for number in range(50)))
+        await asyncio.gather(*(hosted.opened(f"r{number}") for number in range(8)))
         await until_left(hosted.mark, 3)
         assert "pid" in await text(listening, "echo")
     await hosted.gone()
 
 
-async def test_the_end_of_an_attempt_ends_its_processes(starts: Starts) -> None:
-    hosted = await hosting(starts)
-    queued: dict[str, Any] = {"rollouts": [{"id": "q1", "input": {}}]}
+async def test_the_end_of_an_attempt_ends_its_processes(take: Take) -> None:
+    hosted = take("attempt")
+    queued: dict[str, Any] = {"rollouts": [{"id": hosted.rollout("q1"), "input": {}}]}
     async with hosted.http.post(f"{hosted.gateway.url}/api/rollouts", json=queued) as made:
         assert made.status == 200, await made.text()
     async with hosted.http.post(f"{hosted.gateway.url}/api/claims", json={"worker": "w"}) as claimed:
         attempt = (await claimed.json())["claims"][0]["attempt"]["id"]
-    client, _ = hosted.client("q1"), await hosted.opened("r1")
-    client.url = f"{hosted.gateway.address('q1', attempt)}/mcp/evil"
+    client, _ = hosted.client("q1", attempt), await hosted.opened()
     await client.open()
     assert len(processes(hosted.mark)) == 6
-    finish = f"{hosted.gateway.url}/api/rollouts/q1/attempts/{attempt}/finish"
+    finish = f"{hosted.gateway.url}/api/rollouts/{hosted.rollout('q1')}/attempts/{attempt}/finish"
     async with hosted.http.post(finish, json={"status": "succeeded", "worker": "w"}) as ended:
         assert ended.status == 200, await ended.text()
     await until_left(hosted.mark, 3)
 
 
-async def test_an_open_request_ends_with_the_gateway(starts: Starts) -> None:
-    hosted = await hosting(starts)
+async def test_an_open_request_ends_with_the_gateway(alone: Host1) -> None:
+    hosted = await alone()
     client = await hosted.opened()
     waiting = asyncio.ensure_future(client.say(call("hangs")))
-    await Tape(hosted.gateway.url, hosted.http).open_span("r1", name="tools/call hangs")
+    await hosted.tape.open_span(hosted.rollout(), name="tools/call hangs")
     assert len(processes(hosted.mark)) == 3
     waiting.cancel()
     await hosted.gateway.restart()
-    spans = await Tape(hosted.gateway.url, hosted.http).spans("r1", 2)
+    spans = await hosted.tape.spans(hosted.rollout(), 2)
     assert [span.status for span in spans] == [SpanStatus.OK, SpanStatus.CANCELLED]
     assert (await client.say(call("echo")))[0] == 404
     await hosted.gone()

@@ -17,7 +17,7 @@ from penstock.gateway.mcp.call import McpCall
 
 DAY, LATE = 86_400.0, 3600.0
 """Seconds; nothing is late by itself while the test runs."""
-STREAMS = 500
+STREAMS = 250
 MOST = 32 << 10
 """Bytes of memory that a stream may cost here. 10,000 of them cost 12 KB each: python -m bench.mcp_streams."""
 

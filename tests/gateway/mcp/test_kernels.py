@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,9 +17,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.mcp_wire import Client, McpServer, call, config
-from fakes.process import ROOT, Gateway
+from fakes.mcp_wire import Client, McpServer, call
+from fakes.process import ROOT
+from fakes.rig import Inside, inside
 
 from penstock.gateway.mcp.kernels import KernelCall, ask, load
 from penstock.gateway.model.toml import ConfigError
@@ -99,53 +100,55 @@ def test_what_is_no_kernel_is_said_at_the_start(name: str, said: str) -> None:
     assert "policy rule 'mine'" in str(caught.value)
 
 
-RULES = """
-[[policy]]
-name = "kernel"
-verdict = "kernel"
-kernel = "company_policy:gateway"
-wait = 20.0
-"""
+RULE = {"name": "kernel", "verdict": "kernel", "kernel": "company_policy:gateway", "wait": 20.0}
+Started = Callable[[str], AbstractAsyncContextManager[Inside]]
 
 
-async def started(start_gateway: StartGateway, server: McpServer, folder: Path, code: str) -> Gateway:
-    (folder / "company_policy.py").write_text(code)
-    paths = [str(ROOT), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return await start_gateway(config(server) + RULES, env={"PYTHONPATH": os.pathsep.join(paths)})
+@pytest.fixture
+def started(server: McpServer, tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> Started:
+    """A gateway whose kernel is of this code."""
+
+    def start(code: str) -> AbstractAsyncContextManager[Inside]:
+        (tmp_path / "company_policy.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "company_policy", raising=False)
+        return inside(tmp_path, http, mcp={"servers": {"tools": {"url": server.url}}}, policy=[RULE])
+
+    return start
 
 
-async def test_calls_wait_for_a_kernel(
-    start_gateway: StartGateway, server: McpServer, tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
+def agent(made: Inside, rollout: str) -> Client:
+    return Client(f"{made.base.url}/rollout/{rollout}/attempt/a1/mcp/tools", made.tape.http, {})
+
+
+async def test_calls_wait_for_a_kernel(started: Started, server: McpServer) -> None:
     code = "def gateway(call):\n    return call.arguments.get('path') != '/etc', 'only below /srv'\n"
-    gateway = await started(start_gateway, server, tmp_path, code)
-    client = Client(f"{gateway.address('r1')}/mcp/tools", http, {})
-    await client.open()
-    _, body = await client.say(call("echo", {"path": "/srv"}))
-    assert b'"result"' in body
-    _, body = await client.say(call("echo", {"path": "/etc"}))
-    message = json.loads(body)["error"]["message"]
-    assert message == "the tool 'echo' was not run: policy rule 'kernel' does not allow it: only below /srv"
+    async with started(code) as made:
+        client = agent(made, "r1")
+        await client.open()
+        _, body = await client.say(call("echo", {"path": "/srv"}))
+        assert b'"result"' in body
+        _, body = await client.say(call("echo", {"path": "/etc"}))
+    error = json.loads(body)["error"]
+    assert error["data"] == {"reason": "policy", "rule": "kernel"}
+    assert error["message"].endswith("does not allow it: only below /srv")
     assert sum(b"tools/call" in body for _, _, _, body in server.asked) == 1
 
 
 @pytest.mark.skipif(importlib.util.find_spec("agent_os") is None, reason="needs: pip install agent-os-kernel==3.7.0")
-async def test_the_documented_gateway_of_the_toolkit_decides(
-    start_gateway: StartGateway, server: McpServer, tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
+async def test_the_documented_gateway_of_the_toolkit_decides(started: Started) -> None:
     code = (ROOT / "docs" / "policies.md").read_text().split("```python\n")[1].split("```")[0]
     code = code.replace("delete_database", "fails").replace("100", "2")
-    gateway = await started(start_gateway, server, tmp_path, code)
-    client = Client(f"{gateway.address('r1')}/mcp/tools", http, {})
-    await client.open()
     said: list[str] = []
-    for tool, arguments in (("fails", {}), ("echo", {"x": "; rm -rf /"}), ("echo", {}), ("echo", {}), ("echo", {})):
-        _, body = await client.say(call(tool, arguments))
-        said.append(json.loads(body).get("error", {}).get("message", "").rpartition("not allow it: ")[2])
+    async with started(code) as made:
+        client, other = agent(made, "r1"), agent(made, "r2")
+        await client.open()
+        for tool, arguments in (("fails", {}), ("echo", {"x": "; rm -rf /"}), ("echo", {}), ("echo", {}), ("echo", {})):
+            _, body = await client.say(call(tool, arguments))
+            said.append(json.loads(body).get("error", {}).get("message", "").rpartition("not allow it: ")[2])
+        await other.open()
+        assert b'"result"' in (await other.say(call("echo")))[1]
     assert said[0] == "Tool 'fails' is on the deny list"
     assert said[1].startswith("Parameters matched dangerous pattern")
     assert said[2:4] == ["", ""]
     assert said[4] == "Agent 'r1/a1' exceeded call budget (2)"
-    other = Client(f"{gateway.address('r2')}/mcp/tools", http, {})
-    await other.open()
-    assert b'"result"' in (await other.say(call("echo")))[1]

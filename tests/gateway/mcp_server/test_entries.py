@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from conftest import StartGateway
 from fakes.mcp_client import answered
 from fakes.pages import blocks
 from fakes.process import ROOT
-from fakes.worlds import world
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
@@ -39,18 +39,18 @@ def entries() -> Iterator[Entry]:
             yield Entry(words, found.get("env") or found["environment"])
 
 
-async def test_each_entry_starts_a_server(tmp_path: Path) -> None:
+async def test_each_entry_starts_a_server(start_gateway: StartGateway) -> None:
     found = list(entries())
     assert len(found) == 3
+    distinct = {(tuple(entry.command), tuple(entry.env.items())): entry for entry in found}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    async with world("worked", tmp_path) as here:
-        for entry in found:
-            assert entry.env == {"PENSTOCK_GATEWAY": "http://127.0.0.1:4747"}
-            env = {"PENSTOCK_GATEWAY": f"http://127.0.0.1:{here.ports[4747]}", "PATH": path, "PYTHONPATH": str(ROOT)}
-            command, *rest = entry.command
-            async with Client(stdio_client(StdioServerParameters(command=command, args=rest, env=env))) as client:
-                told, _ = await answered(client, "list_rollouts", filter="rollout:r1")
-                assert [one["id"] for one in told["rollouts"]] == ["r1"]
+    gateway = await start_gateway("")
+    for entry in distinct.values():
+        assert entry.env == {"PENSTOCK_GATEWAY": "http://127.0.0.1:4747"}
+        env = {"PENSTOCK_GATEWAY": gateway.url, "PATH": path, "PYTHONPATH": str(ROOT)}
+        command, *rest = entry.command
+        async with Client(stdio_client(StdioServerParameters(command=command, args=rest, env=env))) as client:
+            assert (await answered(client, "show_queue"))[0]["state"] == "open"
 
 
 def test_every_tool_is_on_the_page() -> None:

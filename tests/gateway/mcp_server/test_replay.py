@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +16,8 @@ import mcp_types as types
 import pytest
 from conftest import StartGateway
 from fakes.mcp_client import connected
+from fakes.mcp_sdk_server import serving
 from fakes.mcp_wire import INITIALIZE, Client, McpServer, answer, call, config, mcp_server
-from fakes.ports import steady_ports
 from fakes.process import PATIENCE, Gateway
 from fakes.shell import Shell
 from fakes.tape import Tape, finished
@@ -25,8 +25,9 @@ from mcp import Client as SdkClient
 from mcp.client.sse import sse_client
 from mcp.shared.exceptions import MCPError
 
+from penstock.gateway.model.span import Span
+
 Json = dict[str, Any]
-SDK_SERVER = Path(__file__).parents[2] / "fakes" / "mcp_sdk_server.py"
 
 
 @pytest.fixture
@@ -332,38 +333,6 @@ async def test_several_servers_are_one(
 # The official SDK ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def sdk_servers() -> AsyncGenerator[list[str]]:
-    """Base URLs of a server of streamable HTTP and of one of HTTP with SSE."""
-    ports = steady_ports(2)
-    processes = [
-        await asyncio.create_subprocess_exec(
-            sys.executable, SDK_SERVER, str(port), transport, stderr=asyncio.subprocess.DEVNULL
-        )
-        for port, transport in zip(ports, ("streamable-http", "sse"), strict=True)
-    ]
-    try:
-        async with asyncio.timeout(PATIENCE):
-            for port in ports:
-                await _listening(port)
-        yield [f"http://127.0.0.1:{port}" for port in ports]
-    finally:
-        for process in processes:
-            process.kill()
-            _ = await process.wait()
-
-
-async def _listening(port: int) -> None:
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0.02)
-        else:
-            writer.close()
-            return
-
-
 async def used(client: Any) -> list[Any]:
     """What an agent sees that uses each tool."""
     listed: list[types.Tool] = (await client.list_tools()).tools
@@ -379,22 +348,28 @@ async def used(client: Any) -> list[Any]:
     return seen
 
 
+def over(spans: list[Span]) -> int:
+    """Tool calls that have ended."""
+    return sum(span.kind == "tool" and span.end_ns is not None for span in spans)
+
+
 async def test_the_official_client_sees_the_same_in_every_era(
-    start_gateway: StartGateway, sdk_servers: list[str], http: aiohttp.ClientSession
+    start_gateway: StartGateway, http: aiohttp.ClientSession
 ) -> None:
-    new, old = sdk_servers
-    gateway = await start_gateway(f'[mcp.servers.new]\nurl = "{new}/mcp"\n[mcp.servers.old]\nurl = "{old}/sse"\n')
     live = dict[str, list[Any]]()
-    for mode in ("auto", "legacy"):
-        async with SdkClient(f"{gateway.address(mode)}/mcp/new", mode=mode) as client:
-            live[mode] = await used(client)
-    async with SdkClient(sse_client(f"{gateway.address('sse')}/mcp/old"), mode="legacy") as client:
-        live["sse"] = await used(client)
-    tape = Tape(gateway.url, http)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        gateway = await start_gateway(f'[mcp.servers.new]\nurl = "{url}/mcp"\n[mcp.servers.old]\nurl = "{url}/sse"\n')
+        async with serving(listener):
+            for mode in ("auto", "legacy"):
+                async with SdkClient(f"{gateway.address(mode)}/mcp/new", mode=mode) as client:
+                    live[mode] = await used(client)
+            async with SdkClient(sse_client(f"{gateway.address('sse')}/mcp/old"), mode="legacy") as client:
+                live["sse"] = await used(client)
+                # In the older transport an answer is one for a client that is there to hear it.
+                await Tape(gateway.url, http).when("sse", "a1", lambda spans: over(spans) == 3)
     for rollout in live:
-        _ = await tape.when(
-            rollout, "a1", lambda spans: sum(s.kind == "tool" and s.end_ns is not None for s in spans) == 3
-        )
+        _ = await Tape(gateway.url, http).when(rollout, "a1", lambda spans: over(spans) == 3)
     # Each is played for clients of its own era, and for those of the other one.
     for rollout, mode in (
         ("auto", "auto"),

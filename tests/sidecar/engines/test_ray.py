@@ -24,9 +24,9 @@ from penstock.sidecar.settings import Agents, RunnerError, Settings
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    """A running cluster."""
+    """A running cluster; the test that takes a node away is the last one."""
     with two_nodes() as made:
         yield made
 
@@ -37,6 +37,21 @@ async def requeued(client: Client) -> str:
         while True:
             async for rollout in client.rollouts("status:requeuing"):
                 return rollout.id
+
+
+async def test_agents_that_cannot_work_stop_all_actors(nodes: Nodes, client: Client, start_run: StartRun) -> None:
+    # A second each, and many: some are left, however late a driver on a busy machine hears of those that fail.
+    names = await enqueue(client, *range(20 * EQUAL))
+    ray = ("--on", "ray", "--workers", "2")
+    agent = ("/bin/sh", "-c", "sleep 1; echo no such thing >&2; exit 1")
+    run = await start_run(*ray, agent=agent, env={"RAY_ADDRESS": nodes.address})
+    assert await run.ended(3 * PATIENCE) == 3, run.stderr
+    assert f"{EQUAL} tasks failed in the same way" in run.stderr
+    found = [await client.rollout(name) for name in names]
+    assert [one.tries for one in found] == [0] * len(names)
+    made = [attempt.status for one in found for attempt in one.attempts]
+    assert EQUAL <= len(made) < len(names)
+    assert set(made) == {AttemptStatus.ENVIRONMENT}
 
 
 async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
@@ -71,21 +86,6 @@ async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
         await gone(pid)
     assert [attempt.status for attempt in await client.attempts(lost)] == ["succeeded", "unresponsive", "succeeded"]
     assert (await client.rollout(kept)).status == RolloutStatus.CANCELLED
-
-
-async def test_agents_that_cannot_work_stop_all_actors(nodes: Nodes, client: Client, start_run: StartRun) -> None:
-    # A second each, and many: some are left, however late a driver on a busy machine hears of those that fail.
-    names = await enqueue(client, *range(20 * EQUAL))
-    ray = ("--on", "ray", "--workers", "2")
-    agent = ("/bin/sh", "-c", "sleep 1; echo no such thing >&2; exit 1")
-    run = await start_run(*ray, agent=agent, env={"RAY_ADDRESS": nodes.address})
-    assert await run.ended(3 * PATIENCE) == 3, run.stderr
-    assert f"{EQUAL} tasks failed in the same way" in run.stderr
-    found = [await client.rollout(name) for name in names]
-    assert [one.tries for one in found] == [0] * len(names)
-    made = [attempt.status for one in found for attempt in one.attempts]
-    assert EQUAL <= len(made) < len(names)
-    assert set(made) == {AttemptStatus.ENVIRONMENT}
 
 
 async def test_the_driver_hands_back_what_its_actors_could_not_do(client: Client, gateway: Gateway) -> None:

@@ -189,30 +189,6 @@ async def test_an_agent_keeps_its_exit_code_where_the_answer_to_its_events_is_no
     assert "where the agent has been is not on the tape: the gateway answered 403: nicht f\ufffdr dich" in done.err
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("PENSTOCK_TOKEN", "pst_secret\n", "PENSTOCK_TOKEN has a character that no token has"),
-        ("PENSTOCK_TOKEN", "pst_secret\r\nX-Rollout-Id: r2", "PENSTOCK_TOKEN has a character that no token has"),
-        ("PENSTOCK_ROLLOUT_ID", "r1\r\nX-Attempt-Id: a2", "'r1\\r\\nX-Attempt-Id: a2' is not the id of a rollout"),
-        ("PENSTOCK_ROLLOUT_ID", "\u201cr1\u201d", "'\u201cr1\u201d' is not the id of a rollout"),
-        ("PENSTOCK_ATTEMPT_ID", "a1\n", "'a1\\n' is not the id of an attempt"),
-    ],
-)
-@pytest.mark.parametrize("command", ["run", "serve", "check"])
-async def test_an_agent_whose_rollout_cannot_be_told_is_not_started(
-    tmp_path: Path, command: str, name: str, value: str, said: str
-) -> None:
-    shell = Shell("http://127.0.0.1:1", tmp_path, PENSTOCK)
-    words = {"run": ("--", "touch", "started"), "serve": ("files",), "check": ()}[command]
-    shell.env |= {"PENSTOCK_ROLLOUT_ID": "r1", "PENSTOCK_SIDECAR_TOKEN": "x" * 16} | {name: value}
-    done = await shell.run("sidecar", command, *words)
-    assert (done.code, done.out) == (2, b"")
-    assert said in done.err
-    assert "secret" not in done.err
-    assert os.listdir(tmp_path) == [], "nothing was started"
-
-
 @pytest.mark.parametrize("length", [b"Content-Length: 0\r\n", b"content-length:0\r\nX: y\r\n"])
 async def test_a_proxy_that_refuses_without_a_word_is_not_waited_for(
     front: Front, monkeypatch: pytest.MonkeyPatch, length: bytes

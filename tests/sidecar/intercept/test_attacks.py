@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator
-from pathlib import Path
+from uuid import uuid4
 
-import aiohttp
 import pytest
-from conftest import StartGateway
+import pytest_asyncio
 from fakes.process import PATIENCE, Gateway
 from fakes.tape import Tape
-from fakes.tls_host import TlsHost, tls_host
+from fakes.tls_host import TlsHost
 
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.front import Front
 from penstock.sidecar.intercept.policy import Policy
 from penstock.sidecar.intercept.visit import Passed
 from penstock.sidecar.intercept.ways import Binding, Limits
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -28,6 +29,7 @@ class Rig:
 
     def __init__(self, front: Front, port: int, host: TlsHost, gateway: Gateway) -> None:
         self.front, self.port, self.host, self.gateway = front, port, host, gateway
+        self.rollout = f"r-{uuid4().hex[:8]}"
         self.passed: list[Passed] = []
 
     async def open(self) -> Streams:
@@ -56,19 +58,16 @@ def limits() -> Limits:
     return Limits()
 
 
-@pytest.fixture
-async def rig(start_gateway: StartGateway, tmp_path: Path, limits: Limits) -> AsyncGenerator[Rig]:
-    async with tls_host(tmp_path) as host:
-        text = f'[[upstream]]\nname = "host"\nbase_url = "https://{host.name}/v1"\nca_file = "{host.trust}"\n'
-        gateway = await start_gateway(text)
-        policy = Policy(frozenset({("localhost", host.port)}))
-        passed: list[Passed] = []
-        front = Front(gateway.url, policy, Authority.here(["localhost"]), passed.append, limits)
-        rig = Rig(front, await front.start(), host, gateway)
-        rig.passed = passed
-        front.bind(Binding((("x-rollout-id", "r1"),)))
-        yield rig
-        await front.stop()
+@pytest_asyncio.fixture(loop_scope="module")
+async def rig(gateway: Gateway, host: TlsHost, limits: Limits) -> AsyncGenerator[Rig]:
+    policy = Policy(frozenset({("localhost", host.port)}))
+    passed: list[Passed] = []
+    front = Front(gateway.url, policy, Authority.here(["localhost"]), passed.append, limits)
+    rig = Rig(front, await front.start(), host, gateway)
+    rig.passed = passed
+    front.bind(Binding((("x-rollout-id", rig.rollout),)))
+    yield rig
+    await front.stop()
 
 
 @pytest.mark.parametrize("limits", [Limits(head=0.3)])
@@ -178,9 +177,7 @@ async def test_five_hundred_that_say_nothing_keep_nobody_out(rig: Rig) -> None:
     await rig.call()
 
 
-async def test_inside_a_connection_nothing_leads_to_another_host_or_rollout(
-    rig: Rig, http: aiohttp.ClientSession
-) -> None:
+async def test_inside_a_connection_nothing_leads_to_another_host_or_rollout(rig: Rig, tape: Tape) -> None:
     reader, writer = await rig.inside()
     body = b'{"model":"m","messages":[]}'
     writer.write(
@@ -190,10 +187,9 @@ async def test_inside_a_connection_nothing_leads_to_another_host_or_rollout(
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     writer.close()
     assert b"Host: 169.254.169.254\r\n" in rig.host.asked[-1], "its bytes are its own; where they go is not"
-    tape = Tape(rig.gateway.url, http)
-    (span,) = await tape.spans("r1", 1)
-    assert span.rollout == "r1"
-    assert [one["id"] for one in (await tape.get("/api/rollouts"))["rollouts"]] == ["r1"]
+    (span,) = await tape.spans(rig.rollout, 1)
+    assert span.rollout == rig.rollout
+    assert "r2" not in [one["id"] for one in (await tape.get("/api/rollouts"))["rollouts"]]
 
 
 async def test_the_address_of_checks_says_nothing_secret_and_leads_nowhere(rig: Rig) -> None:

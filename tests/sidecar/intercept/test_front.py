@@ -11,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import StartGateway
+import pytest_asyncio
 from fakes.process import PATIENCE, Gateway
 from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
@@ -22,6 +22,8 @@ from penstock.sidecar.intercept.front import Front
 from penstock.sidecar.intercept.policy import Policy
 from penstock.sidecar.intercept.visit import Passed
 from penstock.sidecar.intercept.ways import Binding
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ASK = b'POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 28\r\n\r\n{"model":"m","messages":[]} '
 
@@ -77,18 +79,6 @@ class Rig:
                 await writer.wait_closed()
 
 
-@pytest.fixture
-async def host(tmp_path: Path) -> AsyncGenerator[TlsHost]:
-    async with tls_host(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-async def gateway(start_gateway: StartGateway, host: TlsHost) -> Gateway:
-    text = f'[[upstream]]\nname = "host"\nbase_url = "https://{host.name}/v1"\nca_file = "{host.trust}"\n'
-    return await start_gateway(text)
-
-
 async def made(gateway: str, host: TlsHost, policy: Policy) -> Rig:
     front = Front(gateway, policy, Authority.here(["localhost"]), lambda one: rig.note(one))
     rig = Rig(front, await front.start(), host)
@@ -96,21 +86,23 @@ async def made(gateway: str, host: TlsHost, policy: Policy) -> Rig:
     return rig
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def rig(gateway: Gateway, host: TlsHost) -> AsyncGenerator[Rig]:
     rig = await made(gateway.url, host, Policy(frozenset({("localhost", host.port)})))
     yield rig
     await rig.stop()
 
 
-async def test_another_host_is_tunnelled_as_it_is(rig: Rig, host: TlsHost, http: aiohttp.ClientSession) -> None:
+async def test_another_host_is_tunnelled_as_it_is(rig: Rig, host: TlsHost) -> None:
     context = ssl.create_default_context(cafile=str(host.trust))
     context.check_hostname = False
     url = f"https://127.0.0.1:{host.port}/v1/chat/completions"
     proxy = f"http://127.0.0.1:{rig.port}"
-    async with http.post(url, json={}, proxy=proxy, ssl=context, headers={"Connection": "close"}) as answer:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(url, json={}, proxy=proxy, ssl=context, headers={"Connection": "close"}) as answer,
+    ):
         assert await answer.json() == ANSWER
-    await http.close()
     one = await rig.over()
     assert (one.host, one.port, one.fate, one.problem) == ("127.0.0.1", host.port, "tunnel", None)
     assert one.sent > 200
@@ -318,7 +310,7 @@ async def test_a_host_that_the_gateway_does_not_know(gateway: Gateway, tmp_path:
 
 
 async def test_where_an_agent_has_been_is_on_the_tape(
-    gateway: Gateway, host: TlsHost, tmp_path: Path, http: aiohttp.ClientSession
+    gateway: Gateway, host: TlsHost, tmp_path: Path, tape: Tape
 ) -> None:
     script = f"""if True:
         import os, socket
@@ -327,9 +319,9 @@ async def test_where_an_agent_has_been_is_on_the_tape(
         print(proxy.recv(99))
     """
     shell = Shell(gateway.url, tmp_path, PENSTOCK)
-    done = await shell.run("sidecar", "--rollout", "r1", "--", sys.executable, "-c", script)
+    done = await shell.run("sidecar", "--rollout", "agent", "--", sys.executable, "-c", script)
     assert (done.code, done.err, done.out) == (0, "", b"b'HTTP/1.1 200 Connection established\\r\\n\\r\\n'\n")
-    (event,) = await Tape(gateway.url, http).spans("r1", 1)
+    (event,) = await tape.spans("agent", 1)
     found = dict(event.attributes or {})
     assert found.pop("seconds") >= 0
     assert (event.kind, event.name) == ("event", "egress")

@@ -7,16 +7,19 @@ import os
 import socket
 import sys
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.process import PATIENCE, Gateway
+import pytest_asyncio
+from fakes.process import PATIENCE, Gateway, running
 from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost, tls_host
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SECRET = "a-secret-of-the-runner"
 AGENT = """
@@ -85,25 +88,39 @@ async def served(shell: Shell, *words: str) -> tuple[asyncio.subprocess.Process,
     return process, [int(port) for port in agents.removeprefix("agents on ").split(", ")], admin
 
 
-@pytest.fixture
-def admin() -> str:
-    return "127.0.0.1:0"
-
-
-@pytest.fixture
-async def pod(start_gateway: StartGateway, tmp_path: Path, admin: str) -> AsyncGenerator[Pod]:
-    admin = admin.replace("FOLDER", str(tmp_path))
-    async with tls_host(tmp_path) as host:
+@asynccontextmanager
+async def serving(folder: Path, admin: str = "127.0.0.1:0") -> AsyncGenerator[Pod]:
+    async with tls_host(folder) as host:
         text = f'[[upstream]]\nname = "host"\nbase_url = "https://{host.name}/v1"\nca_file = "{host.trust}"\n'
-        gateway = await start_gateway(text)
-        shell = Shell(gateway.url, tmp_path, PENSTOCK)
-        made = await served(shell, "--agents", "2", "--intercept", host.name, "--admin", admin)
-        pod = Pod(host, gateway, tmp_path, shell, *made)
-        yield pod
-        for process in (pod.process, *pod.agents):
-            if process.returncode is None:
-                process.kill()
-            await process.communicate()
+        async with running(folder / "gateway", text) as gateway:
+            shell = Shell(gateway.url, folder, PENSTOCK)
+            made = await served(shell, "--agents", "2", "--intercept", host.name, "--admin", admin)
+            pod = Pod(host, gateway, folder, shell, *made)
+            yield pod
+            for process in (pod.process, *pod.agents):
+                if process.returncode is None:
+                    process.kill()
+                await process.communicate()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Pod]:
+    async with serving(tmp_path_factory.mktemp("pod")) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pod(shared: Pod) -> AsyncGenerator[Pod]:
+    """The module's pod, whose agents have no rollouts."""
+    yield shared
+    for place in (1, 2):
+        assert (await shared.tell("release", place)).code == 0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http() -> AsyncGenerator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as made:
+        yield made
 
 
 async def test_a_call_waits_for_its_rollout_and_each_agent_has_its_own(pod: Pod, http: aiohttp.ClientSession) -> None:
@@ -111,41 +128,54 @@ async def test_a_call_waits_for_its_rollout_and_each_agent_has_its_own(pod: Pod,
     ask(first, "one")
     waiting = asyncio.ensure_future(line(first))
     ask(second, "two")
-    done = await pod.tell("bind", 2, "--rollout", "r2")
-    assert (done.code, done.text) == (0, f"port {pod.ports[1]} has rollout r2\n")
+    done = await pod.tell("bind", 2, "--rollout", "is-bound")
+    assert (done.code, done.text) == (0, f"port {pod.ports[1]} has rollout is-bound\n")
     assert await line(second) == "hello"
     assert not waiting.done()
-    assert (await pod.tell("bind", 1, "--rollout", "r1", "--attempt", "a7")).code == 0
+    assert (await pod.tell("bind", 1, "--rollout", "waits", "--attempt", "a7")).code == 0
     assert await waiting == "hello"
     tape = Tape(pod.gateway.url, http)
-    for rollout, attempt, words in (("r1", "a7", "one"), ("r2", "a1", "two")):
+    for rollout, attempt, words in (("waits", "a7", "one"), ("is-bound", "a1", "two")):
         (span,) = await tape.spans(rollout, 1, attempt)
         assert span.status == "ok"
         assert words in str(await tape.get(f"/api/rollouts/{rollout}/attempts/{attempt}/spans/1"))
 
 
-@pytest.mark.parametrize("admin", ["FOLDER/admin"])
-async def test_it_is_told_of_rollouts_on_a_socket(pod: Pod, admin: str) -> None:
-    assert pod.admin == admin.replace("FOLDER", str(pod.folder))
-    assert os.stat(pod.admin).st_mode & 0o777 == 0o600
-    assert (await pod.tell("bind", 1, "--rollout", "r1")).text == f"port {pod.ports[0]} has rollout r1\n"
-    refused = await pod.tell("bind", 2, "--rollout", "r2", secret="another")
-    assert "answered 401" in refused.err
-    pod.process.kill()
-    _ = await pod.process.wait()
-    pod.process, pod.ports, _ = await served(pod.shell, "--admin", pod.admin)
-    assert (await pod.tell("release", 1)).code == 0
+async def test_it_is_told_of_rollouts_on_a_socket_and_ends_with_a_signal(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    admin = str(tmp_path / "admin")
+    async with serving(tmp_path, admin) as pod:
+        assert pod.admin == admin
+        assert os.stat(admin).st_mode & 0o777 == 0o600
+        assert (await pod.tell("bind", 1, "--rollout", "r1")).text == f"port {pod.ports[0]} has rollout r1\n"
+        refused = await pod.tell("bind", 2, "--rollout", "r2", secret="another")
+        assert "answered 401" in refused.err
+        pod.process.kill()
+        _ = await pod.process.wait()
+        pod.process, pod.ports, _ = await served(pod.shell, "--admin", admin)
+        assert (await pod.tell("bind", 1, "--rollout", "r1")).code == 0
+        # Where agents were is told, too, when a signal ends it.
+        reader, writer = await asyncio.open_connection("127.0.0.1", pod.ports[0])
+        writer.write(f"CONNECT 127.0.0.1:{pod.host.port} HTTP/1.1\r\n\r\n".encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        pod.process.terminate()
+        _, err = await asyncio.wait_for(pod.process.communicate(), PATIENCE)
+        assert (pod.process.returncode, err) == (0, b"")
+        (event,) = await Tape(pod.gateway.url, http).spans("r1", 1)
+        assert event.name == "egress"
+        writer.close()
 
 
 async def test_a_place_is_used_again(pod: Pod, http: aiohttp.ClientSession) -> None:
     agent = await pod.agent(1)
-    assert (await pod.tell("bind", 1, "--rollout", "r1")).code == 0
+    assert (await pod.tell("bind", 1, "--rollout", "first")).code == 0
     ask(agent, "one")
     assert await line(agent) == "hello"
-    other = await pod.tell("bind", 1, "--rollout", "r2")
+    other = await pod.tell("bind", 1, "--rollout", "second")
     assert other.code == 1
-    assert f"answered 409: port {pod.ports[0]} has rollout r1: release it first" in other.err
-    assert (await pod.tell("bind", 1, "--rollout", "r1")).code == 0
+    assert f"answered 409: port {pod.ports[0]} has rollout first: release it first" in other.err
+    assert (await pod.tell("bind", 1, "--rollout", "first")).code == 0
     # What it has open to other hosts closes, and is told of.
     reader, writer = await asyncio.open_connection("127.0.0.1", pod.ports[0])
     writer.write(f"CONNECT 127.0.0.1:{pod.host.port} HTTP/1.1\r\n\r\n".encode())
@@ -154,13 +184,13 @@ async def test_a_place_is_used_again(pod: Pod, http: aiohttp.ClientSession) -> N
     assert (freed.code, freed.text) == (0, f"port {pod.ports[0]} is free\n")
     assert await reader.read() == b""
     writer.close()
-    assert (await pod.tell("bind", 1, "--rollout", "r2")).code == 0
+    assert (await pod.tell("bind", 1, "--rollout", "second")).code == 0
     ask(agent, "two")
     assert await line(agent) == "hello"
     tape = Tape(pod.gateway.url, http)
-    call, event = await tape.spans("r1", 2)
+    call, event = await tape.spans("first", 2)
     assert (call.kind, event.name, (event.attributes or {})["server.port"]) == ("llm", "egress", pod.host.port)
-    (only,) = await tape.spans("r2", 1)
+    (only,) = await tape.spans("second", 1)
     assert only.kind == "llm"
 
 
@@ -204,30 +234,35 @@ async def test_an_agent_does_not_read_the_memory_of_its_sidecar(tmp_path: Path) 
     assert (done.text, done.err) == ("it is closed\n", "")
 
 
-@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "127.0.0.2", "OWN"])
-async def test_no_agent_gets_to_what_binds_through_its_front(pod: Pod, name: str) -> None:
-    name = socket.gethostname() if name == "OWN" else name
+async def test_no_agent_gets_to_what_binds_through_its_front(pod: Pod) -> None:
     port = pod.admin.rpartition(":")[2]
     key = f"Authorization: Bearer {SECRET}\r\n"
-    asked = [f"CONNECT {name}:{port} HTTP/1.1\r\n{key}\r\n", f"GET http://{name}:{port}/agents HTTP/1.1\r\n{key}\r\n"]
-    asked.append(f"CONNECT {name}:{pod.ports[1]} HTTP/1.1\r\n\r\n")
-    for words in asked:
-        reader, writer = await asyncio.open_connection("127.0.0.1", pod.ports[0])
-        writer.write(words.encode())
-        answer = await asyncio.wait_for(reader.read(), PATIENCE)
-        assert answer.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 502 ")), answer
-        if name in ("127.0.0.1", "localhost"):
-            assert b"may not be reached from here" in answer
-        writer.close()
+    for name in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "127.0.0.2", socket.gethostname()):
+        for words in (
+            f"CONNECT {name}:{port} HTTP/1.1\r\n{key}\r\n",
+            f"GET http://{name}:{port}/agents HTTP/1.1\r\n{key}\r\n",
+            f"CONNECT {name}:{pod.ports[1]} HTTP/1.1\r\n\r\n",
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", pod.ports[0])
+            writer.write(words.encode())
+            answer = await asyncio.wait_for(reader.read(), PATIENCE)
+            assert answer.startswith((b"HTTP/1.1 403 ", b"HTTP/1.1 502 ")), answer
+            if name in ("127.0.0.1", "localhost"):
+                assert b"may not be reached from here" in answer
+            writer.close()
 
 
 async def test_ready_means_that_calls_would_pass(pod: Pod, http: aiohttp.ClientSession) -> None:
     async with http.get(f"http://{pod.admin}/ready") as answer:
         assert (answer.status, await answer.text()) == (200, "serving\n")
+    port = pod.gateway.port
     await pod.gateway.kill()
-    async with http.get(f"http://{pod.admin}/ready") as answer:
-        assert answer.status == 503
-        assert "cannot be reached" in await answer.text()
+    try:
+        async with http.get(f"http://{pod.admin}/ready") as answer:
+            assert answer.status == 503
+            assert "cannot be reached" in await answer.text()
+    finally:
+        await pod.gateway.start(port)
     headers = {"Authorization": f"Bearer {SECRET}"}
     async with http.get(f"http://{pod.admin}/agents", headers=headers) as answer:
         # Bytes that are no text are a wrong token too.
@@ -247,61 +282,3 @@ async def test_ready_means_that_calls_would_pass(pod: Pod, http: aiohttp.ClientS
     ]:
         async with http.put(f"http://{pod.admin}/agents/{path}", headers=headers, json=body) as answer:
             assert (answer.status, words in await answer.text()) == (status, True), await answer.text()
-
-
-async def test_it_ends_with_a_signal_and_tells_where_agents_were(pod: Pod, http: aiohttp.ClientSession) -> None:
-    assert (await pod.tell("bind", 1, "--rollout", "r1")).code == 0
-    reader, writer = await asyncio.open_connection("127.0.0.1", pod.ports[0])
-    writer.write(f"CONNECT 127.0.0.1:{pod.host.port} HTTP/1.1\r\n\r\n".encode())
-    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-    pod.process.terminate()
-    _, err = await asyncio.wait_for(pod.process.communicate(), PATIENCE)
-    assert (pod.process.returncode, err) == (0, b"")
-    (event,) = await Tape(pod.gateway.url, http).spans("r1", 1)
-    assert event.name == "egress"
-    writer.close()
-
-
-@pytest.mark.parametrize(
-    ("words", "secret", "said"),
-    [
-        (("--port", "0"), "short", "PENSTOCK_SIDECAR_TOKEN: set it to a secret of 16 characters or more"),
-        (("--agents", "0"), SECRET, 'Invalid value "0" for --agents. Must be >= 1.'),
-        (("--port", "99999"), SECRET, 'Invalid value "99999" for --port. Must be <= 65535.'),
-        (("--port", "65530", "--agents", "9"), SECRET, "there is no room for so many ports"),
-        (("--admin", "here"), SECRET, "--admin 'here' is no HOST:PORT and no path of a socket"),
-        (("--admin", "127.0.0.1:99999"), SECRET, "--admin '127.0.0.1:99999' is no HOST:PORT"),
-        (("--gateway", "http://127.0.0.1:99999"), SECRET, "'http://127.0.0.1:99999' is not the URL of a gateway"),
-        (("--intercept", "a:b:c:d"), SECRET, "--intercept 'a:b:c:d' is no HOST or HOST:PORT"),
-    ],
-)
-async def test_wrong_words(tmp_path: Path, words: tuple[str, ...], secret: str, said: str) -> None:
-    shell = Shell("http://127.0.0.1:1", tmp_path, PENSTOCK)
-    done = await shell.run("sidecar", "serve", str(tmp_path / "files"), *words, PENSTOCK_SIDECAR_TOKEN=secret)
-    assert done.code == 2
-    assert said in done.err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("bind", "99999", "--rollout", "r1"), 'Invalid value "99999" for PORT. Must be <= 65535.'),
-        (("release", "0"), 'Invalid value "0" for PORT. Must be >= 1.'),
-        (("release", "8100", "--admin", "127.0.0.1:99999"), "--admin '127.0.0.1:99999' is no HOST:PORT"),
-        (("check", "--gateway", "http://127.0.0.1:x"), "'http://127.0.0.1:x' is not the URL of a gateway"),
-        (("run", "--gateway", "http://127.0.0.1:99999", "--", "true"), "is not the URL of a gateway"),
-        (("run", "--gateway", "unix:/run/g.sock", "--", "true"), "a sidecar reaches no gateway at 'unix:/run/g.sock'"),
-        (("check", "--gateway", "https://127.0.0.1:1"), "PENSTOCK_CLIENT_CERT '/nowhere': No such file or directory"),
-    ],
-)
-async def test_a_place_that_there_is_not(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    done = await Shell("http://127.0.0.1:1", tmp_path, PENSTOCK).run("sidecar", *words, PENSTOCK_CLIENT_CERT="/nowhere")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert said in done.err
-
-
-async def test_nobody_is_there_to_bind(tmp_path: Path) -> None:
-    shell = Shell("http://127.0.0.1:1", tmp_path, PENSTOCK)
-    done = await shell.run("sidecar", "bind", "8100", "--rollout", "r1", "--admin", str(tmp_path / "gone"))
-    assert done.code == 1
-    assert f"the sidecar at {tmp_path / 'gone'} cannot be reached" in done.err

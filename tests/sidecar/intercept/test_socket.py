@@ -126,9 +126,3 @@ async def test_an_agent_may_have_its_token_for_a_key(
     heads = b"".join(rig.host.asked)
     assert heads.count(b"x-api-key: sk-ant-the-real-one") == 2
     assert b"pst_" not in heads
-
-
-async def test_surrogates_need_a_token(rig: Rig) -> None:
-    done = await rig.shell.run("sidecar", "--keys", "surrogate", "--", "true")
-    assert done.code == 2
-    assert "--keys surrogate needs the agent's token in PENSTOCK_TOKEN" in done.err
