@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from typing import Literal, cast
 
 import mcp_types as types
-import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 
 
@@ -65,6 +64,8 @@ def calculator(says: str | None = None) -> MCPServer:
 @asynccontextmanager
 async def serving(listener: socket.socket, says: str | None = None) -> AsyncGenerator[None]:
     """Streamable HTTP at `/mcp` and HTTP with SSE at `/sse`, on a socket that goes on listening when it is over."""
+    import uvicorn
+
     made = calculator(says)
     app = made.streamable_http_app()
     app.router.routes.extend(made.sse_app().routes)

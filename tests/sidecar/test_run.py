@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fakes.process import Gateway
 from fakes.runs import AGENTS, LEASE, PYTHON, StartRun, enqueue, events, only_attempt, said, until, when
+from fakes.shell import Refused
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import AttemptStatus, Reward, RolloutStatus
@@ -357,13 +358,18 @@ CANNOT: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize("wrong", [WRONG, CANNOT], ids=["options", "agents and judges"])
-async def test_what_is_wrong_is_told_before_anything_is_claimed(
-    client: Client, start_run: StartRun, wrong: list[tuple[tuple[str, ...], tuple[str, ...], str]]
+@pytest.mark.parametrize(("words", "agent", "why"), WRONG)
+def test_options_that_are_wrong(refused: Refused, words: tuple[str, ...], agent: tuple[str, ...], why: str) -> None:
+    code, told = refused("run", *words, *(("--", *agent) if agent else ()))
+    assert (code, why in told) == (2, True), told
+
+
+async def test_agents_and_judges_that_cannot_work_are_told_before_anything_is_claimed(
+    client: Client, start_run: StartRun
 ) -> None:
     _ = await enqueue(client, None)
-    for words, agent, message in wrong:
+    for words, agent, why in CANNOT:
         run = await start_run(*words, agent=agent)
         assert await run.ended() == 2
-        assert message in run.stderr
+        assert why in run.stderr
     assert (await client.rollout("r1")).tries == 0

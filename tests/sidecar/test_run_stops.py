@@ -134,11 +134,7 @@ def test_equal_failures_of_several_tasks_trip_it_and_all_of_them_are_handed_back
 
 @pytest.mark.parametrize(
     "between",
-    [
-        Result("ok", "a1", "w", "succeeded", 1.0),
-        failed(90, calls=1),
-        failed(90, "exit code 2: other", calls=3),
-    ],
+    [Result("ok", "a1", "w", "succeeded", 1.0), failed(90, calls=1), failed(90, "exit code 2: other", calls=3)],
 )
 def test_what_works_in_between_shows_that_it_can(between: Result) -> None:
     breaker = Breaker()

@@ -80,10 +80,7 @@ async def test_without_the_extra_the_answer_names_it(
 ) -> None:
     (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError('', name='mcp')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    async with (
-        inside(tmp_path, http) as made,
-        http.post(f"{made.base.url}/mcp/penstock", json=INITIALIZE) as response,
-    ):
+    async with inside(tmp_path, http) as made, http.post(f"{made.base.url}/mcp/penstock", json=INITIALIZE) as response:
         assert "pip install 'penstock-gateway[mcp]'" in (await response.json())["error"]["message"]
 
 

@@ -71,9 +71,8 @@ verdict = "deny"
 
 
 @pytest.fixture
-async def gateway(start_gateway: StartGateway, server: McpServer) -> Gateway:
-    """A gateway with rules."""
-    return await start_gateway(config(server) + RULES)
+def more() -> str:
+    return RULES
 
 
 @pytest.fixture
@@ -358,14 +357,18 @@ async def test_who_leaves_takes_the_question_back(client: Client, gateway: Gatew
         _ = await say(gateway, question.id, "approve")
 
 
-async def test_a_gateway_that_stops_lets_nobody_wait(client: Client, gateway: Gateway, server: McpServer) -> None:
+async def test_a_gateway_that_stops_lets_nobody_wait(
+    apart: Gateway, server: McpServer, http: aiohttp.ClientSession
+) -> None:
+    client = Client(f"{apart.address('r1')}/mcp/tools", http, {})
+    await client.open()
     waiting = asyncio.ensure_future(client.say(call("ask")))
-    _ = await asked(gateway)
-    port = gateway.port
-    _ = await gateway.terminate()
+    _ = await asked(apart)
+    port = apart.port
+    _ = await apart.terminate()
     assert b"the gateway stops" in (await waiting)[1]
-    await gateway.start(port)
-    async with Control(gateway.url) as control:
+    await apart.start(port)
+    async with Control(apart.url) as control:
         assert await control.waiting() == []
     assert calls(server) == []
 

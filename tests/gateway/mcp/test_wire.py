@@ -8,8 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.mcp_wire import Client, McpServer, answer, call, config, mcp_server, said
+from fakes.mcp_wire import Client, McpServer, answer, call, said
 from fakes.process import PATIENCE, Gateway, limit_files
 from fakes.tape import Tape
 from fakes.waiting import until
@@ -18,6 +17,12 @@ from penstock.gateway.cli.check import examine
 from penstock.gateway.model.span import Span, SpanStatus
 
 PARENT = "00-11111111111111112222222222222222-c0ffee0123456789-01"
+
+
+@pytest.fixture
+def more(server: McpServer) -> str:
+    slow = f'[mcp.servers.slow]\nurl = "{server.url}"\nfirst_byte_timeout = 0.2\n'
+    return slow + '[mcp.servers.dead]\nurl = "http://127.0.0.1:1/mcp"\n'
 
 
 def attributes(span: Span) -> dict[str, Any]:
@@ -164,8 +169,9 @@ async def test_a_client_that_leaves_is_noticed_by_the_server(client: Client, ser
 
 
 async def test_what_a_listening_client_is_told_are_spans(
-    client: Client, server: McpServer, tape: Tape, gateway: Gateway
+    apart: Gateway, server: McpServer, http: aiohttp.ClientSession
 ) -> None:
+    client, tape = Client(f"{apart.address('r1')}/mcp/tools", http, {}), Tape(apart.url, http)
     await client.open()
     async with client.listen() as stream:
         await server.listening.wait()
@@ -178,23 +184,24 @@ async def test_what_a_listening_client_is_told_are_spans(
         assert (spans["roots/list"].status, spans["roots/list"].method) == ("ok", "GET")
     spans = {span.name: span for span in await tape.spans("r1", 5)}
     assert spans["listen"].response_bytes, "which are counted, and kept as those spans only"
-    assert examine(gateway.data)[1] == []
+    assert examine(apart.data)[1] == []
 
 
 async def test_a_gateway_that_stops_or_dies_leaves_no_call_without_an_end(
-    client: Client, gateway: Gateway, http: aiohttp.ClientSession
+    apart: Gateway, http: aiohttp.ClientSession
 ) -> None:
+    client, tape = Client(f"{apart.address('r1')}/mcp/tools", http, {}), Tape(apart.url, http)
     await client.open()
     _ = await client.say(call("never"))
-    _ = await Tape(gateway.url, http).open_span("r1", name="tools/call never")
-    await gateway.kill()
-    await gateway.start(gateway.port)
-    spans = await Tape(gateway.url, http).spans("r1", 2)
+    _ = await tape.open_span("r1", name="tools/call never")
+    await apart.kill()
+    await apart.start(apart.port)
+    spans = await tape.spans("r1", 2)
     assert [(span.name, span.status) for span in spans] == [("initialize", "ok"), ("tools/call never", "interrupted")]
     _ = await client.say(call("never", id=2))
-    assert await gateway.terminate() == 0
-    await gateway.start(gateway.port)
-    ended = (await Tape(gateway.url, http).spans("r1", 3))[2]
+    assert await apart.terminate() == 0
+    await apart.start(apart.port)
+    ended = (await tape.spans("r1", 3))[2]
     assert (ended.status, ended.error) == ("error", "ended_early")
 
 
@@ -234,25 +241,23 @@ async def test_http_with_sse(gateway: Gateway, server: McpServer, http: aiohttp.
         assert not any("/admin" in path for _, path, _, _ in server.asked)
 
 
-async def test_an_unknown_server_and_a_dead_one(start_gateway: StartGateway, http: aiohttp.ClientSession) -> None:
-    async with mcp_server() as server:
-        gateway = await start_gateway(config(server))
+async def test_an_unknown_server_and_a_dead_one(gateway: Gateway, http: aiohttp.ClientSession) -> None:
     async with http.post(f"{gateway.url}/mcp/other", json=call("echo", id="x")) as reply:
         said = await reply.json()
         assert (reply.status, said["id"], said["error"]["data"]) == (404, "x", {"reason": "mcp_server"})
         assert "add [mcp.servers.other]" in said["error"]["message"]
-        assert "there are: tools, old" in said["error"]["message"]
-    async with http.post(f"{gateway.url}/mcp/tools", json=call("echo")) as reply:
+        assert "there are: tools, old, slow, dead" in said["error"]["message"]
+    async with http.post(f"{gateway.url}/mcp/dead", json=call("echo")) as reply:
         assert reply.status == 502
-        assert "upstream 'tools'" in (await reply.json())["error"]["message"]
+        assert "upstream 'dead'" in (await reply.json())["error"]["message"]
 
 
 async def test_the_tape_knows_a_call_that_it_could_not_take(
-    gateway: Gateway, server: McpServer, http: aiohttp.ClientSession, tape: Tape
+    apart: Gateway, server: McpServer, http: aiohttp.ClientSession
 ) -> None:
     """A call that is refused before it goes anywhere is one of tools, too: no call of a model is counted."""
-    url = f"{gateway.url}/rollout/r1/attempt/a1/mode/train/mcp/tools"
-    limit_files(gateway.pid, 16_384)
+    tape, url = Tape(apart.url, http), f"{apart.url}/rollout/r1/attempt/a1/mode/train/mcp/tools"
+    limit_files(apart.pid, 16_384)
     try:
 
         async def is_refused() -> bool:
@@ -261,7 +266,7 @@ async def test_the_tape_knows_a_call_that_it_could_not_take(
 
         await until(is_refused)
     finally:
-        limit_files(gateway.pid, None)
+        limit_files(apart.pid, None)
     spans = await tape.when("r1", "a1", lambda spans: any(span.error == "tape" for span in spans))
     assert {(span.kind, span.name) for span in spans} == {("tool", "tools/call echo")}
     assert [span.parent_id for span in spans if span.error == "tape"] == ["c0ffee0123456789"]
@@ -269,10 +274,9 @@ async def test_the_tape_knows_a_call_that_it_could_not_take(
 
 
 async def test_a_late_answer_names_its_setting(
-    start_gateway: StartGateway, server: McpServer, http: aiohttp.ClientSession
+    gateway: Gateway, server: McpServer, http: aiohttp.ClientSession
 ) -> None:
     server.sessions = False
-    gateway = await start_gateway(config(server, "first_byte_timeout = 0.2"))
-    async with http.post(f"{gateway.url}/mcp/tools", json=call("hang")) as reply:
+    async with http.post(f"{gateway.url}/mcp/slow", json=call("hang")) as reply:
         assert reply.status == 504
-        assert "(mcp.servers.tools.first_byte_timeout)" in (await reply.json())["error"]["message"]
+        assert "(mcp.servers.slow.first_byte_timeout)" in (await reply.json())["error"]["message"]

@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.mcp_server.replay.matching import (
-    Matcher,
-    Miss,
-    canonical,
-    differences,
-    key,
-    nearest,
-)
+from penstock.gateway.mcp_server.replay.matching import Matcher, Miss, canonical, differences, key, nearest
 from penstock.gateway.mcp_server.replay.recording import Call
 
 SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-5, 5) | st.text(max_size=3)

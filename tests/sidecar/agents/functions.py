@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.gateway.model.rollout import Judgement
-from penstock.gateway.model.transcript import Transcript
+if TYPE_CHECKING:  # Most of these are agents, which would wait for the import.
+    from penstock.gateway.model.rollout import Judgement
+    from penstock.gateway.model.transcript import Transcript
 
 
 def double(task: Any) -> dict[str, Any]:
@@ -40,6 +41,8 @@ def answered(task: Any, output: Any) -> float:
 
 async def judged(task: Any, output: Any, transcript: Transcript) -> Judgement:
     """An async judge with an opinion of its own."""
+    from penstock.gateway.model.rollout import Judgement
+
     await asyncio.sleep(0)
     return Judgement(value=0.75, source="judge", reason=f"{transcript.outcome.exit_code}")
 

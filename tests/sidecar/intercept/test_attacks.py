@@ -128,10 +128,7 @@ async def test_nor_is_what_was_wrong_with_an_address_kept_whole(rig: Rig, url: s
     assert len(one.problem) < 500
 
 
-ENDLESS = (
-    "Content-Length: 0\r\n\r\nGET http://x/ HTTP/1.1\r\nX: ",
-    "Transfer-Encoding: chunked\r\n\r\n0\r\nX: ",
-)
+ENDLESS = ("Content-Length: 0\r\n\r\nGET http://x/ HTTP/1.1\r\nX: ", "Transfer-Encoding: chunked\r\n\r\n0\r\nX: ")
 
 
 @pytest.mark.parametrize("rest", ENDLESS)

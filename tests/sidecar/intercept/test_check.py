@@ -83,12 +83,14 @@ WRONG = {
     "GIT_SSL_CAINFO": "{folder}/odd.pem",
     "REQUESTS_CA_BUNDLE": "{folder}/other.pem",
     "NODE_USE_ENV_PROXY": "",
+    "ANTHROPIC_UNIX_SOCKET": "/nowhere",
 }
 SAID = {
     "curl": "none.pem: No such file or directory",
     "git": "odd.pem holds no certificates",
     "Python requests": "does not hold the certificate of this sidecar",
     "Node.js (Gemini CLI)": "NODE_USE_ENV_PROXY is not set",
+    "Claude Code, by its socket": "/nowhere: No such file or directory",
 }
 
 
@@ -111,11 +113,13 @@ async def test_what_is_wrong_is_named(
         assert words in found[client]
 
 
-async def test_a_host_that_the_gateway_does_not_know(shell: Shell) -> None:
-    done = await shell.run("sidecar", "check", "--intercept", "llm.example.com")
+async def test_a_unix_socket_and_a_host_that_the_gateway_does_not_know(shell: Shell) -> None:
+    done = await shell.run("sidecar", "check", "--socket", "--intercept", "llm.example.com")
     assert done.code == 1
-    assert "add an [[upstream]] with that host" in rows(done.text)["llm.example.com"]
-    assert done.text.endswith("1 of 17 are not right.\n")
+    found = rows(done.text)
+    assert found["Claude Code, by its socket"] == "the sidecar listens"
+    assert "add an [[upstream]] with that host" in found["llm.example.com"]
+    assert done.text.endswith("1 of 18 are not right.\n")
 
 
 async def test_nothing_runs(shell: Shell) -> None:
@@ -124,15 +128,6 @@ async def test_nothing_runs(shell: Shell) -> None:
     assert rows(done.text)["Python requests"] == GOOD
     gone = "NOT RIGHT: the gateway could not be reached: 127.0.0.1:9 could not be reached: Connection refused"
     assert rows(done.text)["api.openai.com"] == gone
-
-
-async def test_a_unix_socket(shell: Shell) -> None:
-    done = await shell.run("sidecar", "check", "--socket")
-    assert rows(done.text)["Claude Code, by its socket"] == "the sidecar listens"
-    shell.env["PATH"] += ":/usr/bin"
-    inner = ("env", "ANTHROPIC_UNIX_SOCKET=/nowhere", *PENSTOCK, "sidecar", "check", "--here")
-    done = await shell.run("sidecar", "run", "--", *inner)
-    assert "/nowhere: No such file or directory" in rows(done.text)["Claude Code, by its socket"]
 
 
 async def test_a_machine_without_nft(shell: Shell) -> None:

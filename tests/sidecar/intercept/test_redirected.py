@@ -16,13 +16,14 @@ from penstock.sidecar.intercept import redirecting, rules
 from penstock.sidecar.intercept.hello import LARGEST, Opening, opening
 from penstock.sidecar.intercept.names import Names
 
-LABEL = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
+EDGE = st.sampled_from("abz019")
+LABEL = st.one_of(EDGE, st.tuples(EDGE, st.text("abz019-", max_size=20), EDGE).map("".join))
 NAME = st.lists(LABEL, min_size=1, max_size=6).map(".".join).filter(lambda it: not it.replace(".", "").isdigit())
 
 
 def hello(name: str | None, alpn: tuple[str, ...] = ("h2", "http/1.1")) -> bytes:
     """As OpenSSL says it."""
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the certificates of this machine, which take long
     context.check_hostname = False
     context.set_alpn_protocols(alpn)
     sent = ssl.MemoryBIO()
@@ -94,7 +95,7 @@ def question(name: str, kind: int = 1, number: int = 7) -> bytes:
     return struct.pack("!HHHHHH", number, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!HH", kind, 1)
 
 
-@given(st.lists(NAME, min_size=1, max_size=20))
+@given(st.lists(NAME, min_size=1, max_size=8))
 def test_each_name_has_an_address_of_its_own(asked: list[str]) -> None:
     names = Names()
     found = dict[str, str]()

@@ -108,16 +108,7 @@ async def test_an_agent_may_have_its_token_for_a_key(
     gateway = await start_gateway(config + 'key_env = "REAL_KEY"\n', env={"REAL_KEY": "sk-ant-the-real-one"})
     async with http.post(gateway.url + "/api/tokens", json={"rollout": "r7"}) as made:
         token = (await made.json())["token"]
-    words = (
-        "sidecar",
-        "--socket",
-        "--keys",
-        "surrogate",
-        "--",
-        sys.executable,
-        "-c",
-        KEYS + CURL,
-    )
+    words = ("sidecar", "--socket", "--keys", "surrogate", "--", sys.executable, "-c", KEYS + CURL)
     done = await Shell(gateway.url, rig.shell.folder, PENSTOCK).run(
         *words, PENSTOCK_TOKEN=token, ANTHROPIC_API_KEY="sk-ant-mine", ANTHROPIC_AUTH_TOKEN="sk-ant-mine"
     )

@@ -48,12 +48,24 @@ def whole(tools: dict[str, str]) -> Found:
     return lived("nft", tools["nft"])
 
 
-@pytest.fixture(scope="module", params=["nft", "iptables"])
-def own(request: pytest.FixtureRequest, tools: dict[str, str]) -> Found:
+@functools.cache
+def ran(tool: str, path: str) -> Found:
     """What happens to agents in networks of their own."""
     if not alone.possible():
         pytest.skip("this machine gives a process no namespaces of its own")
-    return alone.run("fakes.redirected_run", PATH=tools[request.param])
+    return alone.run("fakes.redirected_run", *(() if tool == "nft" else ("rules",)), PATH=path)
+
+
+@pytest.fixture(scope="module", params=["nft", "iptables"])
+def own(request: pytest.FixtureRequest, tools: dict[str, str]) -> Found:
+    """What depends on the rules."""
+    return ran(request.param, tools[request.param])
+
+
+@pytest.fixture(scope="module")
+def others(tools: dict[str, str]) -> Found:
+    """What does not, besides."""
+    return ran("nft", tools["nft"])
 
 
 def egress(found: Found) -> dict[str, Any]:
@@ -127,22 +139,23 @@ def test_rules_are_made_by_whoever_has_the_right(pod: Found) -> None:
 def test_an_agent_in_a_network_of_its_own_sends_what_it_sends_without(own: Found) -> None:
     assert len(own["direct"]) == 1
     assert own["curl"]["asked"] == own["direct"]
-    assert own["python"]["out"] == "hello\nhello\n"
-    assert [span["kind"] for span in own["spans"]][:3] == ["llm", "llm", "llm"]
+    assert own["spans"][0]["kind"] == "llm"
 
 
-def test_it_is_who_it_was_and_has_no_rights_over_its_network(own: Found) -> None:
-    assert own["user"]["out"] == "0\n", "who has started it, and it could not take its network down"
-    assert own["user"]["code"] == 128 + 15
-    assert own["absent"]["code"] == 127
-    assert "'no-such-command' could not be started" in own["absent"]["err"]
+def test_it_is_who_it_was_and_has_no_rights_over_its_network(others: Found) -> None:
+    assert others["user"]["out"] == "0\n", "who has started it, and it could not take its network down"
+    assert others["user"]["code"] == 128 + 15
+    assert others["absent"]["code"] == 127
+    assert "'no-such-command' could not be started" in others["absent"]["err"]
 
 
-def test_each_name_leads_to_the_sidecar_which_looks_it_up(own: Found) -> None:
-    assert '"rollout": "r1"' in own["check"]["out"]
-    assert "nowhere.test:443 could not be reached" in own["unknown"]["err"]
-    assert "nowhere.test:443 may not be reached from here" in own["deny"]["err"]
-    events = [span["attributes"] for span in own["spans"] if span["kind"] == "event"]
+def test_each_name_leads_to_the_sidecar_which_looks_it_up(others: Found) -> None:
+    assert others["python"]["out"] == "hello\nhello\n"
+    assert [span["kind"] for span in others["spans"]][:3] == ["llm", "llm", "llm"]
+    assert '"rollout": "r1"' in others["check"]["out"]
+    assert "nowhere.test:443 could not be reached" in others["unknown"]["err"]
+    assert "nowhere.test:443 may not be reached from here" in others["deny"]["err"]
+    events = [span["attributes"] for span in others["spans"] if span["kind"] == "event"]
     assert [(event["server.address"], event["fate"]) for event in events] == [
         ("nowhere.test", "tunnel"),
         ("nowhere.test", "deny"),

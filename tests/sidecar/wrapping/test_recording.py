@@ -15,6 +15,7 @@ from conftest import StartGateway
 from fakes.process import PATIENCE, Gateway
 from fakes.shell import Shell
 from fakes.tape import Tape
+from fakes.waiting import until
 from fakes.wrapping import ANSWERING, NOWHERE, SDK_SERVER, Wrapping, answering
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -315,31 +316,36 @@ async def listed(wrapping: Wrapping, described: str) -> None:
     assert (code, described in out.decode()) == (0, True)
 
 
-async def known(shell: Shell, name: str, wanted: str, *more: str) -> None:
-    """Waits until that is known of a server. What it lists is read a moment after it was recorded."""
-    text = ""
-    async with asyncio.timeout(PATIENCE):
-        while wanted not in text:
-            text = (await shell.run("mcp", "definitions", name, *more)).text
+async def known(tape: Tape, name: str, versions: int = 1) -> None:
+    """Waits until so many versions of a server's list are known. It is read a moment after it was recorded."""
+
+    async def are_known() -> bool:
+        async with tape.http.get(f"{tape.url}/api/mcp/definitions/{name}") as found:
+            return found.status == 200 and len((await found.json())["versions"]) == versions
+
+    await until(are_known)
 
 
-async def test_what_a_wrapped_server_lists_has_versions(wrapping: Wrapping, tmp_path: Path) -> None:
+async def test_what_a_wrapped_server_lists_has_versions(wrapping: Wrapping, tape: Tape, tmp_path: Path) -> None:
     shell = Shell(wrapping.url, tmp_path)
     for described in ("Finds pages.", "Finds pages.", "Finds pages and passwords."):
         await listed(wrapping, described)
-    await known(shell, "tools", "{+pages and passwords.+}", "--diff")
+    await known(tape, "tools", versions=2)
+    assert "{+pages and passwords.+}" in (await shell.run("mcp", "definitions", "tools", "--diff")).text
     approved = await shell.run("mcp", "approve", "tools", "--who", "ada", "--why", "harmless")
     assert (approved.code, approved.err) == (0, "")
 
 
-async def test_a_wrapper_cannot_speak_for_a_server_of_the_settings(start_gateway: StartGateway, tmp_path: Path) -> None:
+async def test_a_wrapper_cannot_speak_for_a_server_of_the_settings(
+    start_gateway: StartGateway, tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
     gateway = await start_gateway(f'[mcp.servers.tools]\nurl = "{NOWHERE}/mcp"\n')
-    wrapping, shell = Wrapping(tmp_path / "state", gateway.url), Shell(gateway.url, tmp_path)
+    wrapping, tape = Wrapping(tmp_path / "state", gateway.url), Tape(gateway.url, http)
     await listed(wrapping, "Finds pages.")
     # Lists are read in their order.
     await listed(replace(wrapping, name="other"), "Finds pages.")
-    await known(shell, "other", "search")
-    assert "search" not in (await shell.run("mcp", "definitions", "tools")).text
+    await known(tape, "other")
+    assert "search" not in str((await tape.get("/api/mcp/definitions/tools"))["versions"])
 
 
 async def test_rules_are_tried_on_wrapped_calls(wrapping: Wrapping, tape: Tape, tmp_path: Path) -> None:
