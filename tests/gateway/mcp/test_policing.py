@@ -219,8 +219,12 @@ async def test_results_in_streams_are_redacted(client: Client, server: McpServer
     assert b"[redacted]" in told
 
 
-async def test_what_no_person_can_be_shown_is_refused(client: Client, server: McpServer) -> None:
+async def test_what_no_person_can_be_shown_is_refused(
+    apart: Gateway, server: McpServer, http: aiohttp.ClientSession
+) -> None:
     """How deep a call can be nested that is read, and cannot be written again, depends on who asks."""
+    client = Client(f"{apart.address('r1')}/mcp/tools", http, {})
+    await client.open()
 
     async def said(arguments: str) -> str:
         body = f'{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"fails","arguments":{arguments}}}}}'

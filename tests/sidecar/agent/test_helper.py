@@ -7,23 +7,29 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from fakes.ports import steady_ports
-from fakes.process import PATIENCE, ROOT, Gateway
-from fakes.runs import AGENTS, PYTHON, Run, StartRun, enqueue, only_attempt, said
+from fakes.process import PATIENCE, ROOT, Gateway, running, upstreams
+from fakes.provider import serving
+from fakes.runs import AGENTS, PYTHON, events, only_attempt, runs, said
 from fakes.shell import Shell
 
 import penstock
 from penstock.gateway.client.client import Client
 from penstock.gateway.model import nesting
-from penstock.gateway.model.rollout import Reward
+from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.rollout import Reward, RolloutConfig
 from penstock.gateway.model.span import Span
 from penstock.sidecar.agent import helper, helper_sender
 
 SPEAKS = (PYTHON, str(AGENTS / "speaks.py"))
+TASKS = ("nested", "async", "threads", "child", "end", "abrupt", "odd")
+SHARED = pytest.mark.asyncio(loop_scope="module")
 LIGHT = """
 import sys
 before = set(sys.modules)
@@ -42,17 +48,37 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 
 
-async def ran(client: Client, start_run: StartRun, task: str, *words: str, code: int = 0) -> Run:
-    """An agent that has done this."""
-    _ = await enqueue(client, task)
-    run = await (start_run(*words) if words else start_run(agent=SPEAKS))
-    assert await run.ended() == code, run.stderr
-    return run
+@dataclass(frozen=True)
+class Told:
+    """Agents of all tasks have run, and said what they do."""
+
+    gateway: Gateway
+    client: Client
+
+    async def spans(self, rollout: str) -> list[Span]:
+        """All of the attempt, but its output and its end."""
+        return [one async for one in self.client.spans(rollout) if one.name not in ("stdout", "stderr", "exit")]
 
 
-async def spans(client: Client) -> list[Span]:
-    """All of the attempt, but its output and its end."""
-    return [one async for one in client.spans("r1") if one.name not in ("stdout", "stderr", "exit")]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Told]:
+    home = tmp_path_factory.mktemp("told")
+    async with (
+        serving() as provider,
+        running(home / "gateway", upstreams(openai=provider.openai_url)) as gateway,
+        Client(gateway.url) as client,
+        runs(gateway.url, home) as start_run,
+    ):
+        one_attempt = RolloutConfig(max_attempts=1)
+        forked = RolloutSpec(id="forked", input="nested", config=one_attempt)
+        for specs, words, code in (
+            ([RolloutSpec(id=task, input=task, config=one_attempt) for task in TASKS], (), 1),  # `odd` fails
+            ([forked], ("--preload", "--callable", "speaks:work"), 0),
+        ):
+            _ = await client.enqueue(specs)
+            run = await start_run(*words, agent=() if words else SPEAKS)
+            assert await run.ended() == code, run.stderr
+        yield Told(gateway, client)
 
 
 def label(span: Span) -> str:
@@ -69,10 +95,10 @@ def inside(found: list[Span]) -> dict[str, str | None]:
     }
 
 
-@pytest.mark.parametrize("words", [(), ("--preload", "--callable", "speaks:work")], ids=["command", "forked function"])
-async def test_spans_stand_in_each_other(client: Client, start_run: StartRun, words: tuple[str, ...]) -> None:
-    run = await ran(client, start_run, "nested", *words)
-    found = await spans(client)
+@SHARED
+@pytest.mark.parametrize("rollout", ["nested", "forked"])
+async def test_spans_stand_in_each_other(told: Told, rollout: str) -> None:
+    found = await told.spans(rollout)
     assert inside(found) == {
         "plan": None,
         "llm": "plan",
@@ -104,15 +130,14 @@ async def test_spans_stand_in_each_other(client: Client, start_run: StartRun, wo
         "felt good",
     )
     assert not reward.trusted
-    assert (await only_attempt(client)).reward is None
-    assert run.stderr.count("penstock:") == 0
+    attempt = await only_attempt(told.client, rollout)
+    assert (attempt.status, attempt.reward) == ("succeeded", None)
+    assert said(await events(told.client, rollout), "stderr") == ""
 
 
-async def test_show_shows_them_in_each_other(
-    gateway: Gateway, client: Client, start_run: StartRun, tmp_path: Path
-) -> None:
-    _ = await ran(client, start_run, "nested")
-    shown = (await Shell(gateway.url, tmp_path).run("show", "r1")).text
+@SHARED
+async def test_show_shows_them_in_each_other(told: Told, tmp_path: Path) -> None:
+    shown = (await Shell(told.gateway.url, tmp_path).run("show", "nested")).text
     depth = {
         name: line.index("#")
         for line in shown.splitlines()
@@ -131,9 +156,9 @@ async def test_show_shows_them_in_each_other(
     assert "otel  book  error  ValueError: no seat" in shown
 
 
-async def test_async_spans_beside_each_other_are_told_apart(client: Client, start_run: StartRun) -> None:
-    _ = await ran(client, start_run, "async")
-    found = await spans(client)
+@SHARED
+async def test_async_spans_beside_each_other_are_told_apart(told: Told) -> None:
+    found = await told.spans("async")
     names = {span.span_id: label(span) for span in found}
     above = sorted((label(span), names.get(span.parent_id or "", "")) for span in found)
     assert above == [
@@ -147,9 +172,9 @@ async def test_async_spans_beside_each_other_are_told_apart(client: Client, star
     ]
 
 
-async def test_threads_and_children_lose_nothing(client: Client, start_run: StartRun) -> None:
-    _ = await ran(client, start_run, "threads")
-    found = await spans(client)
+@SHARED
+async def test_threads_and_children_lose_nothing(told: Told) -> None:
+    found = await told.spans("threads")
     names = {span.span_id: label(span) for span in found}
     above = {label(span): names.get(span.parent_id or "") for span in found if span.kind == "otel"}
     assert above == {"outer": None, "alone": None, "inside": "outer"}
@@ -157,27 +182,27 @@ async def test_threads_and_children_lose_nothing(client: Client, start_run: Star
     assert worked == {"alone": "alone", "inside": "inside"}
 
 
-async def test_a_child_process_speaks_too(client: Client, start_run: StartRun) -> None:
-    _ = await ran(client, start_run, "child")
-    assert inside(await spans(client)) == {"parent": None, "child": "parent", "born": "child"}
+@SHARED
+async def test_a_child_process_speaks_too(told: Told) -> None:
+    assert inside(await told.spans("child")) == {"parent": None, "child": "parent", "born": "child"}
 
 
-async def test_nothing_is_lost_at_the_end(client: Client, start_run: StartRun) -> None:
-    _ = await ran(client, start_run, "end")
-    assert {label(span) for span in await spans(client)} == {"from a thread", "at exit", "reward"}
+@SHARED
+async def test_nothing_is_lost_at_the_end(told: Told) -> None:
+    assert {label(span) for span in await told.spans("end")} == {"from a thread", "at exit", "reward"}
 
 
-async def test_whoever_leaves_at_once_can_wait_before(client: Client, start_run: StartRun) -> None:
-    _ = await ran(client, start_run, "abrupt")
-    assert [span.name for span in await spans(client)] == ["last words"]
+@SHARED
+async def test_whoever_leaves_at_once_can_wait_before(told: Told) -> None:
+    assert [span.name for span in await told.spans("abrupt")] == ["last words"]
 
 
-async def test_odd_values_are_kept_and_odd_rewards_are_not(client: Client, start_run: StartRun) -> None:
-    _ = await ran(client, start_run, "odd", code=1)
-    attempt = await only_attempt(client)
+@SHARED
+async def test_odd_values_are_kept_and_odd_rewards_are_not(told: Told) -> None:
+    attempt = await only_attempt(told.client, "odd")
     assert attempt.outcome is not None
     assert attempt.outcome.exit_code == 1
-    found = await spans(client)
+    found = await told.spans("odd")
     assert [(span.kind, span.name, span.status) for span in found] == [
         ("event", "unnamed", "ok"),
         ("otel", "unnamed", "error"),
@@ -194,7 +219,7 @@ async def test_odd_values_are_kept_and_odd_rewards_are_not(client: Client, start
         assert (span.attributes or {}).items() >= kept.items()
     assert found[1].error == "SystemExit"
     complaint = "penstock: a reward must be a finite number, not 'nan': it is not sent"
-    printed = said([one async for one in client.spans("r1") if one.name == "stderr"], "stderr").splitlines()
+    printed = said(await events(told.client, "odd"), "stderr").splitlines()
     assert printed == [complaint, "lost the way"], "a process complains once"
 
 
