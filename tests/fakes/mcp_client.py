@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
+import anyio
 import mcp_types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from fakes.process import ROOT
+from fakes.shell import Shell
 from mcp.client.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.shared.message import SessionMessage
 
 from penstock.gateway.client.client import Client as Control
 from penstock.gateway.mcp_server.server import make_server
 
+Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+
 
 @asynccontextmanager
-async def connected(
-    url: str, *options: str, mode: str = "auto", errors: TextIO = sys.stderr, **env: str
-) -> AsyncGenerator[Client]:
+async def connected(url: str, *options: str, mode: str = "auto", **env: str) -> AsyncGenerator[Client]:
     """A client of a server that speaks to the gateway at `url`."""
-    server = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "penstock", "mcp", *options],
-        env={"PENSTOCK_GATEWAY": url, "PYTHONPATH": str(ROOT), **env},
-    )
-    async with Client(stdio_client(server, errors), mode=mode) as client:
-        yield client
+    shell = Shell(url, ROOT)
+    process = await shell.start("mcp", *options, stdin=asyncio.subprocess.PIPE, **env)
+    try:
+        async with Client(piped(process), mode=mode) as client:
+            yield client
+    finally:
+        print((await shell.end_of(process, ("mcp", *options)))[1].decode())
+
+
+@asynccontextmanager
+async def piped(process: asyncio.subprocess.Process) -> AsyncGenerator[Streams]:
+    """The SDK's own, `stdio_client`, starts a process itself: one that has yet to import everything."""
+    heard, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    write, told = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def hear() -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+            await heard.send(SessionMessage(message))
+
+    async def tell() -> None:
+        assert process.stdin is not None
+        async for one in told:
+            process.stdin.write(one.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+
+    async with heard, read, write, told, anyio.create_task_group() as group:
+        group.start_soon(hear)
+        group.start_soon(tell)
+        yield read, write
+        group.cancel_scope.cancel()
 
 
 @asynccontextmanager

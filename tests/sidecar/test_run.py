@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import waiting
 from fakes.process import Gateway
 from fakes.runs import AGENTS, LEASE, PYTHON, StartRun, enqueue, events, only_attempt, said, until, when
 from fakes.shell import Refused
@@ -280,17 +281,16 @@ async def test_workers_say_what_they_use(client: Client, start_run: StartRun, tm
     smi.parent.mkdir()
     _ = smi.write_text("#!/bin/sh\necho '41, 1024'\necho '7, 512'\n")
     smi.chmod(0o755)
-    script = "x = bytearray(50 << 20)\nwhile True: pass"
+    script = "import time\nx = bytearray(50 << 20)\nwhile True: _ = sum(range(50_000)); time.sleep(0.02)"
     path = f"{smi.parent}:/usr/bin:/bin"
     run = await start_run(*LEASE, "--name", "w1", agent=(PYTHON, "-c", script), env={"PATH": path})
-    worker = (await client.workers())[0] if await client.workers() else None
-    while (
-        worker is None
-        or (worker.figures.cpu_percent or 0) <= 1
-        or (worker.figures.memory_bytes or 0) < 50 << 20
-        or worker.figures.gpu_percent is None
-    ):
-        worker = next(iter(await client.workers()), None)
+
+    async def all_is_known() -> bool:
+        found = [one.figures for one in await client.workers() if one.figures.gpu_percent is not None]
+        return any((one.cpu_percent or 0) > 1 and (one.memory_bytes or 0) > 50 << 20 for one in found)
+
+    await waiting.until(all_is_known)
+    (worker,) = await client.workers()
     assert (worker.id, worker.attempts) == ("w1", ["r1/a1"])
     assert (worker.figures.gpu_percent, worker.figures.gpu_memory_bytes) == (41.0, 1536 << 20)
     _ = await client.cancel("r1")

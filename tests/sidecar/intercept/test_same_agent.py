@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
-from fakes.process import Gateway
+from fakes.process import Gateway, catches, running
+from fakes.pty_program import pty_program
+from fakes.responses_websocket import Host, websocket_host
+from fakes.runs import until
 from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
+from fakes.websocket_agent import WEBSOCKET_AGENT
+
+from penstock.sidecar.intercept.authority import Authority
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -40,6 +49,8 @@ sys.stdout.write(subprocess.run(line, capture_output=True, text=True, check=True
 """
 
 
+LAST = signal.SIGUSR2
+"""Of the signals that a sidecar passes on, the last that it is ready for: one that comes before ends it alone."""
 SCRIPTS = {"openai": OPENAI, "requests": REQUESTS, "urllib": URLLIB, "curl": CURL}
 
 
@@ -93,5 +104,64 @@ async def test_signals_and_the_exit_code_pass(rig: Behind) -> None:
     process = await shell.start("sidecar", "--", sys.executable, "-c", script)
     assert process.stdout is not None
     assert await process.stdout.readline() == b"up\n"
+    await until(lambda: catches(process.pid, LAST))
     process.terminate()
     assert await process.wait() == 143
+
+
+IN_A_TERMINAL = """
+import signal, sys
+def told(number, _):
+    print(signal.Signals(number).name, flush=True)
+for one in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(one, told)
+print("ready", flush=True)
+sys.stdin.readline()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("sent", ["\x03", signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+async def test_an_agent_in_a_terminal_hears_of_it_once(sent: str | signal.Signals) -> None:
+    """Keys, which the terminal tells both, and a signal to the sidecar alone."""
+    name = "SIGINT" if isinstance(sent, str) else sent.name
+    sidecar = (*PENSTOCK, "sidecar", "run", "--gateway", "http://127.0.0.1:9", "--")
+    command = (*sidecar, sys.executable, "-c", IN_A_TERMINAL)
+    async with pty_program(command, {**os.environ, "TERM": "xterm"}) as program:
+        _ = await program.until(lambda text: "ready" in text)
+        await until(lambda: catches(program.process.pid, LAST))
+        if isinstance(sent, str):
+            program.write(sent)
+        else:
+            program.signal(sent)
+        _ = await program.until(lambda text: name in text)
+        program.write("go on\n")
+        text = await program.until(lambda text: "done" in text)
+        assert text.count(name) == 1
+        assert await program.ended() == 0
+
+
+def opened(host: Host) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Its openings, without their keys, which are random."""
+    return [(path, [it for it in headers.raw_items() if it[0] != "Sec-WebSocket-Key"]) for path, headers in host.opened]
+
+
+async def test_a_websocket_passes(tmp_path: Path) -> None:
+    """And each answer is a call."""
+    authority, trust = Authority.here(["localhost"]), tmp_path / "host.pem"
+    trust.write_text(authority.pem)
+    async with websocket_host(authority.context("localhost")) as host:
+        name = host.url.partition("://")[2]
+        text = f'[[upstream]]\nname = "host"\nbase_url = "{host.url}/v1"\nca_file = "{trust}"\n'
+        agent = ("-c", WEBSOCKET_AGENT.replace("HOST", name))
+        async with running(tmp_path / "gateway", text) as gateway, aiohttp.ClientSession() as http:
+            direct = await Shell(gateway.url, tmp_path, (sys.executable,)).run(*agent, SSL_CERT_FILE=str(trust))
+            assert (direct.code, direct.text) == (0, "said 1\nsaid 2\n"), direct.err
+            first = opened(host), host.asked
+            host.opened, host.asked = [], []
+            words = ("sidecar", "--rollout", "r1", "--intercept", name, "--", sys.executable, *agent)
+            done = await Shell(gateway.url, tmp_path, PENSTOCK).run(*words)
+            assert (done.code, done.out, done.err) == (0, direct.out, "")
+            assert (opened(host), host.asked) == first
+            spans = await Tape(gateway.url, http).spans("r1", 2)
+    assert [(span.dialect, span.http_status, span.status) for span in spans] == [("responses", 101, "ok")] * 2

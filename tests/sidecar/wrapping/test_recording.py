@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
 from conftest import StartGateway
+from fakes.mcp_sdk_server import calculator
 from fakes.process import PATIENCE, Gateway
 from fakes.shell import Shell
 from fakes.tape import Tape
@@ -49,14 +49,6 @@ def shown(spans: list[Span]) -> list[tuple[str | None, str, str | None]]:
     return sorted((span.name, span.status.value, span.error) for span in spans if span.name != "end session")
 
 
-@asynccontextmanager
-async def speaking(*command: str, mode: str, env: dict[str, str] | None = None) -> AsyncGenerator[Client]:
-    """The official client of a server that it starts."""
-    server = StdioServerParameters(command=command[0], args=list(command[1:]), env=env)
-    async with Client(stdio_client(server), mode=mode) as client:
-        yield client
-
-
 async def used(client: Client) -> list[object]:
     """What an agent gets that uses each tool."""
     listed = sorted(tool.name for tool in (await client.list_tools()).tools)
@@ -73,10 +65,11 @@ async def used(client: Client) -> list[object]:
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_the_official_sdk_sees_no_difference(wrapping: Wrapping, tape: Tape, mode: str) -> None:
-    async with speaking(*SDK_SERVER, mode=mode, env=wrapping.variables) as client:
+    async with Client(calculator(), mode=mode) as client:
         direct = await used(client)
-    wrapped = wrapping.command(*SDK_SERVER, options=("--rollout", "r1"))
-    async with speaking(*wrapped, mode=mode, env=wrapping.variables) as client:
+    command, *words = wrapping.command(*SDK_SERVER, options=("--rollout", "r1"))
+    server = StdioServerParameters(command=command, args=words, env=wrapping.variables)
+    async with Client(stdio_client(server), mode=mode) as client:
         assert await used(client) == direct
     spans = await tape.when("r1", "a1", ended(1))
     tools = [span for span in spans if span.kind == "tool"]
@@ -173,17 +166,13 @@ async def test_a_session_without_a_rollout_gets_one(
 
 
 AGENT = """
-import asyncio, sys
-from mcp.client.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
-
-async def main():
-    # As most agents do: the server gets hardly any variables.
-    server = StdioServerParameters(command=sys.argv[1], args=sys.argv[2:], env={"PYTHONPATH": %r, "XDG_STATE_HOME": %r})
-    async with Client(stdio_client(server)) as client:
-        print((await client.call_tool("add", {"a": 1, "b": 2})).structured_content)
-
-asyncio.run(main())
+import json, subprocess, sys
+asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {}}}
+# As most agents do: the server gets hardly any variables.
+env = {"PYTHONPATH": %r, "XDG_STATE_HOME": %r}
+line = json.dumps(asked).encode() + b"\\n"
+done = subprocess.run(sys.argv[1:], input=line, stdout=subprocess.PIPE, env=env, check=True)
+assert b"tools/call" in done.stdout
 """
 
 
@@ -195,7 +184,7 @@ async def test_an_agent_of_penstock_run_needs_no_more_than_the_command(
     (tmp_path / "agent.py").write_text(AGENT % (wrapping.variables["PYTHONPATH"], str(wrapping.state)))
     (tmp_path / "tasks.jsonl").write_text('{"id": "q1", "input": 1}\n')
     assert (await shell.run("enqueue", "tasks.jsonl")).code == 0
-    ran = await shell.run("run", "--", sys.executable, "agent.py", *wrapping.command(*SDK_SERVER))
+    ran = await shell.run("run", "--", sys.executable, "agent.py", *wrapping.command(sys.executable, "-c", ANSWERING))
     assert ran.code == 0, ran.err
     rollout = (await tape.get("/api/rollouts"))["rollouts"][0]
     spans = await tape.when(rollout["id"], rollout["attempt"], ended(1))
