@@ -439,15 +439,9 @@ async def test_a_changed_list_is_denied_and_so_are_its_calls(place: Place) -> No
     _ = await place.tools([*SAFE, {"name": "echo"}])
     _ = await place.kept()
     told = await place.tools([*POISONED["shadowing"], {"name": "echo"}])
-    assert told["error"] == {
-        "code": -32600,
-        "message": (
-            "server 'tools': tools that it lists are not as they were approved (changed write), and "
-            'mcp.servers.tools.on_change = "deny"; see `penstock mcp definitions tools --diff`, then '
-            "`penstock mcp approve tools`"
-        ),
-        "data": {"reason": "definitions"},
-    }
+    assert (told["error"]["code"], told["error"]["data"]) == (-32600, {"reason": "definitions"})
+    for part in ("(changed write)", "mcp.servers.tools.on_change", "`penstock mcp approve tools`"):
+        assert part in told["error"]["message"]
     asked = len(place.server.asked)
     status, body = await place.client().say(call("write", id="w"))
     assert (status, json.loads(body)["id"], json.loads(body)["error"]["data"]) == (200, "w", {"reason": "definitions"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from fakes.tape import Tape
 from penstock.gateway.dialects.mcp import messages
 from penstock.gateway.mcp.hosted.host import Ending, Host
 from penstock.gateway.mcp.hosted.session import Owner, Session
+from penstock.gateway.mcp.hosted.streams import Stream
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.server_settings import McpServer
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.store.directory import Damaged
 
 Take = Callable[[str], Hosted]
-Host1 = Callable[..., Awaitable[Hosted]]
+Alone = Callable[..., Awaitable[Hosted]]
 SERVERS: dict[str, Habits] = {
     **{name: () for name in ("dying", "killing", "noisy", "endless", "mute", "deaf", "good", "attempt")},
     "never": ("", "dies"),
@@ -58,7 +59,7 @@ def take(named: Callable[[str, aiohttp.ClientSession], Hosted], http: aiohttp.Cl
 
 
 @pytest.fixture
-def alone(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Host1:
+def alone(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Alone:
     """A gateway of the test's own that hosts a server with these settings and habits."""
 
     async def host(more: str = "", *habits: str, env: dict[str, str] | None = None) -> Hosted:
@@ -148,7 +149,7 @@ def environments_of(mark: str) -> list[str]:
     return [Path(f"/proc/{pid}/environ").read_text(errors="replace") for pid in processes(mark)]
 
 
-async def test_nothing_of_the_gateway_is_in_its_environment(alone: Host1, tmp_path: Path) -> None:
+async def test_nothing_of_the_gateway_is_in_its_environment(alone: Alone, tmp_path: Path) -> None:
     more = f'env = {{ LITERAL = "x" }}\nenv_keys = ["ITS_KEY"]\ncwd = "{tmp_path}"\nopen_files = 77\ncpu_seconds = 50\n'
     own = {"PENSTOCK_ADMIN_KEY": "k" * 20, "OPENAI_API_KEY": "sk-upstream-1234567890", "ITS_KEY": "its-own-key-12345"}
     hosted = await alone(more + "memory_bytes = 4000000000\n", env=own)
@@ -285,7 +286,7 @@ async def test_there_is_a_limit_to_processes(take: Take) -> None:
 
 
 @pytest.mark.parametrize("how", ["end", "terminate", "kill"])
-async def test_nothing_is_left_of_a_stubborn_server(take: Take, alone: Host1, how: str) -> None:
+async def test_nothing_is_left_of_a_stubborn_server(take: Take, alone: Alone, how: str) -> None:
     """It ignores the end of its input and TERM, and so does what it has started in a session of its own."""
     hosted = take("stubborn") if how == "end" else await alone("", "stubborn")
     client = await hosted.opened()
@@ -329,7 +330,7 @@ async def test_the_end_of_an_attempt_ends_its_processes(take: Take) -> None:
     await until_left(hosted.mark, 3)
 
 
-async def test_an_open_request_ends_with_the_gateway(alone: Host1) -> None:
+async def test_an_open_request_ends_with_the_gateway(alone: Alone) -> None:
     hosted = await alone()
     client = await hosted.opened()
     waiting = asyncio.ensure_future(client.say(call("hangs")))
@@ -341,3 +342,43 @@ async def test_an_open_request_ends_with_the_gateway(alone: Host1) -> None:
     assert [span.status for span in spans] == [SpanStatus.OK, SpanStatus.CANCELLED]
     assert (await client.say(call("echo")))[0] == 404
     await hosted.gone()
+
+
+# What waits for a client holds the process up while the client is there, and is bounded while it is not ---------------
+
+
+async def test_a_client_that_is_slow_is_waited_for() -> None:
+    stream = Stream()
+    stream.attached = True
+    stream.put(b"x" * (1 << 20))
+    await stream.room()
+    stream.put(b"y")
+    waiting = asyncio.ensure_future(stream.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert await stream.next() == b"x" * (1 << 20)
+    await waiting
+    stream.put(b"z" * (2 << 20))
+    waiting = asyncio.ensure_future(stream.room())
+    stream.leave()
+    await waiting
+
+
+@pytest.mark.parametrize(("count", "size"), [(1500, 1), (30, 1 << 20)])
+async def test_of_what_waits_for_nobody_the_oldest_is_dropped(count: int, size: int) -> None:
+    stream = Stream()
+    for number in range(count):
+        stream.put(b"%d" % number + b"x" * size)
+        await stream.room()
+    later = Stream()
+    later.take_over(stream)
+    assert await stream.next() is None
+    later.end()
+    found = [line async for line in lines(later)]
+    assert len(found) == count - stream.dropped
+    assert (len(found), found[-1]) == (1000 if size == 1 else 7, b"%d" % (count - 1) + b"x" * size)
+
+
+async def lines(stream: Stream) -> AsyncGenerator[bytes]:
+    while (line := await stream.next()) is not None:
+        yield line

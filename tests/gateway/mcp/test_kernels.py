@@ -110,7 +110,7 @@ def started(server: McpServer, tmp_path: Path, http: aiohttp.ClientSession, monk
 
     def start(code: str) -> AbstractAsyncContextManager[Inside]:
         (tmp_path / "company_policy.py").write_text(code)
-        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
         monkeypatch.delitem(sys.modules, "company_policy", raising=False)
         return inside(tmp_path, http, mcp={"servers": {"tools": {"url": server.url}}}, policy=[RULE])
 

@@ -17,8 +17,9 @@ import pytest
 from conftest import StartGateway
 from fakes.mcp_client import connected
 from fakes.mcp_sdk_server import serving
-from fakes.mcp_wire import INITIALIZE, Client, McpServer, answer, call, config, mcp_server
+from fakes.mcp_wire import INITIALIZE, Client, McpServer, answer, call, mcp_server
 from fakes.process import PATIENCE, Gateway
+from fakes.rig import inside
 from fakes.shell import Shell
 from fakes.tape import Tape, finished
 from mcp import Client as SdkClient
@@ -37,8 +38,10 @@ async def server() -> AsyncGenerator[McpServer]:
 
 
 @pytest.fixture
-async def gateway(start_gateway: StartGateway, server: McpServer) -> Gateway:
-    return await start_gateway(config(server, f'[mcp.servers.other]\nurl = "{server.url}"'))
+async def gateway(tmp_path: Path, http: aiohttp.ClientSession, server: McpServer) -> AsyncGenerator[Gateway]:
+    servers = {name: {"url": server.url} for name in ("tools", "other")}
+    async with inside(tmp_path, http, mcp={"servers": servers}) as made:
+        yield Gateway(tmp_path / "none.toml", made.base.data, made.base.log_path, url=made.base.url)
 
 
 @pytest.fixture
@@ -305,8 +308,7 @@ async def test_what_cannot_be_played_is_said_at_once(
         pass
     await tape.written()
     assert "r4/a1 has no recorded call of a server of tools" in await refused(shell, "r4")
-    await gateway.kill()
-    assert "cannot reach the gateway" in await refused(shell, "r2")
+    assert "cannot reach the gateway" in await refused(Shell("http://127.0.0.1:9", shell.folder), "r2")
 
 
 async def test_several_servers_are_one(

@@ -104,15 +104,16 @@ def test_a_miss_names_the_nearest_call_and_what_differs() -> None:
     miss = matcher.take("tools/call", {"name": "search", "arguments": {"city": "Bergen", "n": [1], "x": {}}})
     assert isinstance(miss, Miss)
     assert miss.code == -32602
-    assert miss.message == (
-        "this call is not recorded. The nearest is tools/call search (a1#2), and 3 places differ: "
-        '/arguments/city is "Oslo" there and "Bergen" here; /arguments/n/1 is 2 there and nothing here; '
-        "/arguments/x is nothing there and {} here"
-    )
+    assert "The nearest is tools/call search (a1#2), and 3 places differ: " in miss.message
+    assert miss.message.partition("differ: ")[2].split("; ") == [
+        '/arguments/city is "Oslo" there and "Bergen" here',
+        "/arguments/n/1 is 2 there and nothing here",
+        "/arguments/x is nothing there and {} here",
+    ]
     assert miss.data["differs"] == ["/arguments/city", "/arguments/n/1", "/arguments/x"]
     unknown = matcher.take("prompts/get", {"name": "p"})
     assert isinstance(unknown, Miss)
-    assert (unknown.code, unknown.message) == (-32601, "the recording has no prompts/get; it has: tools/call")
+    assert (unknown.code, unknown.message.rpartition("; ")[2]) == (-32601, "it has: tools/call")
 
 
 def test_after_the_last_answer_lists_go_on_and_tools_do_not() -> None:

@@ -7,11 +7,10 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 from fakes.process import PATIENCE
-from fakes.tls_host import TlsHost, tls_host
+from fakes.tls_host import TlsHost
 
 from penstock.sidecar.intercept import redirected
 from penstock.sidecar.intercept.authority import Authority
@@ -20,16 +19,12 @@ from penstock.sidecar.intercept.policy import Policy
 from penstock.sidecar.intercept.visit import Passed
 from penstock.sidecar.intercept.ways import Binding
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 AWAY = "http://127.0.0.1:1"
 ELSEWHERE = "127.0.0.2"
 """An address of the agent's own choice. `localhost` has 127.0.0.1."""
 ASK = b'POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 28\r\n\r\n{"model":"m","messages":[]} '
-
-
-@pytest.fixture
-async def host(tmp_path: Path) -> AsyncGenerator[TlsHost]:
-    async with tls_host(tmp_path) as made:
-        yield made
 
 
 @asynccontextmanager
