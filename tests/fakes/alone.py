@@ -29,7 +29,7 @@ def possible(alone: tuple[str, ...] = ALONE) -> bool:
     return shutil.which("unshare") is not None and subprocess.run([*alone, "true"], capture_output=True).returncode == 0
 
 
-def run(module: str, *arguments: str, alone: tuple[str, ...] = ALONE, **env: str) -> dict[str, Any]:
+def run(module: str, *arguments: str, alone: tuple[str, ...] = ALONE, **env: str) -> Any:
     """What a module prints, as JSON, that is run in there. Fails with what it has said otherwise."""
     command = [*alone, sys.executable, "-m", module, *arguments]
     done = subprocess.run(

@@ -30,7 +30,7 @@ async def connected(url: str, *options: str, mode: str = "auto", **env: str) -> 
         async with Client(piped(process), mode=mode) as client:
             yield client
     finally:
-        print((await shell.end_of(process, ("mcp", *options)))[1].decode())
+        print((await shell.end_of(process, ("mcp", *options), b""))[1].decode())
 
 
 @asynccontextmanager

@@ -1,9 +1,9 @@
 """A pod: an agent of one user, a sidecar of another in transparent mode, and rules of the kernel in between.
 
-    python -m fakes.redirected_pod TOOL
+    python -m fakes.redirected_pod TOOL ...
 
 `pod` is the network it runs in, as root; `world` is another one, at the end of a cable, with the model host and another
-one. Prints what came of it, as JSON.
+one. Prints what came of it with each tool, as JSON.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def lay_cable(far: int) -> None:
         _ = subprocess.run(["nsenter", "--net", "--target", str(far), "ip", *line.split()], check=True)
 
 
-async def main(folder: Path, tool: str) -> dict[str, Any]:
+async def main(folder: Path, tools: list[str]) -> dict[str, Any]:
     """In the pod's network."""
     command = ("unshare", "--net", "--", sys.executable, "-m", "fakes.redirected_pod", "world", str(folder))
     other = await asyncio.create_subprocess_exec(
@@ -203,7 +203,8 @@ async def main(folder: Path, tool: str) -> dict[str, Any]:
         trust = folder / "host-ca.pem"
         text = f'[[upstream]]\nname = "host"\nbase_url = "https://llm.test/v1"\nca_file = "{trust}"\n'
         async with running(folder, text) as gateway:
-            return await tried(Pod(folder, other, gateway), tool)
+            pod = Pod(folder, other, gateway)
+            return {tool: await tried(pod, tool) for tool in tools}
     finally:
         with suppress(ProcessLookupError):
             other.kill()
@@ -218,4 +219,4 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory(prefix="penstock-pod-") as made:
             Path(made).chmod(0o755)
             know(Path(made), f"{FOUR} llm.test other.test\n{SIX} llm.test\n")
-            print(json.dumps(asyncio.run(main(Path(made), sys.argv[1]))))
+            print(json.dumps(asyncio.run(main(Path(made), sys.argv[1:]))))

@@ -1,9 +1,9 @@
 """`penstock sidecar run --mode transparent`, tried in namespaces of the test's own.
 
-    python -m fakes.redirected_run [rules]
+    python -m fakes.redirected_run PATH PATH
 
-The model host `llm.test` has an address that is none of loopback, and port 443. Prints what came of it, as JSON; with
-`rules` only of what depends on the rules of the kernel.
+The model host `llm.test` has an address that is none of loopback, and port 443. Each PATH has another tool for
+rules of the kernel. Prints what came of it with each, as JSON; with the second, only of what depends on the rules.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ ASK = ("curl", "-sS", "-d", '{"model":"m","messages":[]}', "https://llm.test/v1/
 class World:
     """A host, a gateway, a shell."""
 
-    def __init__(self, host: TlsHost, gateway: Gateway, folder: Path) -> None:
-        self.host, self.gateway = host, gateway
+    def __init__(self, host: TlsHost, gateway: Gateway, folder: Path, rollout: str, path: str) -> None:
+        self.host, self.gateway, self.rollout = host, gateway, rollout
+        self.env = {"SSL_CERT_FILE": str(host.trust), "PATH": path}
         self.shell = Shell(gateway.url, folder, PENSTOCK)
 
     async def run(self, *command: str, options: tuple[str, ...] = ()) -> Done:
         """An agent in a network of its own."""
-        own = ("sidecar", "run", "--mode", "transparent", "--rollout", "r1", "--intercept", "llm.test")
-        return await self.shell.run(*own, *options, "--", *command, SSL_CERT_FILE=str(self.host.trust))
+        own = ("sidecar", "run", "--mode", "transparent", "--rollout", self.rollout, "--intercept", "llm.test")
+        return await self.shell.run(*own, *options, "--", *command, **self.env)
 
     async def asked(self) -> list[str]:
         """What the host was asked since the last time."""
@@ -87,7 +88,7 @@ async def tried(world: World, rules: bool) -> dict[str, Any]:
     found["killed"] = await killed(world)
     async with aiohttp.ClientSession() as http:
         wanted = 1 if rules else 5
-        spans = await Tape(world.gateway.url, http).when("r1", "a1", lambda spans: len(spans) >= wanted)
+        spans = await Tape(world.gateway.url, http).when(world.rollout, "a1", lambda spans: len(spans) >= wanted)
     found["spans"] = [span.model_dump(mode="json", include={"kind", "status", "attributes"}) for span in spans]
     return found
 
@@ -97,13 +98,13 @@ async def killed(world: World) -> dict[str, Any]:
     script = f"exec {sys.executable} -c '{KILLED}' $PPID"
     process = await world.shell.start(
         *("sidecar", "run", "--mode", "transparent", "--intercept", "llm.test", "--", "sh", "-c", script),
-        SSL_CERT_FILE=str(world.host.trust),
+        **world.env,
     )
     out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
     return {"code": process.returncode, "out": out.decode(), "asked": await world.asked()}
 
 
-async def main(folder: Path) -> dict[str, Any]:
+async def main(folder: Path) -> list[dict[str, Any]]:
     """In the namespaces."""
     authority, host = Authority.here(["llm.test"]), TlsHost()
     host.trust = folder / "host-ca.pem"
@@ -111,7 +112,8 @@ async def main(folder: Path) -> dict[str, Any]:
     server = await asyncio.start_server(host.serve, ADDRESS, 443, ssl=authority.context("llm.test"))
     text = f'[[upstream]]\nname = "host"\nbase_url = "https://llm.test/v1"\nca_file = "{host.trust}"\n'
     async with running(folder, text) as gateway:
-        found = await tried(World(host, gateway, folder), sys.argv[1:] == ["rules"])
+        worlds = [World(host, gateway, folder, f"r{n}", path) for n, path in enumerate(sys.argv[1:], 1)]
+        found = [await tried(world, world is not worlds[0]) for world in worlds]
     server.close()
     return found
 

@@ -161,7 +161,7 @@ async def test_a_gateway_that_is_killed_loses_no_answer_and_doubles_none(start_g
 
 DAY, LATE = 86_400.0, 3600.0
 """Seconds; nothing is late by itself while the test runs."""
-STREAMS = 250
+STREAMS = 400
 MOST = 32 << 10
 """Bytes of memory that a stream may cost here. 10,000 of them cost 12 KB each: python -m bench.mcp_streams."""
 

@@ -28,44 +28,42 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return paths(tmp_path_factory.mktemp("netfilter"))
 
 
-@functools.cache
-def lived(tool: str, path: str) -> Found:
-    """What happens in a pod whose rules were made by a tool."""
+@pytest.fixture(scope="module")
+def pods(tools: dict[str, str]) -> Found:
+    """What happens in a pod, by the tool that has made its rules; with the second, only what depends on them."""
     if os.geteuid() != 0 or not alone.possible(alone.ROOT_ALONE):
         pytest.skip("a pod has several users: only root can make one")
-    return alone.run("fakes.redirected_pod", tool, alone=alone.ROOT_ALONE, PATH=path)
+    path = os.pathsep.join([tools["nft"], tools["iptables"]])
+    return alone.run("fakes.redirected_pod", "nft", "iptables", alone=alone.ROOT_ALONE, PATH=path)
 
 
 @pytest.fixture(scope="module", params=["nft", "iptables"])
-def pod(request: pytest.FixtureRequest, tools: dict[str, str]) -> Found:
-    """What depends on the rules."""
-    return lived(request.param, tools[request.param])
+def pod(request: pytest.FixtureRequest, pods: Found) -> Found:
+    return pods[request.param]
 
 
 @pytest.fixture(scope="module")
-def whole(tools: dict[str, str]) -> Found:
-    """What does not, besides."""
-    return lived("nft", tools["nft"])
+def whole(pods: Found) -> Found:
+    return pods["nft"]
 
 
-@functools.cache
-def ran(tool: str, path: str) -> Found:
-    """What happens to agents in networks of their own."""
+@pytest.fixture(scope="module")
+def networks(tools: dict[str, str]) -> Found:
+    """What happens to agents in networks of their own, by the tool; with the second, only what depends on the rules."""
     if not alone.possible():
         pytest.skip("this machine gives a process no namespaces of its own")
-    return alone.run("fakes.redirected_run", *(() if tool == "nft" else ("rules",)), PATH=path)
+    found = alone.run("fakes.redirected_run", tools["nft"], tools["iptables"], PATH=tools["nft"])
+    return dict(zip(("nft", "iptables"), found, strict=True))
 
 
 @pytest.fixture(scope="module", params=["nft", "iptables"])
-def own(request: pytest.FixtureRequest, tools: dict[str, str]) -> Found:
-    """What depends on the rules."""
-    return ran(request.param, tools[request.param])
+def own(request: pytest.FixtureRequest, networks: Found) -> Found:
+    return networks[request.param]
 
 
 @pytest.fixture(scope="module")
-def others(tools: dict[str, str]) -> Found:
-    """What does not, besides."""
-    return ran("nft", tools["nft"])
+def others(networks: Found) -> Found:
+    return networks["nft"]
 
 
 def egress(found: Found) -> dict[str, Any]:
