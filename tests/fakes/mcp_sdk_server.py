@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal, cast
 
@@ -62,26 +62,36 @@ def calculator(says: str | None = None) -> MCPServer:
 
 
 @asynccontextmanager
-async def serving(listener: socket.socket, says: str | None = None) -> AsyncGenerator[None]:
-    """Streamable HTTP at `/mcp` and HTTP with SSE at `/sse`, on a socket that goes on listening when it is over."""
+async def serving(listeners: Sequence[socket.socket], says: str | None = None) -> AsyncGenerator[None]:
+    """Streamable HTTP at `/mcp` of the first, in this process, and HTTP with SSE at `/sse` of the second, in another,
+    where an answer seldom comes before its question is taken. Both sockets go on listening when it is over."""
     import uvicorn
 
-    made = calculator(says)
-    app = made.streamable_http_app()
-    app.router.routes.extend(made.sse_app().routes)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    serving = asyncio.ensure_future(server.serve([listener.dup()]))
+    first, second = listeners
+    server = uvicorn.Server(uvicorn.Config(calculator(says).streamable_http_app(), log_level="error"))
+    here = asyncio.ensure_future(server.serve([first.dup()]))
+    command = (sys.executable, __file__, str(second.fileno()), "sse-here", says or "")
+    there = await asyncio.create_subprocess_exec(*command, pass_fds=[second.fileno()])
     try:
         yield
     finally:
         server.should_exit = True
-        await serving
+        there.kill()
+        _ = await asyncio.gather(here, there.wait())
+
+
+def main(place: str, transport: str = "streamable-http", says: str = "") -> None:
+    """`place`: a port; of `sse-here`, the descriptor of a socket that listens."""
+    app = calculator(says or None)
+    if transport == "stdio":
+        app.run("stdio")
+    elif transport == "sse-here":
+        import uvicorn
+
+        uvicorn.run(app.sse_app(), fd=int(place), log_level="error")
+    else:
+        app.run(cast(Literal["streamable-http", "sse"], transport), host="127.0.0.1", port=int(place))
 
 
 if __name__ == "__main__":
-    app = calculator()
-    if sys.argv[2:] == ["stdio"]:
-        app.run("stdio")
-    else:
-        transport = cast(Literal["streamable-http", "sse"], sys.argv[2] if len(sys.argv) > 2 else "streamable-http")
-        app.run(transport, host="127.0.0.1", port=int(sys.argv[1]))
+    main(*sys.argv[1:])
