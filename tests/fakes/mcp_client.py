@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -10,7 +11,7 @@ from typing import Any, cast
 import anyio
 import mcp_types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from fakes.process import ROOT
+from fakes.process import PATIENCE, ROOT
 from fakes.shell import Shell
 from mcp.client.client import Client
 from mcp.shared.message import SessionMessage
@@ -78,6 +79,45 @@ async def beside(url: str, write: bool = False, key: str | None = None, mode: st
     finally:
         over.set()
         await living
+
+
+class Talk:
+    """A client of a process that writes lines itself."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.process, self._stdin, self._stdout, self._stderr = process, process.stdin, process.stdout, process.stderr
+
+    def tell(self, message: Any) -> None:
+        """A message, or bytes that are a line of their own."""
+        line = message if isinstance(message, bytes) else json.dumps(message).encode()
+        self._stdin.write(line + b"\n")
+
+    async def hear(self) -> Any:
+        """The next message."""
+        return json.loads(await asyncio.wait_for(self._stdout.readline(), PATIENCE))
+
+    async def ask(self, message: Any) -> Any:
+        """The message that comes next."""
+        self.tell(message)
+        return await self.hear()
+
+    def stop_reading(self) -> None:
+        """Whatever it is told from now on breaks its pipe."""
+        self.process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+
+    async def ended(self) -> tuple[int, str]:
+        """(exit code, what it has noted), as soon as it ends although its stdin is open."""
+        code = await asyncio.wait_for(self.process.wait(), PATIENCE)
+        return code, (await self._stderr.read()).decode()
+
+    async def end(self) -> str:
+        """What it has noted. Nothing else is on stdout, and it has ended well."""
+        out, err = await asyncio.wait_for(self.process.communicate(b""), PATIENCE)
+        assert (self.process.returncode, out) == (0, b""), err
+        return err.decode()
 
 
 async def answered(client: Client, tool: str, **arguments: Any) -> tuple[dict[str, Any], str]:

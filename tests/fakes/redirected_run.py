@@ -50,13 +50,13 @@ class World:
 
     def __init__(self, host: TlsHost, gateway: Gateway, folder: Path, rollout: str, path: str) -> None:
         self.host, self.gateway, self.rollout = host, gateway, rollout
-        self.env = {"SSL_CERT_FILE": str(host.trust), "PATH": path}
         self.shell = Shell(gateway.url, folder, PENSTOCK)
+        self.shell.env |= {"SSL_CERT_FILE": str(host.trust), "PATH": path}
 
     async def run(self, *command: str, options: tuple[str, ...] = ()) -> Done:
         """An agent in a network of its own."""
         own = ("sidecar", "run", "--mode", "transparent", "--rollout", self.rollout, "--intercept", "llm.test")
-        return await self.shell.run(*own, *options, "--", *command, **self.env)
+        return await self.shell.run(*own, *options, "--", *command)
 
     async def asked(self) -> list[str]:
         """What the host was asked since the last time."""
@@ -98,7 +98,6 @@ async def killed(world: World) -> dict[str, Any]:
     script = f"exec {sys.executable} -c '{KILLED}' $PPID"
     process = await world.shell.start(
         *("sidecar", "run", "--mode", "transparent", "--intercept", "llm.test", "--", "sh", "-c", script),
-        **world.env,
     )
     out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
     return {"code": process.returncode, "out": out.decode(), "asked": await world.asked()}

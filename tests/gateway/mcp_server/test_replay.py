@@ -15,10 +15,10 @@ import aiohttp
 import mcp_types as types
 import pytest
 from conftest import StartGateway
-from fakes.mcp_client import connected
+from fakes.mcp_client import Talk, connected
 from fakes.mcp_sdk_server import serving
 from fakes.mcp_wire import INITIALIZE, Client, McpServer, answer, call, mcp_server
-from fakes.process import PATIENCE, Gateway
+from fakes.process import Gateway
 from fakes.rig import inside
 from fakes.shell import Shell
 from fakes.tape import Tape, finished
@@ -57,31 +57,6 @@ def tape(gateway: Gateway, http: aiohttp.ClientSession) -> Tape:
 @pytest.fixture
 def shell(gateway: Gateway, tmp_path: Path) -> Shell:
     return Shell(gateway.url, tmp_path)
-
-
-class Talk:
-    """A client that writes lines itself."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
-
-    def tell(self, message: Any) -> None:
-        self._stdin.write(json.dumps(message).encode() + b"\n")
-
-    async def hear(self) -> Any:
-        return json.loads(await asyncio.wait_for(self._stdout.readline(), PATIENCE))
-
-    async def ask(self, message: Any) -> Any:
-        self.tell(message)
-        return await self.hear()
-
-    async def end(self) -> str:
-        """What it has noted. Nothing else is on stdout, and it has ended well."""
-        out, err = await asyncio.wait_for(self._process.communicate(b""), PATIENCE)
-        assert (self._process.returncode, out) == (0, b""), err
-        return err.decode()
 
 
 @asynccontextmanager
@@ -260,13 +235,10 @@ async def test_lines_of_a_file_are_answered_before_it_ends(client: Client, shell
 async def test_a_client_that_has_gone_is_no_error(client: Client, shell: Shell, tape: Tape) -> None:
     await client.open()
     _ = await tape.spans("r1", 1)
-    process = await shell.start("mcp", "replay", "r1", stdin=asyncio.subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stderr is not None
-    process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
-    process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
-    assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
-    assert await process.stderr.read() == b""
+    async with replayed(shell, "r1") as talk:
+        talk.stop_reading()
+        talk.tell(INITIALIZE)
+        assert await talk.ended() == (0, "")
 
 
 # What is refused before a word ---------------------------------------------------------------------------------------
