@@ -284,8 +284,8 @@ class McpCall(LimitedCall):
                 del self._waiting[one.id]
                 if self._listens:
                     self._note(one).noted()
-            elif self._session is None or not self._session.server_answers(one.id, one.raw):
-                self._resent(one)
+            elif self._session is not None and not self._session.server_answers(one.id, one.raw):
+                self._session.answers_early(one.id, one.raw)
         elif one.kind == "request":
             made = self._note(one)
             made.begin()
@@ -300,9 +300,6 @@ class McpCall(LimitedCall):
         kept = self._all_interests() if one.kind == "answer" or self._listens else (self._interests,)
         for watch in next(filter(None, (some.heard(one) for some in kept)), ()):
             watch(one.raw)
-
-    def _resent(self, one: Sent) -> None:
-        """An answer that nobody waits for: a server repeats its last events when a stream is resumed."""
 
     def _note(self, one: Sent) -> Message:
         shared = self._shared

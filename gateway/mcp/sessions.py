@@ -29,6 +29,10 @@ OWED_BYTES: Final = 64 << 20
 """Bytes of them."""
 UNWANTED: Final = 1000
 """Requests of one session that are known to be cancelled, the newest."""
+EARLY: Final = 8
+"""Answers of one session that nobody waits for yet, the newest."""
+EARLY_BYTES: Final = 8 << 20
+"""Bytes of them."""
 PASSED: Final = 256
 """Messages of one session by which those are told that a server says again, the newest."""
 _LONG: Final = 128
@@ -61,7 +65,7 @@ _NOTHING: Final[dict[Any, Any]] = {}
 class Session:
     """One session of one server."""
 
-    __slots__ = ("_asked", "_asking", "_passed", "_unwanted", "interests", "rollout")
+    __slots__ = ("_asked", "_asking", "_early", "_passed", "_unwanted", "interests", "rollout")
 
     def __init__(self, rollout: str) -> None:
         self.rollout = rollout
@@ -72,6 +76,8 @@ class Session:
         """Requests of the client, by id, and when their exchanges ended."""
         self._asking: _Owed = _NOTHING
         """Requests of the server, by id, and since when."""
+        self._early: dict[bytes, bytes] = _NOTHING
+        """Answers that came before the exchanges of their requests had ended, by id."""
         self._unwanted: dict[bytes, None] = _NOTHING
         """Requests that the client does not want any more, by id."""
         self._passed: dict[tuple[str, int], None] = _NOTHING
@@ -93,8 +99,11 @@ class Session:
         return known
 
     def keep(self, id: bytes, request: Kept) -> None:
-        """Keeps a request of the client whose exchange has ended without the answer."""
-        self._asked = self._replace(self._asked, id, request)
+        """Keeps a request of the client whose exchange has ended without the answer, unless that has come already."""
+        if (early := self._early.pop(id, None)) is not None:
+            request.answered(early, monotonic())
+        else:
+            self._asked = self._replace(self._asked, id, request)
 
     def asks(self, id: bytes, request: Kept) -> None:
         """Keeps a request of the server."""
@@ -113,6 +122,14 @@ class Session:
     def server_answers(self, id: bytes, answer: bytes) -> bool:
         """An answer of the server passes; False if nobody waits for it here."""
         return self._settle(self._asked, id, answer)
+
+    def answers_early(self, id: bytes, answer: bytes) -> None:
+        """An answer passes for which nobody waits yet: in HTTP with SSE a server may give it before it says that it has
+        taken the message which asks."""
+        self._early = self._early or {}
+        self._early[id] = answer
+        while len(self._early) > EARLY or sum(map(len, self._early.values())) > EARLY_BYTES:
+            self._early.pop(next(iter(self._early)))
 
     def client_answers(self, id: bytes, answer: bytes) -> bool:
         """An answer of the client passes; False if the server has not asked."""

@@ -168,8 +168,10 @@ class Owed:
     def __init__(self, weight: int = 1) -> None:
         self.weight = weight
         self.given = 0
+        self.answers: list[bytes] = []
 
-    def answered(self, answer: bytes, now: float) -> None: ...
+    def answered(self, answer: bytes, now: float) -> None:
+        self.answers.append(answer)
 
     def given_up(self) -> None:
         self.given += 1
@@ -188,6 +190,22 @@ def test_what_a_session_owes_is_bounded() -> None:
     for number in range(2 * sessions.UNWANTED):
         session.cancel(b"%d" % number)
     assert (session.unwanted([b"0"]), session.unwanted([b"1", b"%d" % (sessions.UNWANTED + 1)])) == (False, True)
+
+
+def test_an_answer_may_come_before_the_end_of_the_exchange_that_asked() -> None:
+    session = Session("r1")
+    for number in range(2 * sessions.EARLY):
+        session.answers_early(b"%d" % number, b"early")
+    forgotten, first, second, large = (Owed() for _ in range(4))
+    last = b"%d" % (2 * sessions.EARLY - 1)
+    for id, one in ((b"0", forgotten), (last, first), (last, second)):
+        session.keep(id, one)
+    assert [one.answers for one in (forgotten, first, second)] == [[], [b"early"], []]
+    assert session.server_answers(last, b"late")
+    assert second.answers == [b"late"]
+    session.answers_early(b"x", b"x" * (sessions.EARLY_BYTES + 1))
+    session.keep(b"x", large)
+    assert large.answers == [], "what is too large is not kept"
 
 
 def test_ids_of_any_length_cost_little() -> None:
