@@ -163,5 +163,6 @@ def test_each_name_leads_to_the_sidecar_which_looks_it_up(others: Found) -> None
 def test_nothing_else_leads_out_of_its_network(own: Found) -> None:
     assert own["quic"]["code"] == 1
     assert own["killed"]["code"] == -9
-    assert "Connection refused" in own["killed"]["out"]
+    # Reset: it was there first, and waited to be taken.
+    assert any(f"Connection {what}" in own["killed"]["out"] for what in ("refused", "reset"))
     assert own["killed"]["asked"] == []
