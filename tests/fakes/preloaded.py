@@ -12,6 +12,7 @@ import asyncio
 import atexit
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -86,6 +87,22 @@ class Fork:
         self.send_signal(signal.SIGKILL)
 
 
+class Alone(Fork):
+    """A fork that is waited for without an event loop, as `subprocess.Popen` is."""
+
+    def __init__(self, pid: int, out: IO[bytes], status: int) -> None:
+        super().__init__(pid)
+        self.output, self._status = out, status
+
+    def wait(self, timeout: float) -> int:
+        """Its exit code, when it has ended; in time, or it fails the test."""
+        if self.returncode is None:
+            assert select.select([self._status], [], [], timeout)[0], f"process {self.pid} did not end"
+            self.returncode = _exit_code(self._status)
+            self.output.close()
+        return self.returncode
+
+
 class Transport(base_subprocess.BaseSubprocessTransport):
     """As that of `asyncio.create_subprocess_exec`, of a fork."""
 
@@ -116,10 +133,15 @@ class Transport(base_subprocess.BaseSubprocessTransport):
         self._loop.add_reader(status, self._ended, status)
 
     def _ended(self, status: int) -> None:
-        said = os.read(status, 4)
         self._loop.remove_reader(status)
-        os.close(status)
-        self._process_exited(os.waitstatus_to_exitcode(int.from_bytes(said)) if said else -signal.SIGKILL)
+        self._process_exited(_exit_code(status))
+
+
+def _exit_code(status: int) -> int:
+    """What the server says of a process that has ended."""
+    said = os.read(status, 4)
+    os.close(status)
+    return os.waitstatus_to_exitcode(int.from_bytes(said)) if said else -signal.SIGKILL
 
 
 def _stream(place: int, given: File, before: list[int], theirs: ExitStack) -> tuple[IO[bytes] | None, int]:
@@ -224,3 +246,15 @@ def _knocked(listening: socket.socket) -> None:
         knocker.sendall(server.start(told, [*fds, knocker.fileno()]).to_bytes(4))
         for fd in fds:
             os.close(fd)
+
+
+def alone(*arguments: str | Path, env: Mapping[str, str], stderr: IO[bytes]) -> Alone:
+    """The same for who has no event loop; its output is in a pipe."""
+    server = _server(env, at_once=True)
+    assert server is not None
+    told = {"arguments": [str(word) for word in arguments], "env": dict(env), "cwd": str(Path.cwd())}
+    (out, their_out), (status, their_status) = os.pipe(), os.pipe()
+    pid = server.start(told, [0, their_out, stderr.fileno(), their_status])
+    os.close(their_out)
+    os.close(their_status)
+    return Alone(pid, os.fdopen(out, "rb"), status)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -19,9 +17,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 import aiohttp
-from fakes.odd import Connection, Odd, Script
+from fakes.odd import Connection, Odd, Script, request, send
+from fakes.preloaded import alone
 from fakes.process import PATIENCE, ROOT, memory_of, upstream, write_config
-from fakes.raw import Headers, Wire, connect, post
+from fakes.raw import Headers, Wire, connect, post, reply
 from fakes.tape import Tape
 
 from penstock.gateway.app import Gateway
@@ -31,6 +30,7 @@ from penstock.gateway.model.span import Span
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
+GOOD = reply(200, b"{}")
 BACKLOG = 4096
 """The kernel tells a connection that finds this full only seconds later that it should try again, and sometimes never.
 """
@@ -99,6 +99,13 @@ class Rig:
         """An upstream that plays these scripts."""
         return odd_on(self.base.listener, *scripts)
 
+    async def passes(self, sent: bytes | None = None, answer: bytes = GOOD) -> tuple[bytes, bytes]:
+        """One call that is answered so: what its client gets, and what the upstream was sent."""
+        async with self.upstream([request(), send(answer)]) as upstream, self.client() as client:
+            client.send(self.call() if sent is None else sent)
+            got = await client.message()
+            return got, (await upstream.connection(0)).requests[0]
+
     async def unaddressed(self, count: int) -> list[Span]:
         """The spans of calls to paths with the test's rollout in the query, oldest first, as soon as there are so
         many."""
@@ -137,31 +144,16 @@ def based(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         entries = (upstream("up", url + "/v1", "openai"), upstream("anthropic-up", url, "anthropic"))
         text = config + "\n" + "".join(entry.rstrip("\n") + f"\n{upstream_config}\n\n" for entry in entries)
-        command = [
-            sys.executable,
-            "-m",
-            "penstock",
-            "serve",
-            "--config",
-            write_config(home, text),
-            "--data",
-            home / "data",
-        ]
+        command = ("serve", "--config", write_config(home, text), "--data", home / "data", "--port", "0")
         with (home / "stderr").open("wb") as log:
-            process = subprocess.Popen(
-                [*command, "--port", "0"],
-                env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(env or {}),
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-        assert process.stdout is not None
+            process = alone(*command, env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | dict(env or {}), stderr=log)
         try:
-            line = process.stdout.readline().decode()
+            line = process.output.readline().decode()
             assert line.startswith("penstock listening on "), (home / "stderr").read_text()
             yield Base(line.split()[-1], home / "data", home / "stderr", listener, process.pid)
         finally:
             process.terminate()
-            process.communicate(timeout=PATIENCE)
+            process.wait(PATIENCE)
             print((home / "stderr").read_text())
 
 

@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable
 PATIENCE_S = 60.0
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool]) -> None:
     """Comes back as soon as it holds."""
     limit = asyncio.timeout(PATIENCE_S)
     try:
         async with limit:
             while True:
-                if await condition():
+                found = condition()
+                if found if isinstance(found, bool) else await found:
                     return
                 await asyncio.sleep(0.02)
     except TimeoutError:

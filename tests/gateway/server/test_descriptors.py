@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 from uuid import uuid4
 
 import aiohttp
 import pytest
 from fakes.gateway_workers import held, served_by, workers
+from fakes.handing_over import END, begin, exit_code, is_parent, streaming, turns_away
 from fakes.mcp_hosted import Hosted, config, processes
-from fakes.odd import request, send, wait
-from fakes.process import Gateway, children, command, running, upstream
-from fakes.raw import chunk, events_head, post
-from fakes.rig import CHAT, odd_on
-from fakes.waiting import until
+from fakes.process import Gateway, children, running
 
-EVENT = chunk(b"data: 1\n\n")
-END = chunk(b"data: [DONE]\n\n") + chunk(b"")
-STREAM = [request(), send(events_head() + EVENT), wait("go"), send(END)]
 LISTENS = "0A"
 
 
 async def reload(gateway: Gateway) -> None:
     """Returns when only the new process serves."""
     await gateway.reload()
-
-    async def is_parent() -> bool:
-        return b"penstock.gateway.server.parent" in command(gateway.pid)
-
-    await until(is_parent)
+    await is_parent(gateway)
 
 
 def own(gateway: Gateway) -> set[str]:
@@ -59,30 +48,14 @@ async def test_what_a_gateway_starts_holds_nothing_of_it(flags: tuple[str, ...],
             assert {name for pid in found for name in held(pid) & own(gateway)} == set()
 
 
-async def test_nobody_connects_to_workers_that_drain_after_a_reload(
-    tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        up = upstream("up", f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "openai")
-        async with odd_on(listener, STREAM) as odd, running(tmp_path, up, "--workers", "2") as gateway:
-            await reload(gateway)
-            (successor,) = children(gateway.pid)
-            async with served_by(gateway, workers(successor)[1]) as wire:
-                wire.send(post(f"/rollout/r/attempt/a1{CHAT}", b'{"model":"m","stream":true}'))
-                await wire.until(EVENT)
-                os.kill(gateway.pid, signal.SIGTERM)
-
-                async def turns_away() -> bool:
-                    try:
-                        async with http.get(f"{gateway.url}/readyz", timeout=aiohttp.ClientTimeout(1)):
-                            return False
-                    except aiohttp.ClientConnectorError:
-                        return True
-                    except (TimeoutError, aiohttp.ClientConnectionError):
-                        return False
-
-                await until(turns_away)
-                odd.go("go")
-                assert await wire.message() == END
-            assert gateway.process is not None
-            assert await gateway.process.wait() == 0
+async def test_nobody_connects_to_workers_that_drain_after_a_reload(tmp_path: Path) -> None:
+    async with streaming() as (odd, up), running(tmp_path, up, "--workers", "2") as gateway:
+        await reload(gateway)
+        (successor,) = children(gateway.pid)
+        async with served_by(gateway, workers(successor)[1]) as wire:
+            await begin(wire, "r")
+            os.kill(gateway.pid, signal.SIGTERM)
+            await turns_away(gateway)
+            odd.go("go")
+            assert await wire.message() == END
+        assert await exit_code(gateway) == 0

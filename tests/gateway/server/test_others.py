@@ -25,12 +25,20 @@ def store(tmp_path: Path) -> Generator[Store]:
         yield made
 
 
-@pytest.fixture
-def second(store: Store) -> Generator[Second]:
-    made = Second()
-    assert made.does("tape", store.path) == "ready"
+@pytest.fixture(scope="module")
+def seconds() -> Generator[list[Second]]:
+    """Other processes; the last one lives, unless a test has ended it."""
+    made = [Second()]
     yield made
-    made.end()
+    made[-1].end()
+
+
+@pytest.fixture
+def second(store: Store, seconds: list[Second]) -> Second:
+    if seconds[-1].process.poll() is not None:
+        seconds.append(Second())
+    assert seconds[-1].does("tape", store.path) == "ready"
+    return seconds[-1]
 
 
 class Following:
