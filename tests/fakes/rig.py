@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 import aiohttp
 from fakes.odd import Connection, Odd, Script, request, send
@@ -188,3 +189,7 @@ async def inside(
             yield Inside(base, Tape(base.url, http), "inside", gateway)
         finally:
             await gateway.stop()
+
+
+Within: TypeAlias = Callable[..., AbstractAsyncContextManager[Inside]]
+"""`inside`, of a test's own folder and session."""

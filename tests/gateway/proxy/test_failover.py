@@ -1,184 +1,158 @@
-"""A model that two upstreams serve: when the second is asked, what its client sees, and what the tape says of it."""
+"""A model that two upstreams serve: when the second is asked, what its client sees, and what the tape says of it.
+Where an answer was held or came of the other one, nothing is lost, and it has an end."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import gzip
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from itertools import islice
-from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
 
-import aiohttp
 import pytest
-from fakes.odd import Connection, Odd, Script, close, gone, request, send, wait
+from fakes.odd import Script, close, gone, request, send, wait
 from fakes.ports import steady_ports
-from fakes.raw import PATIENCE, body_of, chunk, events_head, reply
-from fakes.rig import Inside, Rig, inside, odd_on
+from fakes.raw import body_of, chunk, events_head, reply
+from fakes.rig import CHAT, Within
+from fakes.two_upstreams import NOTHING, PLAIN, STREAM, Pair, Two, says_so
+from fakes.waiting import until
 
 from penstock.gateway.model.attributes import TRIES
 from penstock.gateway.proxy import call, failover
+from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.failover import Beginning
 from penstock.gateway.upstreams import health, patience
 
 OK = reply(200, b'{"fine":1}')
 EVENT = chunk(b"data: 1\n\n")
 LAST = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-ROUTE = {"model": "m", "upstream": ["up", "spare"], "alias": {"spare": "m-of-spare"}}
+EVENTS = events_head() + EVENT + LAST
+BUSY = reply(429, b'{"error":{"message":"not now"}}', [("Retry-After", "7")])
+TOO_LONG = reply(400, b'{"error":{"code":"context_length_exceeded","message":"too long"}}')
 
 
-@pytest.fixture
-def spares() -> Iterator[socket.socket]:
-    """Where the second upstream listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener
+class Case(NamedTuple):
+    """What the first upstream does with a call."""
+
+    script: Script
+    why: str = ""
+    """It was not the one that answered."""
+    body: bytes = STREAM
+    up: Mapping[str, object] = NOTHING
+    spare: Mapping[str, object] = NOTHING
+    below: str = CHAT
 
 
-@pytest.fixture
-def patience_s() -> float:
-    """With the first one. Where that is to answer it is long: a machine may keep a process waiting."""
-    return 600.0
+def says(*events: bytes) -> Script:
+    return [request(), send(events_head() + b"".join(map(chunk, events))), gone()]
 
 
-@pytest.fixture
-async def rig(
-    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, patience_s: float
-) -> AsyncGenerator[Inside]:
-    """A gateway that has not seen either of them yet."""
-    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
-    first = {"max_concurrent": 9, "read_timeout": patience_s}
-    async with inside(tmp_path, http, [spare], first, route=[ROUTE]) as made:
-        yield made
-        places = made.gateway.proxy.pools["up"].places
-        assert (places.running, places.waiting) == (0, 0), "however a call ends, its place is free"
-
-
-@asynccontextmanager
-async def both(rig: Rig, spares: socket.socket, first: Script, second: Script) -> AsyncGenerator[tuple[Odd, Odd]]:
-    async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(rig.upstream(first))
-        yield one, await stack.enter_async_context(odd_on(spares, second))
-
-
-async def tries(rig: Rig) -> list[tuple[str, str]]:
-    """(upstream, why) of those that were asked before."""
-    found = ((await rig.span()).attributes or {}).get(TRIES, [])
-    assert all(one["after_ms"] >= 0 for one in found)
-    return [(one["upstream"], one["why"]) for one in found]
-
-
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-async def test_one_that_cannot_serve_it_now(rig: Rig, spares: socket.socket, status: int) -> None:
-    refused = reply(status, b'{"error":{"message":"not now"}}', [("Retry-After", "7")])
-    async with (
-        both(rig, spares, [request(), send(refused)], [request(), send(OK)]) as (up, spare),
-        rig.client() as client,
-    ):
-        client.send(rig.call(b'{"model":"m","x":1}'))
-        assert await client.message() == OK
-    assert body_of(up.connections[0].requests[0]) == b'{"model":"m","x":1}'
-    assert body_of(spare.connections[0].requests[0]) == b'{"model":"m-of-spare","x":1}'
-    span = await rig.span()
-    assert (span.status, span.http_status, span.upstream, span.model) == ("ok", 200, "spare", "m")
-    assert await tries(rig) == [("up", f"http_{status}")]
-    async with rig.tape.http.get(f"{rig.base.url}/metrics") as answer:
-        counted = f'penstock_upstream_retries_total{{upstream="up",why="http_{status}"}} 1.0'
-        assert counted in (await answer.text()).splitlines()
-
-
-async def test_the_last_answer_passes_as_it_came(rig: Rig, spares: socket.socket) -> None:
-    one, other = (reply(429, b"{}", [("Retry-After", after)]) for after in ("7", "9"))
-    async with both(rig, spares, [request(), send(one)], [request(), send(other)]), rig.client() as client:
-        client.send(rig.call())
-        assert await client.message() == other
-    span = await rig.span()
-    assert (span.status, span.error, span.upstream) == ("error", "http_429", "spare")
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 501])
-async def test_what_another_would_say_too_passes(rig: Rig, spares: socket.socket, status: int) -> None:
-    refused = reply(status, b'{"error":{}}')
-    async with both(rig, spares, [request(), send(refused)], [request()]) as (_, spare), rig.client() as client:
-        client.send(rig.call())
-        assert await client.message() == refused
-    assert spare.connections == []
-    assert await tries(rig) == []
-
-
-async def test_what_makes_something_is_not_asked_for_twice(rig: Rig, spares: socket.socket) -> None:
-    refused = reply(500, b"{}")
-    async with both(rig, spares, [request(), send(refused)], [request()]) as (_, spare), rig.client() as client:
-        client.send(rig.call(below="/v1/batches"))
-        assert await client.message() == refused
-    assert spare.connections == []
-
-
-@pytest.mark.parametrize("said", [b"", OK[:20]])
-async def test_what_makes_something_may_be_made_where_nobody_answers(
-    rig: Rig, spares: socket.socket, said: bytes
-) -> None:
-    script = [request(), *([send(said)] if said else []), close()]
-    async with both(rig, spares, script, [request(), send(OK)]) as (_, spare), rig.client() as client:
-        client.send(rig.call(below="/v1/batches"))
-        assert (await client.message()).startswith(b"HTTP/1.1 502 ")
-    assert spare.connections == []
-    assert ((await rig.span()).error, await tries(rig)) == ("upstream_closed", [])
-
-
-BEGINS: dict[str, Script] = {
-    "says nothing": [request()],
-    "accepts it and says nothing": [request(), send(events_head())],
-    "only keeps alive": [request(), send(events_head() + chunk(b": ping\n\n")), send(chunk(b": ping\n\n"))],
-    "accepts it and leaves": [request(), send(events_head()), close()],
-    "leaves": [request(), close()],
+HASTY, SHORT, LONG = {"read_timeout": 0.5}, {"context": 10}, {"context": 11}
+PING = b": ping\n\n"
+MOVES: dict[str, Case] = {
+    **{
+        f"answers {status}": Case(
+            [request(), send(reply(status, b"{}", [("Retry-After", "7")]))], f"http_{status}", b'{"model":"m","x":1}'
+        )
+        for status in (408, 429, 500, 502, 503, 504)
+    },
+    "says nothing": Case([request()], "timeout", up=HASTY),
+    "accepts it and says nothing": Case([request(), send(events_head())], "timeout", up=HASTY),
+    "only keeps alive": Case([*says(PING)[:2], send(chunk(PING))], "timeout", up=HASTY),
+    "accepts it and leaves": Case([request(), send(events_head()), close()], "upstream_closed"),
+    "leaves": Case([request(), close()], "upstream_closed"),
+    "begins with an error": Case(says(b'data: {"error":{"message":"overloaded"}}\n\n'), "error_event"),
+    "begins with an error of messages": Case(says(b'data: {"type":"error","error":{"type":"x"}}\n\n'), "error_event"),
+    "is silent for too long": Case([request()], "timeout", up={"first_byte_timeout": 0.3}),
+    "has no content for too long": Case(
+        [request(), send(events_head())], "no_content", up={"first_content_timeout": 0.3}
+    ),
+    "finds it too long": Case([request(), send(TOO_LONG)], "too_long", PLAIN, SHORT, LONG),
 }
 
 
-@pytest.mark.parametrize(
-    ("begin", "patience_s"), [(begin, 600.0 if begin.endswith("leaves") else 0.5) for begin in BEGINS]
-)
-async def test_one_that_accepts_it_and_does_not_answer(rig: Rig, spares: socket.socket, begin: str) -> None:
-    answer = events_head() + EVENT + LAST
-    async with both(rig, spares, BEGINS[begin], [request(), send(answer)]), rig.client() as client:
-        client.send(rig.call(b'{"model":"m","stream":true}'))
-        assert await client.message() == answer
-    (tried,) = await tries(rig)
-    assert tried == ("up", "upstream_closed" if begin.endswith("leaves") else "timeout")
-    assert (await rig.span()).stream
+@pytest.mark.parametrize("name", MOVES)
+async def test_one_that_cannot_serve_it_now(two: Two, name: str) -> None:
+    script, why, body, up, spare, _ = MOVES[name]
+    answer = EVENTS if body == STREAM else OK
+    async with two(script, [request(), send(answer)], up, spare) as it:
+        assert await it.ask(body) == answer
+        assert body_of(it.up.connections[0].requests[0]) == body
+        assert body_of(it.spare.connections[0].requests[0]) == body.replace(b'"m"', b'"m-of-spare"')
+        span = await it.span()
+        assert (span.status, span.http_status, span.upstream, span.model) == ("ok", 200, "spare", "m")
+        assert span.stream == (body == STREAM)
+        assert await it.tries() == [("up", why)]
+        assert it.rig.gateway.metrics.upstream_retries["up", why] == 1
 
 
-async def test_an_answer_that_has_begun_is_that_of_the_first(rig: Rig, spares: socket.socket) -> None:
+BATCHES = "/v1/batches"
+STAYS: dict[str, tuple[Case, bytes]] = {
+    **{
+        f"answers {status}": (Case([request()], body=PLAIN), reply(status, b'{"error":{}}'))
+        for status in (400, 401, 403, 404, 422, 501)
+    },
+    "makes something and fails": (Case([request()], body=PLAIN, below=BATCHES), reply(500, b"{}")),
+    "makes something and leaves": (Case([request(), close()], body=PLAIN, below=BATCHES), b""),
+    "makes something and breaks off": (Case([request(), send(OK[:20]), close()], body=PLAIN, below=BATCHES), b""),
+    "finds it too long, as the next would": (Case([request()], "", PLAIN, SHORT, SHORT), TOO_LONG),
+    "finds it too long, of unknown length": (Case([request()], "", PLAIN, NOTHING, LONG), TOO_LONG),
+    "finds it too long before one of unknown length": (Case([request()], "", PLAIN, SHORT), TOO_LONG),
+    "refuses it for something else": (Case([request()], "", PLAIN, SHORT, LONG), reply(400, b'{"error":{}}')),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+async def test_what_another_would_say_too_or_make_again_passes(two: Two, name: str) -> None:
+    (script, _, body, up, spare, below), refused = STAYS[name]
+    async with two([*script, *([send(refused)] if refused else [])], [request()], up, spare) as it:
+        answer = await it.ask(body, below)
+        assert answer == refused or (not refused and answer.startswith(b"HTTP/1.1 502 "))
+        assert (it.spare.connections, await it.tries()) == ([], [])
+        assert (await it.span()).error == (f"http_{int(refused[9:12])}" if refused else "upstream_closed")
+
+
+async def test_the_last_answer_passes_as_it_came(two: Two) -> None:
+    other = reply(429, b"{}", [("Retry-After", "9")])
+    async with two([request(), send(BUSY)], [request(), send(other)]) as it:
+        assert await it.ask() == other
+        span = await it.span()
+        assert (span.status, span.error, span.upstream) == ("error", "http_429", "spare")
+
+
+async def test_an_answer_that_has_begun_is_that_of_the_first(two: Two) -> None:
     first = [request(), send(events_head()), wait("on"), send(EVENT), wait("end"), close()]
-    async with both(rig, spares, first, [request()]) as (up, spare), rig.client() as client:
-        client.send(rig.call(b'{"model":"m","stream":true}'))
-        up.go("on")
-        assert await client.until(EVENT) == events_head() + EVENT
-        up.go("end")
-        await client.gone()
-    assert spare.connections == []
-    assert (await rig.span()).status == "error"
+    async with two(first, [request()]) as it:
+        it.client.send(it.rig.call(STREAM))
+        it.up.go("on")
+        assert await it.client.until(EVENT) == events_head() + EVENT
+        it.up.go("end")
+        await it.client.gone()
+        assert it.spare.connections == []
+        assert (await it.span()).status == "error"
 
 
-async def test_a_client_that_leaves_before_it_is_clear_who_answers(rig: Rig, spares: socket.socket) -> None:
-    async def sent(connection: Connection) -> None:
-        connection.upstream.go("sent")
-
-    first: Script = [request(), send(events_head()), sent, gone()]
-    async with both(rig, spares, first, [request()]) as (up, spare):
-        async with rig.client() as client:
-            client.send(rig.call(b'{"model":"m","stream":true}'))
-            async with asyncio.timeout(PATIENCE):
-                await up.signal("sent").wait()
-        await up.connections[0].gone()
-    assert spare.connections == []
-    assert (await rig.span()).status == "cancelled"
+@pytest.mark.parametrize("waits", [False, True], ids=["answers", "is waited for"])
+async def test_a_client_that_leaves_before_it_is_clear_who_answers(
+    two: Two, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    monkeypatch.setattr(failover, "PATIENT_S", 600.0)
+    later = reply(429, b"{}", [("Retry-After", "600")])
+    async with two([request(), send(later if waits else events_head()), says_so(), gone()], [request()]) as it:
+        it.client.send(it.rig.call(STREAM))
+        await it.asked()
+        it.client.abort()
+        assert (await it.span()).status == "cancelled"
+        assert [len(one.connections) for one in (it.up, it.spare)] == [1, 0]
 
 
 async def test_a_connection_that_closes_after_a_while_was_no_race(
-    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call, "_RACE_S", 0.0)
-    async with inside(tmp_path, http) as rig:
+    async with within() as rig:
         script = [request(), send(OK), request(), close()]
         async with rig.upstream(script, [request(), send(OK)]) as upstream, rig.client() as client:
             client.send(rig.call())
@@ -230,166 +204,85 @@ def test_an_answer_with_a_content_encoding_is_not_looked_into() -> None:
     assert Beginning(SSE, encoded=True).says([b"\x1f\x8b"]) == "something"
 
 
-@pytest.mark.parametrize("patience_s", [0.5])
-async def test_a_silent_one_costs_one_call_its_patience_and_no_other(
-    rig: Inside, spares: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_beginning_that_comes_in_many_reads_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    beginning = Beginning(b"text/event-stream")
+    for _ in range(50):
+        for _ in range(4000):
+            assert beginning.says([b" 12345678 "]) == "nothing"
+        assert beginning.says([b"\n"]) == "nothing"
+    assert beginning.says([b"da", b"ta: 1", b"\r"]) == "something"
+
+
+async def test_a_silent_one_costs_one_call_its_patience_and_no_other(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "FIRST_S", health.LONGEST_S)
     answers = [step for _ in range(3) for step in (request(), send(OK))]
-    async with AsyncExitStack() as stack:
-        up = await stack.enter_async_context(rig.upstream([request()], answers))
-        _ = await stack.enter_async_context(odd_on(spares, answers))
-        client = await stack.enter_async_context(rig.client())
+    async with two([request()], answers, HASTY) as it:
         for _ in range(3):
-            client.send(rig.call())
-            assert await client.message() == OK
-        assert len(up.connections) == 1
-        shown = {one["name"]: one for one in (await rig.tape.get("/api/upstreams"))["upstreams"]}
+            assert await it.ask() == OK
+        assert len(it.up.connections) == 1
+        shown = {one["name"]: one for one in (await it.rig.tape.get("/api/upstreams"))["upstreams"]}
         assert (shown["up"]["health"], shown["up"]["failing"]) == ("resting", "timeout")
         assert (shown["spare"]["health"], shown["spare"]["failing"]) == ("good", "")
         assert 0 < shown["up"]["rests_s"] <= health.LONGEST_S
         # Its rest is over: one call is given to it, and then all are.
-        pool = rig.gateway.proxy.pools["up"]
+        it.up.scripts = [answers]
+        pool = it.rig.gateway.pools["up"]
         pool.config = pool.config.model_copy(update={"read_timeout": 600.0})
         pool.health._until = 0.0
         for _ in range(2):
-            client.send(rig.call())
-            assert await client.message() == OK
-    spans = await rig.tape.spans(rig.rollout, 5)
+            assert await it.ask() == OK
+        spans = await it.rig.tape.spans(it.rig.rollout, 5)
     assert [span.upstream for span in spans] == ["spare"] * 3 + ["up"] * 2
     assert [TRIES in (span.attributes or {}) for span in spans] == [True] + [False] * 4
 
 
-async def test_what_an_upstream_said_tells_more_than_that_the_next_cannot_be_reached(
-    tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
-    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{steady_ports(1)[0]}/v1"}
-    refused = reply(429, b'{"error":{"message":"too many"}}', [("Retry-After", "7")])
-    async with inside(tmp_path, http, [spare], route=[ROUTE]) as rig:
-        async with rig.upstream([request(), send(refused)]), rig.client() as client:
-            client.send(rig.call())
-            assert await client.message() == refused
-        span = await rig.span()
+async def test_what_an_upstream_said_tells_more_than_that_the_next_cannot_be_reached(two: Two) -> None:
+    async with two([request(), send(BUSY)], [], spare={"base_url": f"http://127.0.0.1:{steady_ports(1)[0]}/v1"}) as it:
+        assert await it.ask() == BUSY
+        span = await it.span()
         assert (span.status, span.error, span.http_status, span.upstream) == ("error", "http_429", 429, "up")
-        assert await tries(rig) == [("up", "http_429"), ("spare", "connect")]
+        assert await it.tries() == [("up", "http_429"), ("spare", "connect")]
+
+
+async def test_that_a_prompt_is_too_long_tells_more_than_that_the_next_one_breaks_off(two: Two) -> None:
+    async with two([request(), send(TOO_LONG), request(), send(OK)], [request(), close()], SHORT, LONG) as it:
+        # It is given one call, to see how it is, and it answers that.
+        state = it.rig.gateway.pools["up"].health
+        state.failed("timeout", -10.0)
+        assert await it.ask() == TOO_LONG
+        assert state.state(0.0) == "good"
+        span = await it.span()
+        assert (span.upstream, span.http_status, span.error) == ("up", 400, "http_400")
+        assert await it.rig.tape.raw(span, "request") == PLAIN
 
 
 @pytest.mark.parametrize(("status", "headers"), [(500, []), (503, []), (503, [("Retry-After", "0")])])
 async def test_one_that_fails_for_a_moment_is_asked_once_more(
-    rig: Rig, spares: socket.socket, status: int, headers: list[tuple[str, str]]
+    two: Two, status: int, headers: list[tuple[str, str]]
 ) -> None:
-    first = [request(), send(reply(status, b"{}", headers)), request(), send(OK)]
-    async with both(rig, spares, first, [request()]) as (up, spare), rig.client() as client:
-        client.send(rig.call())
-        assert await client.message() == OK
-    one, again = up.connections[0].requests
-    assert one == again
-    assert spare.connections == []
-    assert (await rig.span()).upstream == "up"
-    assert await tries(rig) == [("up", f"http_{status}")]
-
-
-async def test_a_client_that_leaves_while_an_upstream_is_waited_for(
-    rig: Rig, spares: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(failover, "PATIENT_S", 600.0)
-
-    async def sent(connection: Connection) -> None:
-        connection.upstream.go("sent")
-
-    first: Script = [request(), send(reply(429, b"{}", [("Retry-After", "600")])), sent]
-    async with both(rig, spares, first, [request()]) as (up, spare):
-        async with rig.client() as client:
-            client.send(rig.call())
-            async with asyncio.timeout(PATIENCE):
-                await up.signal("sent").wait()
-        assert (await rig.span()).status == "cancelled"
-        assert [len(one.connections) for one in (up, spare)] == [1, 0]
-
-
-@pytest.mark.parametrize("said", [b'{"error":{"message":"overloaded"}}', b'{"type":"error","error":{"type":"x"}}'])
-async def test_a_stream_that_begins_with_an_error(rig: Rig, spares: socket.socket, said: bytes) -> None:
-    answer = events_head() + EVENT + LAST
-    first = [request(), send(events_head() + chunk(b"data: " + said + b"\n\n")), gone()]
-    async with both(rig, spares, first, [request(), send(answer)]), rig.client() as client:
-        client.send(rig.call(b'{"model":"m","stream":true}'))
-        assert await client.message() == answer
-    assert await tries(rig) == [("up", "error_event")]
-
-
-TOO_LONG = reply(400, b'{"error":{"code":"context_length_exceeded","message":"too long"}}')
-
-
-@pytest.mark.parametrize(
-    ("contexts", "asked"), [((10, 11), True), ((10, 10), False), ((None, 11), False), ((10, None), False)]
-)
-async def test_a_prompt_that_is_too_long_goes_where_a_longer_one_fits(
-    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, contexts: tuple[int | None, ...], asked: bool
-) -> None:
-    own, other = ({} if context is None else {"context": context} for context in contexts)
-    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"} | other
-    async with inside(tmp_path, http, [spare], own, route=[ROUTE]) as rig:
-        async with both(rig, spares, [request(), send(TOO_LONG)], [request(), send(OK)]), rig.client() as client:
-            client.send(rig.call())
-            assert await client.message() == (OK if asked else TOO_LONG)
-        assert await tries(rig) == ([("up", "too_long")] if asked else [])
-
-
-async def test_another_refusal_of_a_request_passes_where_a_longer_one_fits(
-    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket
-) -> None:
-    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1", "context": 11}
-    refused = reply(400, b'{"error":{"message":"temperature is not a number"}}')
-    async with inside(tmp_path, http, [spare], {"context": 10}, route=[ROUTE]) as rig:
-        async with both(rig, spares, [request(), send(refused)], [request()]) as (_, other), rig.client() as client:
-            client.send(rig.call())
-            assert await client.message() == refused
-        assert other.connections == []
-
-
-@pytest.mark.parametrize(
-    ("setting", "begin", "why"),
-    [
-        ("first_byte_timeout", [request()], "timeout"),
-        ("first_content_timeout", [request(), send(events_head())], "no_content"),
-    ],
-)
-async def test_how_long_is_waited_can_be_said(
-    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, setting: str, begin: Script, why: str
-) -> None:
-    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
-    async with inside(tmp_path, http, [spare], {"read_timeout": 600.0, setting: 0.3}, route=[ROUTE]) as rig:
-        answer = events_head() + EVENT + LAST
-        async with both(rig, spares, begin, [request(), send(answer)]), rig.client() as client:
-            client.send(rig.call(b'{"model":"m","stream":true}'))
-            assert await client.message() == answer
-        assert await tries(rig) == [("up", why)]
+    async with two([request(), send(reply(status, b"{}", headers)), request(), send(OK)], [request()]) as it:
+        assert await it.ask() == OK
+        one, again = it.up.connections[0].requests
+        assert one == again
+        assert it.spare.connections == []
+        assert (await it.span()).upstream == "up"
+        assert await it.tries() == [("up", f"http_{status}")]
 
 
 async def test_a_model_that_begins_late_is_waited_for_from_the_second_time_on(
-    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, monkeypatch: pytest.MonkeyPatch
+    two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "LEAST_S", 0.1)
     monkeypatch.setattr(patience, "TIMES", 1e6)
-
-    async def asked(connection: Connection) -> None:
-        connection.upstream.go("asked")
-
-    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
-    late = [request(), send(events_head()), asked, wait("thought"), send(EVENT + LAST)]
-    async with (
-        inside(tmp_path, http, [spare], {"read_timeout": 600.0}, route=[ROUTE]) as rig,
-        both(rig, spares, late, late) as (_, other),
-        rig.client() as client,
-    ):
-        client.send(rig.call(b'{"model":"m","stream":true}'))
-        async with asyncio.timeout(PATIENCE):
-            await other.signal("asked").wait()
-        other.go("thought")
-        assert await client.message() == events_head() + EVENT + LAST
-        assert await tries(rig) == [("up", "no_content")]
-        assert rig.gateway.proxy.patience.limit_s("m") > 1.0
-        assert rig.gateway.proxy.patience.limit_s("another") == 0.1
+    late = [request(), send(events_head()), says_so(), wait("thought"), send(EVENT + LAST)]
+    async with two(late, late) as it:
+        it.client.send(it.rig.call(STREAM))
+        await until(lambda: it.spare.signal("asked").is_set())
+        it.spare.go("thought")
+        assert await it.client.message() == EVENTS
+        assert await it.tries() == [("up", "no_content")]
+        assert it.rig.gateway.proxy.patience.limit_s("m") > 1.0
+        assert it.rig.gateway.proxy.patience.limit_s("another") == 0.1
 
 
 class Hole:
@@ -404,29 +297,108 @@ class Hole:
 
 
 async def test_one_that_never_connects_keeps_one_call_waiting_and_no_other(
-    tmp_path: Path, http: aiohttp.ClientSession, spares: socket.socket, monkeypatch: pytest.MonkeyPatch
+    two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spare = {"name": "spare", "base_url": f"http://127.0.0.1:{spares.getsockname()[1]}/v1"}
-    async with AsyncExitStack() as stack:
-        rig = await stack.enter_async_context(inside(tmp_path, http, [spare], {"connect_timeout": 60.0}, route=[ROUTE]))
-        _ = await stack.enter_async_context(odd_on(spares, [request(), send(OK)] * 5))
+    async with two([], [request(), send(OK)] * 5, {"connect_timeout": 60.0}) as it, AsyncExitStack() as stack:
         hole = Hole()
-        monkeypatch.setattr(rig.gateway.proxy.pools["up"], "reach", hole)
-        clients = [await stack.enter_async_context(rig.client()) for _ in range(4)]
+        monkeypatch.setattr(it.rig.gateway.pools["up"], "reach", hole)
+        clients = [await stack.enter_async_context(it.rig.client()) for _ in range(4)]
         for client in clients:
-            client.send(rig.call())
+            client.send(it.rig.call())
         answers = [asyncio.ensure_future(client.message()) for client in clients]
         for answer in islice(asyncio.as_completed(answers), 3):
             assert await answer == OK
         next(answer for answer in answers if not answer.done()).cancel()
-        late = await stack.enter_async_context(rig.client())
-        late.send(rig.call())
-        assert await late.message() == OK
+        assert await it.ask() == OK
         assert hole.asked == 4
-        tried = [(span.attributes or {}).get(TRIES) for span in await rig.tape.spans(rig.rollout, 4)]
-        assert sorted((one or [{"why": ""}])[0]["why"] for one in tried) == [
-            "",
-            "connecting",
-            "connecting",
-            "connecting",
-        ]
+        tried = [(span.attributes or {}).get(TRIES) for span in await it.rig.tape.spans(it.rig.rollout, 4)]
+        assert sorted((one or [{"why": ""}])[0]["why"] for one in tried) == ["", *["connecting"] * 3]
+
+
+# -- what was held -----------------------------------------------------------------------------------------------------
+
+ENDS_BY_CLOSING = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nConnection: close\r\n\r\n"
+HEARD = chunk(b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant"}}]}\n\n')
+WHOLE = {"stream": "whole"}
+
+
+def running(it: Pair) -> Call:
+    (found,) = it.rig.gateway.proxy.running
+    assert isinstance(found, Call)
+    return found
+
+
+async def test_a_refusal_that_ended_by_closing_ends_at_its_client(two: Two) -> None:
+    refused = ENDS_BY_CLOSING % (b"429 Too Many Requests", b"application/json") + b'{"a":1}'
+    async with two([request(), send(refused), close()], [close()]) as it:
+        it.client.send(it.rig.call())
+        assert await it.client.rest() == refused
+
+
+async def test_an_answer_that_was_held_and_ended_by_closing_ends_at_its_client(two: Two) -> None:
+    head = ENDS_BY_CLOSING % (b"200 OK", b"text/event-stream")
+    first = [request(), send(head + b"data: 1\n\n"), send(b"data: [DONE]\n\n"), close()]
+    async with two(first, [request()], route=WHOLE) as it:
+        it.client.send(it.rig.call(STREAM))
+        assert await it.client.rest() == head + b"data: 1\n\ndata: [DONE]\n\n"
+
+
+async def test_a_request_with_a_content_encoding_goes_on_under_the_name_of_the_next(two: Two) -> None:
+    packed = gzip.compress(b'{"model":"m","x":1}')
+    async with two([request(), close()], [request(), send(OK)]) as it:
+        it.client.send(it.rig.call(packed, [("Content-Encoding", "gzip")]))
+        assert await it.client.message() == OK
+        assert body_of(it.up.connections[0].requests[0]) == packed
+        (asked,) = it.spare.connections[0].requests
+        assert body_of(asked) == b'{"model":"m-of-spare","x":1}'
+        assert b"content-encoding" not in asked.lower()
+
+
+async def test_a_role_that_comes_at_once_is_not_what_is_waited_for(two: Two) -> None:
+    second = [request(), send(events_head() + HEARD), wait("thought"), send(EVENT + LAST)]
+    async with two([request(), close()], second) as it:
+        it.client.send(it.rig.call(STREAM))
+        assert await it.client.until(HEARD) == events_head() + HEARD
+        heard, call = monotonic(), running(it)
+        it.spare.go("thought")
+        assert await it.client.until(LAST) == EVENT + LAST
+        (took,) = it.rig.gateway.proxy.patience._took["m"]
+        assert took >= heard - call._sent_at
+
+
+async def test_the_end_of_an_answer_that_had_to_be_whole_is_not_what_is_waited_for(two: Two) -> None:
+    first = [request(), send(events_head() + EVENT), wait("made"), send(LAST)]
+    async with two(first, [request()], route=WHOLE) as it:
+        it.client.send(it.rig.call(STREAM))
+        await until(lambda: any(getattr(one, "_spoke_at", None) for one in it.rig.gateway.proxy.running))
+        call, spoke = running(it), monotonic()
+        it.up.go("made")
+        assert await it.client.until(LAST) == EVENTS
+        (took,) = it.rig.gateway.proxy.patience._took["m"]
+        assert took <= spoke - call._sent_at
+
+
+async def test_a_client_that_leaves_lets_another_call_show_how_an_upstream_is(two: Two) -> None:
+    async with two([request(), gone()], [request()]) as it:
+        state = it.rig.gateway.pools["up"].health
+        state.failed("timeout", monotonic() - 10.0)
+        it.client.send(it.rig.call())
+        up = await it.up.connection(0)
+        assert state.passed_over(monotonic())
+        it.client.close()
+        await up.gone()
+        assert (await it.span()).status == "cancelled"
+        assert not state.passed_over(monotonic())
+
+
+async def test_a_call_that_has_waited_for_a_place_in_vain_goes_elsewhere(two: Two) -> None:
+    async with two([request()], [request(), send(OK)], {"max_concurrent": 1, "first_byte_timeout": 0.1}) as it:
+        pools = it.rig.gateway.pools
+        pools["up"].places.running += 1
+        pools["spare"].health.failed("timeout", monotonic(), 300.0)
+        # It was to show how that one is, and has not come to it.
+        pools["up"].health.failed("timeout", monotonic() - 10.0)
+        assert await it.ask() == OK
+        assert (await it.tries())[0] == ("up", "busy")
+        assert not pools["up"].health.passed_over(monotonic())
+        pools["up"].places.running -= 1
