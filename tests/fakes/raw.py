@@ -14,6 +14,7 @@ Waiting is always for a condition; a peer that goes away, or a minute without it
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 import struct
@@ -21,7 +22,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Literal, cast
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 from fakes.process import PATIENCE
@@ -230,3 +231,9 @@ def body_of(message: bytes) -> bytes:
         size = int(line.split(b";")[0], 16)
         joined, body = joined + rest[:size], rest[size + 2 :]
     return joined
+
+
+def error_of(answer: bytes, status: int) -> dict[str, Any]:
+    """What is said of the error in an answer with this status."""
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+    return json.loads(body_of(answer))["error"]

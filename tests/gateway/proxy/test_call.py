@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import aiohttp
 import pytest
 from fakes.odd import Script, close, gone, request, send, wait
 from fakes.process import Gateway, upstream
-from fakes.raw import Headers, body_of, chunk, connect, events_head, get, head, post, reply
-from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
+from fakes.raw import Headers, body_of, chunk, connect, error_of, events_head, get, head, post, reply
+from fakes.rig import CHAT, MESSAGES, Rig, Within
 
 from penstock.gateway.calls.admission import Admission
 from penstock.gateway.calls.joining import Joining
@@ -27,11 +25,6 @@ from penstock.gateway.store import Store
 StartGateway = Callable[..., Awaitable[Gateway]]
 OK = reply(200, b"{}")
 ANSWER = reply(200, b'{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"hi"}}]}')
-
-
-def error_of(answer: bytes, status: int) -> dict[str, Any]:
-    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
-    return json.loads(body_of(answer))["error"]
 
 
 def answering(count: int, answer: bytes = OK) -> Script:
@@ -62,10 +55,8 @@ FORMS: dict[str, tuple[str, Headers]] = {
 async def test_every_form_of_address_ends_at_its_attempt(rig: Rig, form: str) -> None:
     path, headers = FORMS[form]
     named = [(name, value.format(r=rig.rollout)) for name, value in headers]
-    async with rig.upstream(answering(1)) as upstream_, rig.client() as client:
-        client.send(post(path.format(r=rig.rollout), b'{"model":"m"}', named))
-        assert await client.message() == OK
-        assert (await upstream_.connection(0)).requests[0].startswith(b"POST /v1/chat/completions HTTP/1.1")
+    got, seen = await rig.passes(post(path.format(r=rig.rollout), b'{"model":"m"}', named))
+    assert (got, seen.partition(b"\r\n")[0]) == (OK, b"POST /v1/chat/completions HTTP/1.1")
     (span,) = await rig.tape.spans(rig.rollout, 1, "t2")
     assert span.path == CHAT
     assert span.agent == (None if form in ("lightning", "path-before-headers") else "planner")
@@ -74,9 +65,7 @@ async def test_every_form_of_address_ends_at_its_attempt(rig: Rig, form: str) ->
 
 
 async def test_an_attempt_need_not_be_named(rig: Rig) -> None:
-    async with rig.upstream(answering(1)), rig.client() as client:
-        client.send(post(f"/rollout/{rig.rollout}/v1/chat/completions", b"{}"))
-        await client.message()
+    await rig.passes(post(f"/rollout/{rig.rollout}/v1/chat/completions", b"{}"))
     assert (await rig.span()).attempt == "a1"
 
 
@@ -299,10 +288,8 @@ PLACES: dict[str, str] = {
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_token_alone_is_an_address_and_goes_no_further(rig: Rig, place: str) -> None:
     token = await token_for(rig, rig.rollout)
-    async with rig.upstream(answering(1)) as upstream_, rig.client() as client:
-        client.send(post(CHAT, b"{}", [("X-A", "1"), (place, PLACES[place].format(token)), ("X-B", "2")]))
-        assert await client.message() == OK
-        seen = (await upstream_.connection(0)).requests[0]
+    got, seen = await rig.passes(post(CHAT, b"{}", [("X-A", "1"), (place, PLACES[place].format(token)), ("X-B", "2")]))
+    assert got == OK
     assert token.encode() not in seen
     assert place.lower().encode() not in seen.lower()
     assert b"X-A: 1\r\nX-B: 2\r\n" in seen
@@ -310,21 +297,16 @@ async def test_a_token_alone_is_an_address_and_goes_no_further(rig: Rig, place: 
 
 
 async def test_a_token_beside_the_agents_own_key(rig: Rig) -> None:
-    token = await token_for(rig, rig.rollout)
-    headers = [("Authorization", "Bearer sk-agent"), ("x-penstock-token", token)]
-    async with rig.upstream(answering(1)) as upstream_, rig.client() as client:
-        client.send(rig.call(headers=headers))
-        assert await client.message() == OK
-        assert b"Authorization: Bearer sk-agent\r\n" in (await upstream_.connection(0)).requests[0]
+    headers = [("Authorization", "Bearer sk-agent"), ("x-penstock-token", await token_for(rig, rig.rollout))]
+    got, seen = await rig.passes(rig.call(headers=headers))
+    assert (got, b"Authorization: Bearer sk-agent\r\n" in seen) == (OK, True)
 
 
 async def test_a_token_anywhere_else_goes_no_further_either(rig: Rig) -> None:
     token = await token_for(rig, rig.rollout)
-    async with rig.upstream(answering(1)) as upstream_, rig.client() as client:
-        client.send(post(rig.path(f"{CHAT}?key={token}&a=1"), b"{}", [("X-Odd", f"a {token}"), ("X-Kept", "pst_ish")]))
-        assert await client.message() == OK
-        seen = (await upstream_.connection(0)).requests[0]
-    assert token.encode() not in seen
+    sent = post(rig.path(f"{CHAT}?key={token}&a=1"), b"{}", [("X-Odd", f"a {token}"), ("X-Kept", "pst_ish")])
+    got, seen = await rig.passes(sent)
+    assert (got, token.encode() in seen) == (OK, False)
     assert b"&a=1 HTTP/1.1" in seen
     assert b"X-Kept: pst_ish\r\n" in seen
 
@@ -333,11 +315,8 @@ async def test_a_token_in_a_trailer_or_a_name_goes_no_further(rig: Rig) -> None:
     token = await token_for(rig, rig.rollout)
     body = chunk(b"{}") + f"0\r\nX-Odd: a {token}\r\n{token}: b\r\nX-Kept: pst_ish\r\n\r\n".encode()
     start = head(f"POST {rig.path()} HTTP/1.1", [("Host", "h"), (token, "a"), ("Transfer-Encoding", "chunked")])
-    async with rig.upstream(answering(1)) as upstream_, rig.client() as client:
-        client.send(start + body)
-        assert await client.message() == OK
-        seen = (await upstream_.connection(0)).requests[0]
-    assert token.encode() not in seen
+    got, seen = await rig.passes(start + body)
+    assert (got, token.encode() in seen) == (OK, False)
     assert seen.endswith(b"\r\n0\r\nX-Kept: pst_ish\r\n\r\n")
     with Store(rig.base.data, readonly=True) as store:
         assert token not in repr(store.exchange(await rig.span()))
@@ -358,9 +337,10 @@ async def test_tokens_that_open_nothing(rig: Rig, below: str) -> None:
 
 
 async def test_with_a_key_of_its_own_and_tokens_required(rig: Rig, start_gateway: StartGateway) -> None:
-    config = upstream("up", f"http://{rig.host}/v1", "openai", "UP_KEY") + upstream(
-        "a", f"http://{rig.host}", "anthropic", "UP_KEY"
-    )
+    """The admin key is not passed on as the agent's either."""
+    up, anthropic = f"http://{rig.host}/v1", f"http://{rig.host}"
+    config = upstream("up", up, "openai", "UP_KEY") + upstream("a", anthropic, "anthropic", "UP_KEY")
+    config += upstream("keyless", up, "openai") + '[[route]]\nmodel = "keyless"\nupstream = "keyless"\n'
     env = {"UP_KEY": "sk-upstream", "PENSTOCK_ADMIN_KEY": "admin-key"}
     gateway = await start_gateway("require_token = true\n" + config, env=env)
     token = await token_for(rig, "mine", "admin-key", gateway.url)
@@ -370,31 +350,25 @@ async def test_with_a_key_of_its_own_and_tokens_required(rig: Rig, start_gateway
         ("Api-Key", "x"),
         ("X-Goog-Api-Key", "y"),
     ]
+    admin = [("Authorization", "Bearer admin-key")]
     async with rig.upstream(answering(9)) as upstream_, connect(gateway.url) as client:
-        client.send(post(f"/rollout/mine/attempt/a1{CHAT}", b"{}"))
-        assert "penstock token" in error_of(await client.message(), 401)["message"]
-        client.send(post(f"/rollout/mine/attempt/a1{CHAT}", b"{}", [("Authorization", "Bearer wrong")]))
-        error_of(await client.message(), 401)
-        for below, admitted in ((CHAT, agents), (MESSAGES, agents), (CHAT, [("Authorization", "Bearer admin-key")])):
-            client.send(post(f"/rollout/mine/attempt/a1{below}", b"{}", [*admitted, ("X-Kept", "1")]))
+        for wrong in ([], [("Authorization", "Bearer wrong")]):
+            client.send(post(f"/rollout/mine/attempt/a1{CHAT}", b"{}", wrong))
+            assert "penstock token" in error_of(await client.message(), 401)["message"]
+        keyless = b'{"model":"keyless"}'
+        for below, body, admitted in (
+            (CHAT, b"{}", agents), (MESSAGES, b"{}", agents), (CHAT, b"{}", admin), (CHAT, keyless, admin),
+        ):  # fmt: skip
+            client.send(post(f"/rollout/mine/attempt/a1{below}", body, [*admitted, ("X-Kept", "1")]))
             assert await client.message() == OK
         seen = [one for connection in upstream_.connections for one in connection.requests]
-        assert len(seen) == 3
+        assert len(seen) == 4
         for one in seen:
             assert b"X-Kept: 1\r\n" in one
             for secret in (token.encode(), b"sk-agent", b"admin-key", b"Goog", b"Api-Key: x"):
                 assert secret not in one
         assert sum(b"Authorization: Bearer sk-upstream\r\n" in one for one in seen) == 2
         assert sum(b"x-api-key: sk-upstream\r\n" in one for one in seen) == 1
-
-
-async def test_the_admin_key_is_not_passed_on_as_the_agents(rig: Rig, start_gateway: StartGateway) -> None:
-    config = "require_token = true\n" + upstream("up", f"http://{rig.host}/v1", "openai")
-    gateway = await start_gateway(config, env={"PENSTOCK_ADMIN_KEY": "admin-key"})
-    async with rig.upstream(answering(1)) as upstream_, connect(gateway.url) as client:
-        client.send(post(f"/rollout/mine/attempt/a1{CHAT}", b"{}", [("Authorization", "Bearer admin-key")]))
-        assert await client.message() == OK
-        assert b"admin-key" not in (await upstream_.connection(0)).requests[0]
 
 
 # -- recording ---------------------------------------------------------------------------------------------------------
@@ -436,13 +410,6 @@ async def test_a_running_call_is_seen(rig: Rig) -> None:
 # -- bugs --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def planted(http: aiohttp.ClientSession, tmp_path: Path) -> AsyncGenerator[Inside]:
-    """A gateway to plant bugs in."""
-    async with inside(tmp_path, http) as made:
-        yield made
-
-
 BUGS = {
     "admission": (Admission, "admit", 500, 0),
     "begin": (Call, "send", 500, 1),
@@ -450,70 +417,61 @@ BUGS = {
 }
 
 
+def fail(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("planted")
+
+
 @pytest.mark.parametrize("where", BUGS)
 async def test_a_bug_ends_the_call_and_is_logged(
-    planted: Inside, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    within: Within, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner, name, status, spans = BUGS[where]
-
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("planted")
-
     monkeypatch.setattr(owner, name, fail)
-    async with planted.upstream([request(), send(OK), gone()]), planted.client() as client:
+    async with within() as rig, rig.upstream([request(), send(OK), gone()]), rig.client() as client:
         with caplog.at_level(logging.ERROR):
-            client.send(planted.call())
+            client.send(rig.call())
             assert error_of(await client.message(), status)["code"] == "internal"
-    assert "ZeroDivisionError: planted" in caplog.text
-    found = await planted.tape.when(planted.rollout, "a1", lambda heads: len(heads) == spans)
-    assert [(span.status, span.error) for span in found] == [("error", "internal")] * spans
+        assert "ZeroDivisionError: planted" in caplog.text
+        found = await rig.tape.when(rig.rollout, "a1", lambda heads: len(heads) == spans)
+        assert [(span.status, span.error) for span in found] == [("error", "internal")] * spans
 
 
 async def test_a_bug_in_following_a_conversation_costs_only_that(
-    planted: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    within: Within, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("planted")
-
     monkeypatch.setattr(Joining, "_given", fail)
     said = [{"role": "user", "content": "a" * (300 << 10)}]
-    async with planted.upstream([request(), send(OK), gone()]), planted.client() as client:
-        client.send(post(f"{CHAT}?{planted.rollout}", json.dumps({"model": "m", "messages": said}).encode()))
-        assert await client.message() == OK
-    assert "planted" in caplog.text
-    (span,) = await planted.unaddressed(1)
-    assert (span.status, span.rollout[:2]) == ("ok", "i-")
+    body = json.dumps({"model": "m", "messages": said}).encode()
+    async with within() as rig:
+        assert (await rig.passes(post(f"{CHAT}?{rig.rollout}", body)))[0] == OK
+        assert "planted" in caplog.text
+        (span,) = await rig.unaddressed(1)
+        assert (span.status, span.rollout[:2]) == ("ok", "i-")
 
 
 async def test_a_bug_in_the_middle_of_an_answer_breaks_it(
-    planted: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    within: Within, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("planted")
-
     script = [request(), send(events_head()), wait("seen"), send(chunk(b"x")), gone()]
-    async with planted.upstream(script) as upstream_, planted.client() as client:
-        client.send(planted.call())
-        await client.until(b"\r\n\r\n")
-        monkeypatch.setattr(Record, "arrived", fail)
-        upstream_.go("seen")
-        assert await client.rest() == b""
-    assert "planted" in caplog.text
-    monkeypatch.undo()
-    assert (await planted.span()).error == "internal"
+    async with within() as rig:
+        async with rig.upstream(script) as upstream_, rig.client() as client:
+            client.send(rig.call())
+            await client.until(b"\r\n\r\n")
+            monkeypatch.setattr(Record, "arrived", fail)
+            upstream_.go("seen")
+            assert await client.rest() == b""
+        assert "planted" in caplog.text
+        monkeypatch.undo()
+        assert (await rig.span()).error == "internal"
 
 
 async def test_a_bug_in_reading_facts_costs_only_the_facts(
-    planted: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    within: Within, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("planted")
-
     monkeypatch.setattr(Chat, "facts", fail)
-    async with planted.upstream(answering(1, ANSWER)), planted.client() as client:
-        client.send(planted.call())
-        assert await client.message() == ANSWER
-    span = await planted.span()
-    assert (span.status, span.response_id) == ("ok", None)
-    assert await planted.tape.raw(span, "response") == body_of(ANSWER)
-    assert "planted" in caplog.text
+    async with within() as rig:
+        assert (await rig.passes(answer=ANSWER))[0] == ANSWER
+        span = await rig.span()
+        assert (span.status, span.response_id) == ("ok", None)
+        assert await rig.tape.raw(span, "response") == body_of(ANSWER)
+        assert "planted" in caplog.text

@@ -83,18 +83,13 @@ async def test_an_answer_arrives_and_is_kept_byte_for_byte(rig: Rig, name: str) 
 
 
 async def test_the_tape_has_headers_trailers_and_arrival_times(rig: Rig) -> None:
-    answer = ANSWERS["chunk-extensions-and-trailers"]
-    async with rig.upstream([request(), send(answer)]), rig.client() as client:
-        client.send(rig.call(headers=[("X-B", "2"), ("x-b", "3")]))
-        await client.exactly(len(answer))
+    await rig.passes(rig.call(headers=[("X-B", "2"), ("x-b", "3")]), ANSWERS["chunk-extensions-and-trailers"])
     detail = await rig.tape.detail(await rig.span())
     assert detail.exchange is not None
     assert detail.exchange.trailers == [("X-Sum", "abc"), ("X-Other", "d")]
     assert detail.exchange.response_headers[-1] == ("Trailer", "X-Sum, X-Other")
-    assert [header for header in detail.exchange.request_headers if header[0].lower() == "x-b"] == [
-        ("X-B", "2"),
-        ("x-b", "3"),
-    ]
+    sent = [header for header in detail.exchange.request_headers if header[0].lower() == "x-b"]
+    assert sent == [("X-B", "2"), ("x-b", "3")]
     assert sum(found.size for found in detail.exchange.chunks) == 15
     assert detail.span.first_byte_ns == pytest.approx(detail.exchange.chunks[0].at_ns, abs=1000)
 
@@ -123,18 +118,10 @@ async def test_the_first_event_is_not_held_back(rig: Rig) -> None:
 
 
 HEADERS = [
-    ("Content-Type", "application/json"),
-    ("X-Stainless-Lang", "python"),
-    ("x-dup", "1"),
-    ("X-Dup", "2"),
-    ("authorization", "Bearer sk-agent"),
-    ("anthropic-version", "2023-06-01"),
-    ("ACCEPT", "*/*"),
-    ("X-Empty", ""),
-    ("x-latin", "\xe9"),
-    ("traceparent", "00-" + "a" * 32 + "-" + "b" * 16 + "-01"),
-    ("Cookie", "a=b"),
-]
+    ("Content-Type", "application/json"), ("X-Stainless-Lang", "python"), ("x-dup", "1"), ("X-Dup", "2"),
+    ("authorization", "Bearer sk-agent"), ("anthropic-version", "2023-06-01"), ("ACCEPT", "*/*"), ("X-Empty", ""),
+    ("x-latin", "\xe9"), ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"), ("Cookie", "a=b"),
+]  # fmt: skip
 
 
 def fields(message: bytes) -> list[tuple[str, str]]:
@@ -150,10 +137,8 @@ def fields(message: bytes) -> list[tuple[str, str]]:
 )
 async def test_a_request_goes_upstream_byte_for_byte(rig: Rig, body: bytes) -> None:
     sent = [*HEADERS, ("Content-Length", str(len(body)))]
-    async with rig.upstream([request(), send(reply(200, b"{}"))]) as upstream, rig.client() as client:
-        client.send(head(f"POST {rig.path(CHAT + '?a=%2f&b')} HTTP/1.1", [("host", "gateway:1"), *sent]) + body)
-        await client.message()
-        seen = (await upstream.connection(0)).requests[0]
+    start = head(f"POST {rig.path(CHAT + '?a=%2f&b')} HTTP/1.1", [("host", "gateway:1"), *sent])
+    _, seen = await rig.passes(start + body)
     assert seen.startswith(b"POST /v1/chat/completions?a=%2f&b HTTP/1.1\r\n")
     assert fields(seen) == [("Host", rig.host), *sent]
     assert body_of(seen) == body
@@ -164,11 +149,9 @@ async def test_chunks_of_a_request_stay_the_clients_own(rig: Rig) -> None:
     pieces = [b'{"model":', b'"m"', b",", b'"x":"' + b"y" * 70_000 + b'"}']
     framing = [("Transfer-Encoding", "chunked"), ("Trailer", "X-Sum")]
     last = b"0\r\nX-Sum: 1\r\nAuthorization: Bearer no\r\n\r\n"
-    async with rig.upstream([request(), send(reply(200, b"{}"))]) as upstream, rig.client() as client:
-        client.send(head(f"POST {rig.path()} HTTP/1.1", [("Host", "h"), *framing]))
-        client.send(b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + last)
-        await client.message()
-        seen = (await upstream.connection(0)).requests[0]
+    start = head(f"POST {rig.path()} HTTP/1.1", [("Host", "h"), *framing])
+    chunked = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    _, seen = await rig.passes(start + chunked + last)
     # Extensions end at the gateway, and so do trailers that would mean something else as headers.
     assert seen.partition(b"\r\n\r\n")[2] == b"".join(map(chunk, pieces)) + b"0\r\nX-Sum: 1\r\n\r\n"
     assert fields(seen) == [("Host", rig.host), *framing]
@@ -177,23 +160,16 @@ async def test_chunks_of_a_request_stay_the_clients_own(rig: Rig) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "PATCH", "OPTIONS"])
 async def test_any_method_and_path_passes(rig: Rig, method: str) -> None:
-    async with rig.upstream([request(), send(reply(200, b"[1]"))]) as upstream, rig.client() as client:
-        client.send(head(f"{method} {rig.path('/v1/files/x/content?after=1')} HTTP/1.1", [("Host", "h")]))
-        assert await client.message() == reply(200, b"[1]")
-        assert (
-            (await upstream.connection(0))
-            .requests[0]
-            .startswith(f"{method} /v1/files/x/content?after=1 HTTP/1.1".encode())
-        )
+    path = "/v1/files/x/content?after=1"
+    got, seen = await rig.passes(head(f"{method} {rig.path(path)} HTTP/1.1", [("Host", "h")]), reply(200, b"[1]"))
+    assert (got, seen.partition(b"\r\n")[0]) == (reply(200, b"[1]"), f"{method} {path} HTTP/1.1".encode())
     span = await rig.span()
-    assert (span.method, span.path, span.dialect) == (method, "/v1/files/x/content?after=1", "opaque")
+    assert (span.method, span.path, span.dialect) == (method, path, "opaque")
 
 
 async def test_messages_go_to_the_anthropic_upstream(rig: Rig) -> None:
-    async with rig.upstream([request(), send(reply(200, b"{}"))]) as upstream, rig.client() as client:
-        client.send(rig.call(below=MESSAGES + "?beta=true"))
-        await client.message()
-        assert (await upstream.connection(0)).requests[0].startswith(b"POST /v1/messages?beta=true HTTP/1.1")
+    _, seen = await rig.passes(rig.call(below=MESSAGES + "?beta=true"))
+    assert seen.startswith(b"POST /v1/messages?beta=true HTTP/1.1")
     assert (await rig.span()).upstream == "anthropic-up"
 
 
@@ -207,23 +183,16 @@ async def test_a_head_request_has_no_body_whatever_it_says(rig: Rig) -> None:
         assert await client.message() == reply(200, b"{}")
 
 
-async def test_an_interim_answer_passes_before_the_answer(rig: Rig) -> None:
-    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"
-    unasked = b"HTTP/1.1 100 Continue\r\n\r\n"
-    answer = reply(200, b"{}")
-    async with rig.upstream([request(), send(unasked + hints + answer)]), rig.client() as client:
+@pytest.mark.parametrize("step", [1, 1000])
+async def test_an_interim_answer_passes_before_the_answer(rig: Rig, step: int) -> None:
+    unasked, answer = b"HTTP/1.1 100 Continue\r\n\r\n", reply(200, b"{}")
+    passes = b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n" + answer
+    whole = unasked + passes
+    pieces = [send(whole[at : at + step]) for at in range(0, len(whole), step)]
+    async with rig.upstream([request(), *pieces]), rig.client() as client:
         client.send(rig.call())
-        assert await client.exactly(len(hints + answer)) == hints + answer
+        assert await client.exactly(len(passes)) == passes
     assert (await rig.span()).http_status == 200
-
-
-async def test_an_interim_answer_in_pieces(rig: Rig) -> None:
-    script: list[Step] = [request()]
-    whole = b"HTTP/1.1 103 Early Hints\r\n\r\n" + reply(200, b"{}")
-    script += [send(whole[at : at + 1]) for at in range(len(whole))]
-    async with rig.upstream(script), rig.client() as client:
-        client.send(rig.call())
-        assert await client.exactly(len(whole)) == whole
 
 
 async def test_an_answer_may_end_with_its_connection(rig: Rig) -> None:
@@ -242,13 +211,10 @@ async def test_an_answer_may_end_with_its_connection(rig: Rig) -> None:
 
 
 async def test_a_client_of_http_1_0_gets_what_it_understands(rig: Rig) -> None:
-    async with (
-        rig.upstream([request(), send(events_head() + chunks(EVENTS[:9], EVENTS[9:]))]) as upstream,
-        rig.client() as client,
-    ):
-        client.send(
-            head(f"POST {rig.path()} HTTP/1.0", [("Connection", "keep-alive"), ("Content-Length", "2")]) + b"{}"
-        )
+    script = [request(), send(events_head() + chunks(EVENTS[:9], EVENTS[9:]))]
+    start = head(f"POST {rig.path()} HTTP/1.0", [("Connection", "keep-alive"), ("Content-Length", "2")])
+    async with rig.upstream(script) as upstream, rig.client() as client:
+        client.send(start + b"{}")
         got = await client.rest()
         assert (await upstream.connection(0)).requests[0].startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
     assert got.partition(b"\r\n\r\n")[2] == EVENTS
@@ -287,28 +253,20 @@ async def test_an_upstream_that_closes_does_not_close_the_client(rig: Rig) -> No
 
 async def test_hop_by_hop_headers_end_at_the_gateway(rig: Rig) -> None:
     hops = [
-        ("Connection", "keep-alive, X-Mine"),
-        ("connection", "x-also"),
-        ("Keep-Alive", "timeout=5"),
-        ("Proxy-Authorization", "Basic no"),
-        ("Proxy-Connection", "keep-alive"),
-        ("TE", "trailers"),
-        ("X-Mine", "1"),
-        ("X-ALSO", "2"),
-    ]
+        ("Connection", "keep-alive, X-Mine"), ("connection", "x-also"), ("Keep-Alive", "timeout=5"), ("TE", "trailers"),
+        ("Proxy-Authorization", "Basic no"), ("Proxy-Connection", "keep-alive"), ("X-Mine", "1"), ("X-ALSO", "2"),
+    ]  # fmt: skip
     answer_hops = [("Connection", "X-Theirs, keep-alive"), ("X-Theirs", "1"), ("Proxy-Authenticate", "Basic")]
-    async with rig.upstream([request(), send(reply(200, b"{}", answer_hops))]) as upstream, rig.client() as client:
-        client.send(rig.call(headers=[("X-Before", "1"), *hops, ("X-After", "2")]))
-        assert await client.message() == reply(200, b"{}")
-        seen = (await upstream.connection(0)).requests[0]
+    sent = rig.call(headers=[("X-Before", "1"), *hops, ("X-After", "2")])
+    got, seen = await rig.passes(sent, reply(200, b"{}", answer_hops))
+    assert got == reply(200, b"{}")
     assert [name for name, _ in fields(seen)] == ["Host", "Content-Type", "Content-Length", "X-Before", "X-After"]
 
 
 async def test_expect_continue_is_answered_by_the_gateway(rig: Rig) -> None:
+    expects = [("Host", "h"), ("Content-Length", "2"), ("Expect", "100-continue")]
     async with rig.upstream([request(), send(reply(200, b"{}"))]) as upstream, rig.client() as client:
-        client.send(
-            head(f"POST {rig.path()} HTTP/1.1", [("Host", "h"), ("Content-Length", "2"), ("Expect", "100-continue")])
-        )
+        client.send(head(f"POST {rig.path()} HTTP/1.1", expects))
         assert await client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.send(b"{}")
         assert await client.message() == reply(200, b"{}")

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from fakes.odd import Script, close, request, send
 from fakes.raw import post, reply
-from fakes.rig import inside
+from fakes.rig import CHAT, Within
 
 from penstock.gateway.calls.record import Record
 from penstock.gateway.proxy.recording import Recording
@@ -61,12 +59,14 @@ def rings() -> list[object]:
         gc.garbage.clear()
 
 
-@pytest.mark.parametrize("path", ["/rollout/r1/attempt/a1/v1/chat/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", [f"/rollout/r1/attempt/a1{CHAT}", CHAT])
 @pytest.mark.parametrize("kind", CASES)
-async def test_a_call_that_is_over_is_gone(kind: str, path: str, http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_a_call_that_is_over_is_gone(within: Within, kind: str, path: str) -> None:
     config, scripts = CASES[kind]
-    async with inside(tmp_path, http, **config) as rig, rig.upstream(*scripts()):
+    async with within(**config) as rig, rig.upstream(*scripts()):
+        # What was there before is not looked at.
         gc.collect()
+        gc.freeze()
         gc.disable()
         try:
             for number in range(CALLS):
@@ -78,3 +78,4 @@ async def test_a_call_that_is_over_is_gone(kind: str, path: str, http: aiohttp.C
             assert rings() == []
         finally:
             gc.enable()
+            gc.unfreeze()

@@ -200,7 +200,7 @@ def sent(routes: Routes, call: Drawn) -> tuple[list[tuple[Pool, bytes]], bool]:
     return made, admitted.routed
 
 
-@settings(max_examples=4000)
+@settings(max_examples=1000)
 @given(CALLS, st.lists(st.sampled_from(FAMILIES), unique=True), st.lists(st.sampled_from(FAMILIES), unique=True))
 def test_no_call_and_no_key_goes_to_another_provider(call: Drawn, dialects: list[str], route: list[str]) -> None:
     upstreams = [{"name": f"u-{it}", "base_url": f"http://{it}.internal", "dialect": it} for it in dialects]

@@ -17,12 +17,6 @@ from fakes.process import Gateway, children, running
 LISTENS = "0A"
 
 
-async def reload(gateway: Gateway) -> None:
-    """Returns when only the new process serves."""
-    await gateway.reload()
-    await is_parent(gateway)
-
-
 def own(gateway: Gateway) -> set[str]:
     """What only processes of the gateway may hold: the sockets of its port, its tape, and the lock of that."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -33,26 +27,27 @@ def own(gateway: Gateway) -> set[str]:
 
 @pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one", "two"])
 async def test_what_a_gateway_starts_holds_nothing_of_it(flags: tuple[str, ...], tmp_path: Path) -> None:
-    """A server of tools that outlives a killed gateway would keep the port, and the tape from the next one."""
+    """A server of tools that outlives a killed gateway would keep the port, and the tape from the next one. Nor does
+    anybody connect to workers that drain after a reload."""
     mark = uuid4().hex
     # A process that has handed over would wait for clients that keep their connections.
     connector = aiohttp.TCPConnector(force_close=True)
-    async with aiohttp.ClientSession(connector=connector) as http, running(tmp_path, config(mark), *flags) as gateway:
+    async with (
+        streaming() as (odd, up),
+        aiohttp.ClientSession(connector=connector) as http,
+        running(tmp_path, config(mark) + up, *flags) as gateway,
+    ):
         for again in (False, True):
             if again:
-                await reload(gateway)
+                await gateway.reload()
+                await is_parent(gateway)
             _ = await Hosted(gateway, http, mark).opened(f"r{again}")
             found = processes(mark)
             assert found, "the test itself: no server runs"
             assert len(own(gateway)) >= 4, "the test itself: the gateway holds nothing"
             assert {name for pid in found for name in held(pid) & own(gateway)} == set()
-
-
-async def test_nobody_connects_to_workers_that_drain_after_a_reload(tmp_path: Path) -> None:
-    async with streaming() as (odd, up), running(tmp_path, up, "--workers", "2") as gateway:
-        await reload(gateway)
         (successor,) = children(gateway.pid)
-        async with served_by(gateway, workers(successor)[1]) as wire:
+        async with served_by(gateway, workers(successor)[1] if flags else successor) as wire:
             await begin(wire, "r")
             os.kill(gateway.pid, signal.SIGTERM)
             await turns_away(gateway)

@@ -7,32 +7,23 @@ import json
 import socket
 import struct
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncGenerator, Callable
 from unittest.mock import Mock
 
-import aiohttp
 import pytest
 from fakes.odd import Connection, Script, Step, abort, close, gone, request, send, wait
 from fakes.ports import steady_ports
-from fakes.process import Gateway, upstream
-from fakes.raw import body_of, chunk, connect, events_head, head, post, reply
-from fakes.rig import CHAT, MESSAGES, Inside, Rig, inside
-from fakes.tape import Tape
+from fakes.raw import body_of, chunk, connect, error_of, events_head, head, post, reply
+from fakes.rig import CHAT, MESSAGES, Inside, Rig, Within
+from fakes.two_upstreams import Two
 
 from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.proxy.call import Call
 from penstock.gateway.upstream_settings import Upstream
 from penstock.gateway.upstreams.pool import Connector, Pool
 
-StartGateway = Callable[..., Awaitable[Gateway]]
 EVENT = chunk(b"data: 1\n\n")
 OK = reply(200, b'{"fine":1}')
-
-
-def error_of(answer: bytes, status: int) -> dict[str, str]:
-    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
-    return json.loads(body_of(answer))["error"]
 
 
 # -- before the answer -------------------------------------------------------------------------------------------------
@@ -83,24 +74,19 @@ async def test_an_idle_connection_that_ends_is_replaced_silently(rig: Rig, end: 
     assert [span.status for span in await rig.tape.spans(rig.rollout, 2)] == ["ok", "ok"]
 
 
-async def test_it_is_sent_again_only_once(rig: Rig) -> None:
-    async with rig.upstream([request(), send(OK), request(), close()], [request(), close()]) as upstream:
-        async with rig.client() as client:
-            client.send(rig.call())
-            await client.message()
-            client.send(rig.call())
-            assert error_of(await client.message(), 502)["code"] == "upstream_closed"
-        assert len(upstream.connections) == 2
-
-
-async def test_nothing_is_sent_again_once_a_byte_was_seen(rig: Rig) -> None:
-    async with rig.upstream([request(), send(OK), request(), send(b"HTTP/1.1 2"), close()]) as upstream:
-        async with rig.client() as client:
-            client.send(rig.call())
-            await client.message()
-            client.send(rig.call())
-            error_of(await client.message(), 502)
-        assert len(upstream.connections) == 1
+@pytest.mark.parametrize(
+    ("second", "connections"), [([close()], 2), ([send(b"HTTP/1.1 2"), close()], 1)], ids=["closes", "a byte was seen"]
+)
+async def test_it_is_sent_again_only_once_and_not_once_a_byte_was_seen(
+    rig: Rig, second: Script, connections: int
+) -> None:
+    scripts: tuple[Script, Script] = ([request(), send(OK), request(), *second], [request(), close()])
+    async with rig.upstream(*scripts) as upstream, rig.client() as client:
+        client.send(rig.call())
+        await client.message()
+        client.send(rig.call())
+        error_of(await client.message(), 502)
+        assert len(upstream.connections) == connections
 
 
 async def test_a_connection_that_ended_while_it_was_idle_is_not_used(rig: Rig) -> None:
@@ -112,9 +98,9 @@ async def test_a_connection_that_ended_while_it_was_idle_is_not_used(rig: Rig) -
         assert await client.message() == OK
 
 
-async def test_an_idle_connection_is_closed_in_time(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_an_idle_connection_is_closed_in_time(within: Within) -> None:
     async with (
-        inside(tmp_path, http, first={"idle_timeout": 0.5}) as rig,
+        within(first={"idle_timeout": 0.5}) as rig,
         rig.upstream([request(), send(OK), gone()]) as upstream,
         rig.client() as client,
     ):
@@ -241,9 +227,9 @@ async def test_broken_chunks_break_the_answer(rig: Rig, sent: bytes, arrives: by
 
 
 @pytest.fixture
-async def hasty(http: aiohttp.ClientSession, tmp_path: Path) -> AsyncGenerator[Inside]:
+async def hasty(within: Within) -> AsyncGenerator[Inside]:
     """A gateway with short patience, but with more than a machine that is busy keeps a process waiting."""
-    async with inside(tmp_path, http, first={"read_timeout": 2.0}) as made:
+    async with within(first={"read_timeout": 2.0}) as made:
         yield made
 
 
@@ -285,13 +271,13 @@ def later(seconds: float) -> Callable[[object], bool]:
 
 
 async def test_a_bug_in_the_end_of_an_answer_does_not_leave_it_open(
-    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("planted")
 
-    async with inside(tmp_path, http) as rig:
-        script = [request(), send(events_head() + EVENT), wait("seen"), close()]
+    script = [request(), send(events_head() + EVENT), wait("seen"), close()]
+    async with within() as rig:
         async with rig.upstream(script) as odd_, rig.client() as client:
             client.send(rig.call())
             await client.until(EVENT)
@@ -304,40 +290,38 @@ async def test_a_bug_in_the_end_of_an_answer_does_not_leave_it_open(
 # -- connecting --------------------------------------------------------------------------------------------------------
 
 
-async def call(gateway: Gateway, model: str) -> bytes:
-    async with connect(gateway.url) as client:
-        client.send(post(f"/rollout/r/attempt/a1{CHAT}", json.dumps({"model": model}).encode()))
+async def call(url: str, model: str) -> bytes:
+    async with connect(url) as client:
+        client.send(post(f"/rollout/inside/attempt/a1{CHAT}", json.dumps({"model": model}).encode()))
         return await client.message()
 
 
-async def test_an_unreachable_upstream_and_failover(rig: Rig, start_gateway: StartGateway) -> None:
-    dead = f"http://127.0.0.1:{steady_ports(1)[0]}/v1"
+async def test_an_unreachable_upstream_and_failover(within: Within) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         fillers = [socket.socket() for _ in range(4)]
         for filler in fillers:
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
-        mute = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
-        routes = {"dead": '"dead"', "mute": '"mute"', "*": '["dead", "mute", "alive"]'}
-        async with rig.upstream([request(), send(OK), request(), close()], [request(), send(OK)]) as upstream_:
-            gateway = await start_gateway(
-                upstream("dead", dead, "openai")
-                + upstream("mute", mute, "openai").rstrip()
-                + "\nconnect_timeout = 0.2\n"
-                + upstream("alive", f"http://{rig.host}/v1", "openai")
-                + "".join(f'[[route]]\nmodel = "{model}"\nupstream = {names}\n' for model, names in routes.items())
-            )
-            error = error_of(await call(gateway, "dead"), 502)
+        spares = [
+            {"name": "dead", "base_url": f"http://127.0.0.1:{steady_ports(1)[0]}/v1"},
+            {"name": "mute", "base_url": f"http://127.0.0.1:{full.getsockname()[1]}/v1", "connect_timeout": 0.2},
+        ]
+        leads = {"dead": ["dead"], "mute": ["mute"], "*": ["dead", "mute", "up"]}
+        async with (
+            within(spares, route=[{"model": model, "upstream": names} for model, names in leads.items()]) as rig,
+            rig.upstream([request(), send(OK), request(), close()], [request(), send(OK)]) as upstream_,
+        ):
+            error = error_of(await call(rig.base.url, "dead"), 502)
             assert (error["code"], "upstream 'dead'" in error["message"]) == ("connect", True)
-            error = error_of(await call(gateway, "mute"), 504)
+            error = error_of(await call(rig.base.url, "mute"), 504)
             assert (error["code"], "no connection within 0.2 s" in error["message"]) == ("connect_timeout", True)
-            assert await call(gateway, "any") == OK
-            assert await call(gateway, "any") == OK
+            assert await call(rig.base.url, "any") == OK
+            assert await call(rig.base.url, "any") == OK
             assert len(upstream_.connections) == 2
+            spans = await rig.tape.spans(rig.rollout, 4)
         for filler in fillers:
             filler.close()
-        spans = await Tape(gateway.url, rig.tape.http).spans("r", 4)
-    assert [span.upstream for span in spans] == ["dead", "mute", "alive", "alive"]
+    assert [span.upstream for span in spans] == ["dead", "mute", "up", "up"]
     assert [span.error for span in spans] == ["connect", "connect_timeout", None, None]
 
 
@@ -369,23 +353,16 @@ async def test_a_connection_that_comes_too_late_is_closed() -> None:
     late.transport.abort.assert_called_once_with()
 
 
-async def test_failover_ends_with_the_first_byte(rig: Rig, start_gateway: StartGateway) -> None:
+async def test_failover_ends_with_the_first_byte(two: Two) -> None:
     breaking: Script = [request(), send(events_head() + EVENT), wait("seen"), abort_now()]
-    async with rig.upstream([request(), close()], breaking) as odd_:
-        both = f"http://{rig.host}/v1"
-        gateway = await start_gateway(
-            upstream("one", both, "openai")
-            + upstream("two", both, "openai")
-            + '[[route]]\nmodel = "*"\nupstream = ["one", "two", "one"]\n'
-        )
-        async with connect(gateway.url) as client:
-            client.send(post(f"/rollout/r/attempt/a1{CHAT}", b'{"model":"m"}'))
-            await client.until(EVENT)
-            odd_.go("seen")
-            await client.gone()
-        assert len(odd_.connections) == 2
-        (span,) = await Tape(gateway.url, rig.tape.http).spans("r", 1)
-    assert (span.upstream, span.error) == ("two", "upstream_closed")
+    async with two([request(), close()], breaking, route={"upstream": ["up", "spare", "up"]}) as it:
+        it.client.send(it.rig.call())
+        await it.client.until(EVENT)
+        it.spare.go("seen")
+        await it.client.gone()
+        assert [len(one.connections) for one in (it.up, it.spare)] == [1, 1]
+        span = await it.span()
+    assert (span.upstream, span.error) == ("spare", "upstream_closed")
 
 
 def abort_now() -> Step:
@@ -398,28 +375,17 @@ def abort_now() -> Step:
     return step
 
 
-async def test_an_alias_changes_the_models_name_only(rig: Rig, start_gateway: StartGateway) -> None:
+async def test_an_alias_changes_the_models_name_only(within: Within) -> None:
     body = b'{ "messages":[{"model":"no","content":"\\"model\\":\\"a\\""}],"model" : "policy" ,"x":1.0}'
-    async with rig.upstream([request(), send(OK), request(), send(OK)]) as odd_:
-        gateway = await start_gateway(
-            upstream("up", f"http://{rig.host}/v1", "openai")
-            + '[[route]]\nmodel = "policy"\nupstream = "up"\nalias = "Qwen/Qwen3-8B"\n'
-        )
-        async with connect(gateway.url) as client:
-            client.send(post(f"/rollout/r/attempt/a1{CHAT}", body))
-            await client.message()
-            start = (
-                f"POST /rollout/r/attempt/a1{CHAT} HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-            )
-            client.send(start + chunk(body[:40]) + chunk(body[40:]) + chunk(b""))
-            await client.message()
-        expected = body.replace(b'"policy"', b'"Qwen/Qwen3-8B"')
-        seen = (await odd_.connection(0)).requests
-        assert [body_of(one) for one in seen] == [expected, expected]
-        assert f"Content-Length: {len(expected)}\r\n".encode() in seen[0]
-        first, _ = await Tape(gateway.url, rig.tape.http).spans("r", 2)
-    assert first.model == "policy"
-    assert first.request_bytes == len(expected)
+    expected = body.replace(b'"policy"', b'"Qwen/Qwen3-8B"')
+    async with within(route=[{"model": "policy", "upstream": "up", "alias": "Qwen/Qwen3-8B"}]) as rig:
+        start = head(f"POST {rig.path()} HTTP/1.1", [("Host", "h"), ("Transfer-Encoding", "chunked")])
+        _, whole = await rig.passes(rig.call(body))
+        _, chunked = await rig.passes(start + chunk(body[:40]) + chunk(body[40:]) + chunk(b""))
+        assert [body_of(one) for one in (whole, chunked)] == [expected, expected]
+        assert f"Content-Length: {len(expected)}\r\n".encode() in whole
+        first, _ = await rig.tape.spans(rig.rollout, 2)
+    assert (first.model, first.request_bytes) == ("policy", len(expected))
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ class Server(RuleBasedStateMachine):
         assert running <= set(under_way)
 
 
-Server.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+Server.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestServer = Server.TestCase
 
 
@@ -218,7 +218,7 @@ SAYS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(SAYS, max_size=25))
 def test_whatever_a_server_says_nothing_is_in_two_answers_or_another_lanes(
     story: list[tuple[str, str | None] | Received],
