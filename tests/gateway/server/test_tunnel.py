@@ -3,15 +3,13 @@ rollout whatever they say."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Generator
 from pathlib import Path
 
 import aiohttp
 import pytest
 from fakes.odd import request, send
 from fakes.raw import Wire
-from fakes.rig import Base, Rig, based
+from fakes.rig import Rig, based
 from fakes.tape import Tape
 
 from penstock.gateway.calls.tunnel import host_of
@@ -21,21 +19,14 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\
 AGREED = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Generator[Base]:
-    with based(tmp_path_factory.mktemp("tunnel")) as made:
-        yield made
-
-
-@pytest.fixture
-def rig(base: Base, http: aiohttp.ClientSession, request: pytest.FixtureRequest) -> Rig:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)
-    return Rig(base, Tape(base.url, http), name)
-
-
 def connect(rig: Rig, *lines: str, host: str | None = None) -> bytes:
     head = [f"CONNECT {host or rig.host} HTTP/1.1", f"Host: {host or rig.host}", *lines, "", ""]
     return "\r\n".join(head).encode()
+
+
+async def token_for(rig: Rig, rollout: str) -> str:
+    async with rig.tape.http.post(rig.base.url + "/api/tokens", json={"rollout": rollout}) as made:
+        return (await made.json())["token"]
 
 
 async def opened(client: Wire, rig: Rig) -> None:
@@ -111,27 +102,22 @@ async def test_a_token_says_whose_it_is(tmp_path: Path, http: aiohttp.ClientSess
     with based(tmp_path, "require_token = true\n", env={"PENSTOCK_ADMIN_KEY": "boss"}) as base:
         http.headers["Authorization"] = "Bearer boss"
         rig = Rig(base, Tape(base.url, http), "mine")
-        async with http.post(base.url + "/api/tokens", json={"rollout": "mine"}) as made:
-            token = (await made.json())["token"]
-        async with rig.upstream([request(), send(OK)]), rig.client() as client, rig.client() as stranger:
+        foreign = await token_for(rig, "theirs")
+        mine = f"Proxy-Authorization: Bearer {(token := await token_for(rig, 'mine'))}"
+        async with rig.client() as stranger:
             stranger.send(connect(rig, "x-rollout-id: mine"))
             await stranger.until(b"an agent token is needed")
-            client.send(connect(rig, f"Proxy-Authorization: Bearer {token}"))
-            await client.until(AGREED)
-            client.send(call("Host: h", "Authorization: Bearer sk-real"))
-            await client.until(OK)
-        assert (await rig.tape.spans("mine", 1))[0].status == "ok"
         # In place of a key it says that as well, and is no key for the provider.
+        for key in ("sk-real", token):
+            async with rig.upstream([request(), send(OK)]) as upstream, rig.client() as client:
+                client.send(connect(rig, mine))
+                await client.until(AGREED)
+                client.send(call("Host: h", f"Authorization: Bearer {key}"))
+                await client.until(OK)
+                assert b"pst_" not in (await upstream.connection(0)).requests[0]
+        assert [span.status for span in await rig.tape.spans("mine", 2)] == ["ok", "ok"]
         async with rig.upstream([request(), send(OK)]) as upstream, rig.client() as client:
-            client.send(connect(rig, f"Proxy-Authorization: Bearer {token}"))
-            await client.until(AGREED)
-            client.send(call("Host: h", f"Authorization: Bearer {token}"))
-            await client.until(OK)
-            assert b"pst_" not in (await upstream.connection(0)).requests[0]
-        async with http.post(base.url + "/api/tokens", json={"rollout": "theirs"}) as made:
-            foreign = (await made.json())["token"]
-        async with rig.upstream([request(), send(OK)]) as upstream, rig.client() as client:
-            client.send(connect(rig, f"Proxy-Authorization: Bearer {token}"))
+            client.send(connect(rig, mine))
             await client.until(AGREED)
             client.send(call("Host: h", f"x-api-key: {foreign}"))
             await client.until(b"the agent token is for another rollout than 'mine'")
@@ -139,32 +125,23 @@ async def test_a_token_says_whose_it_is(tmp_path: Path, http: aiohttp.ClientSess
             await client.until(b"is not one of this gateway's")
             assert upstream.connections == []
         async with rig.client() as other:
-            other.send(connect(rig, f"Proxy-Authorization: Bearer {token}", "x-rollout-id: theirs"))
+            other.send(connect(rig, mine, "x-rollout-id: theirs"))
             await other.until(b"the agent token is for another rollout")
 
 
 @pytest.mark.parametrize(
     ("target", "host"),
     [
-        ("api.openai.com:443", ("api.openai.com", 443)),
-        ("[::1]:80", ("::1", 80)),
-        ("API.x:1", ("api.x", 1)),
-        ("x", None),
-        ("x:y", None),
-        ("a b:1", None),
-        ("u@x:1", None),
-        ("x:123456", None),
+        ("api.openai.com:443", ("api.openai.com", 443)), ("[::1]:80", ("::1", 80)), ("API.x:1", ("api.x", 1)),
+        ("x", None), ("x:y", None), ("a b:1", None), ("u@x:1", None), ("x:123456", None),
     ],
-)
+)  # fmt: skip
 def test_authorities(target: str, host: tuple[str, int] | None) -> None:
     assert host_of(target) == host
 
 
-async def test_a_token_for_a_key_says_whose_calls_are_of_a_tunnel_that_does_not(
-    rig: Rig, http: aiohttp.ClientSession
-) -> None:
-    async with http.post(rig.base.url + "/api/tokens", json={"rollout": rig.rollout}) as made:
-        token = (await made.json())["token"]
+async def test_a_token_for_a_key_says_whose_calls_are_of_a_tunnel_that_does_not(rig: Rig) -> None:
+    token = await token_for(rig, rig.rollout)
     async with rig.upstream([request(), send(OK)]), rig.client() as client:
         client.send(connect(rig))
         await client.until(AGREED)

@@ -6,6 +6,7 @@ found must be, as text, the very thing that the template writes after the answer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -121,55 +122,50 @@ def test_nothing_new_is_nothing_to_go_on_with() -> None:
     assert story.more() is None
 
 
-def test_a_turn_that_the_model_did_not_end_cannot_be_gone_on_from() -> None:
-    assert begun(DRIFTS, " Yes, b", ended=False).say(user("Go on.")) is None
+def further(story: Story) -> Story:
+    """It has another answer."""
+    before = story.say(user("Why?"))
+    assert before is not None
+    story.answer(before, " Because. ")
+    return story
 
 
-def test_other_tools_are_another_prompt() -> None:
-    story = begun(DRIFTS, tools=[{"name": "f"}])
-    story.tools = [{"name": "g"}]
-    assert story.say(user("And now?")) is None
-
-
-@pytest.mark.parametrize("at", [0, 1])
-def test_an_edited_past_is_another_prompt(at: int) -> None:
-    story = begun(DRIFTS)
+def edited(story: Story, at: int) -> Story:
     story.messages[at] = story.messages[at] | {"content": "Be quick."}
-    assert story.say(user("And now?")) is None
+    return story
 
 
-def test_a_past_that_was_edited_between_answers_is_another_prompt() -> None:
-    story = begun(DRIFTS)
-    before = story.say(user("Why?"))
-    assert before is not None
-    story.answer(before, " Because. ")
-    story.messages[3] = user("Where?")
-    assert story.say(user("And now?")) is None
-
-
-def test_an_inserted_message_is_another_prompt() -> None:
-    story = begun(DRIFTS)
-    before = story.say(user("Why?"))
-    assert before is not None
-    story.answer(before, " Because. ")
+def inserted(story: Story) -> Story:
     story.messages.insert(3, user("By the way."))
     story.answers[-1] += 1
-    assert story.say(user("And now?")) is None
+    return story
 
 
-def test_a_template_that_changes_is_another_prompt() -> None:
-    story = begun(DRIFTS, tools=[{"name": "f"}])
-    story.template = replace(DRIFTS, moves=True)
-    assert story.say(user("And now?")) is None
+def changed(story: Story, **more: Any) -> Story:
+    for name, value in more.items():
+        setattr(story, name, value)
+    return story
 
 
-def test_a_template_that_moves_the_system_text_cannot_be_gone_on_with() -> None:
-    story = begun(replace(DRIFTS, moves=True))
-    assert story.say(user("And now?")) is None
-
-
-def test_a_template_that_does_not_end_a_turn_cannot_be_gone_on_with() -> None:
-    assert begun(replace(DRIFTS, ends=False)).say(user("And now?")) is None
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param(lambda: begun(DRIFTS, " Yes, b", ended=False), id="a turn that the model did not end"),
+        pytest.param(lambda: changed(begun(DRIFTS, tools=[{"name": "f"}]), tools=[{"name": "g"}]), id="other tools"),
+        pytest.param(lambda: edited(begun(DRIFTS), 0), id="another system text"),
+        pytest.param(lambda: edited(begun(DRIFTS), 1), id="another question"),
+        pytest.param(lambda: edited(further(begun(DRIFTS)), 3), id="another question between answers"),
+        pytest.param(lambda: inserted(further(begun(DRIFTS))), id="an inserted message"),
+        pytest.param(
+            lambda: changed(begun(DRIFTS, tools=[{"name": "f"}]), template=replace(DRIFTS, moves=True)),
+            id="another template",
+        ),
+        pytest.param(lambda: begun(replace(DRIFTS, moves=True)), id="a template that moves the system text"),
+        pytest.param(lambda: begun(replace(DRIFTS, ends=False)), id="a template that does not end a turn"),
+    ],
+)
+def test_another_prompt_is_not_gone_on_from(story: Callable[[], Story]) -> None:
+    assert story().say(user("And now?")) is None
 
 
 @pytest.mark.parametrize("text", [f" It ends with {END}. ", f" {END}", f"{END}\n{START}user\nNo.{END}\n"])
