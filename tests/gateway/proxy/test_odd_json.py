@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
-from conftest import StartGateway
-from fakes.process import Gateway
+from fakes.rig import CHAT, Within
 from fakes.tape import Tape
 
-CHAT = "/v1/chat/completions"
 SAID: dict[str, Any] = {
     "id": "c1",
     "object": "chat.completion",
@@ -24,29 +21,14 @@ SAID: dict[str, Any] = {
     "usage": {"prompt_tokens": 5, "completion_tokens": 1, "input_tokens": 14, "output_tokens": 45},
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
 }
-ROUTES = """
-[[route]]
-model = "policy*"
-upstream = "engine"
-alias = "real"
-train = true
-
-[[route]]
-model = "whisper*"
-upstream = "engine"
-alias = "large v3"
-
-[[route]]
-model = "claude*"
-upstream = "engine"
-
-[[budget]]
-name = "cap"
-unit = "calls"
-limit = 1
-per = "rollout"
-model = "policy*"
-"""
+ROUTES: dict[str, Any] = {
+    "route": [
+        {"model": "policy*", "upstream": "engine", "alias": "real", "train": True},
+        {"model": "whisper*", "upstream": "engine", "alias": "large v3"},
+        {"model": "claude*", "upstream": "engine"},
+    ],
+    "budget": [{"name": "cap", "unit": "calls", "limit": 1, "per": "rollout", "model": "policy*", "window": "total"}],
+}
 
 
 @dataclass
@@ -79,38 +61,32 @@ async def upstream() -> AsyncGenerator[Upstream]:
 
 @dataclass
 class Rig:
-    gateway: Gateway
+    url: str
     first: Upstream
     engine: Upstream
-    http: aiohttp.ClientSession
     tape: Tape
 
     async def post(self, path: str, body: bytes, content_type: str = "application/json") -> tuple[int, Any]:
         headers = {"content-type": content_type}
-        async with self.http.post(self.gateway.url + path, data=body, headers=headers) as answer:
+        async with self.tape.http.post(self.url + path, data=body, headers=headers) as answer:
             return answer.status, json.loads(await answer.read())
 
 
 @asynccontextmanager
-async def rigged(start: StartGateway, http: aiohttp.ClientSession, routes: str) -> AsyncGenerator[Rig]:
-    async with AsyncExitStack() as stack:
-        first, engine = [await stack.enter_async_context(upstream()) for _ in range(2)]
-        ends = (
-            ("first", first, "openai", "/v1"),
-            ("engine", engine, "openai", "/v1"),
-            ("claude", first, "anthropic", ""),
-        )
-        text = "".join(
-            f'[[upstream]]\nname = "{name}"\nbase_url = "{it.url}{end}"\ndialect = "{kind}"\n'
-            for name, it, kind, end in ends
-        )
-        gateway = await start(text + routes)
-        yield Rig(gateway, first, engine, http, Tape(gateway.url, http))
+async def rigged(within: Within, **routes: Any) -> AsyncGenerator[Rig]:
+    async with upstream() as first, upstream() as engine:
+        upstreams = [
+            {"name": "first", "base_url": f"{first.url}/v1"},
+            {"name": "engine", "base_url": f"{engine.url}/v1"},
+            {"name": "claude", "base_url": first.url, "dialect": "anthropic"},
+        ]
+        async with within(upstream=upstreams, **routes) as made:
+            yield Rig(made.base.url, first, engine, made.tape)
 
 
 @pytest.fixture
-async def rig(start_gateway: StartGateway, http: aiohttp.ClientSession) -> AsyncGenerator[Rig]:
-    async with rigged(start_gateway, http, ROUTES) as made:
+async def rig(within: Within) -> AsyncGenerator[Rig]:
+    async with rigged(within, **ROUTES) as made:
         yield made
 
 
@@ -151,8 +127,8 @@ async def test_odd_answers_are_read_and_cleaned(rig: Rig) -> None:
     ):
         kept = b'{"x":%b,"y":-Infinity,' % odd + json.dumps(SAID).encode()[1:]
         rig.engine.answer = kept.replace(b'"finish_reason"', b'"token_ids": [1, 2], "finish_reason"')
-        url = f"{rig.gateway.url}/rollout/answer-{name}/attempt/a1{CHAT}"
-        async with rig.http.post(url, data=b'{"model":"policy-1","messages":[]}') as answer:
+        url = f"{rig.url}/rollout/answer-{name}/attempt/a1{CHAT}"
+        async with rig.tape.http.post(url, data=b'{"model":"policy-1","messages":[]}') as answer:
             assert await answer.read() == rig.engine.answer.replace(b"[1, 2]", b"null")
         (span,) = await rig.tape.spans(f"answer-{name}", 1)
         assert (span.status, span.finish, span.model_served) == ("ok", "stop", "served")
@@ -195,10 +171,8 @@ async def test_what_names_no_model_for_sure_is_refused_where_that_matters(rig: R
     assert len(rig.first.log) == 1
 
 
-async def test_nothing_is_refused_where_no_model_matters(
-    start_gateway: StartGateway, http: aiohttp.ClientSession
-) -> None:
-    async with rigged(start_gateway, http, "") as rig:
+async def test_nothing_is_refused_where_no_model_matters(within: Within) -> None:
+    async with rigged(within) as rig:
         for body in (b'{"model":"policy-1","messages":[', b"model=x", b'{"model":7}'):
             assert (await rig.post(CHAT, body))[0] == 200
             assert rig.first.log[-1][1] == body

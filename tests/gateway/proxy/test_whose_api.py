@@ -7,13 +7,11 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import aiohttp
 import pytest
 import zstandard
-from conftest import StartGateway
-from fakes.process import Gateway
+from fakes.engine import engine
 from fakes.provider import Provider, serving
-from fakes.tape import Tape
+from fakes.rig import CHAT, MESSAGES, Inside, Within
 
 FAMILIES = ("openai", "anthropic", "gemini", "chatgpt")
 LOGIN = {"Authorization": "Bearer eyJhbGciOi.J9.c2ln", "ChatGPT-Account-ID": "account-1"}
@@ -22,31 +20,27 @@ ASKED = {"model": "gpt-5", "input": "Hello", "stream": True}
 
 @dataclass
 class Rig:
-    gateway: Gateway
+    gateway: Inside
     providers: dict[str, Provider]
-    http: aiohttp.ClientSession
 
     async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[str, str]:
         """Who was asked, and for which path."""
-        url = self.gateway.url + "/rollout/r1/attempt/a1" + path
-        async with self.http.request(method, url, data=body, headers=headers) as answer:
+        url = self.gateway.base.url + self.gateway.path(path)
+        async with self.gateway.tape.http.request(method, url, data=body, headers=headers) as answer:
             _ = await answer.read()
         ((name, seen),) = [(name, seen) for name, it in self.providers.items() for seen in it.log]
         return name, seen.path
 
 
 @pytest.fixture
-async def rig(start_gateway: StartGateway, http: aiohttp.ClientSession) -> AsyncGenerator[Rig]:
+async def rig(within: Within) -> AsyncGenerator[Rig]:
     async with AsyncExitStack() as stack:
         providers = {name: await stack.enter_async_context(serving()) for name in FAMILIES}
         ends = {"openai": "/v1", "chatgpt": "/backend-api/codex"}
-        gateway = await start_gateway(
-            "".join(
-                f'[[upstream]]\nname = "{name}"\nbase_url = "{it.url}{ends.get(name, "")}"\ndialect = "{name}"\n'
-                for name, it in providers.items()
-            )
-        )
-        yield Rig(gateway, providers, http)
+        upstreams = [
+            {"name": name, "base_url": it.url + ends.get(name, ""), "dialect": name} for name, it in providers.items()
+        ]
+        yield Rig(await stack.enter_async_context(within(upstream=upstreams)), providers)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +79,52 @@ async def test_a_chatgpt_login_is_understood_and_goes_to_its_host(rig: Rig, path
     assert await rig.ask("POST", path, body, **headers) == ("chatgpt", "/backend-api/codex/responses")
     (seen,) = rig.providers["chatgpt"].log
     assert (seen.body, seen.header("chatgpt-account-id")) == (body, "account-1")
-    tape = Tape(rig.gateway.url, rig.http)
-    (span,) = await tape.spans("r1", 1)
+    span = await rig.gateway.span()
     assert (span.dialect, span.model, span.upstream, span.status) == ("responses", "gpt-5", "chatgpt", "ok")
     assert span.usage is not None
     assert span.usage.input_tokens
-    assert "eyJhbGciOi" not in (await tape.detail(span)).model_dump_json()
+    assert "eyJhbGciOi" not in (await rig.gateway.tape.detail(span)).model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("body", "served"),
+    [(b"{no json", None), (b"{}", "every"), (b'{"model":null}', "every"), (b"[]", None)],
+)
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_what_names_no_model_goes_where_every_model_goes(
+    within: Within, body: bytes, served: str | None, path: str
+) -> None:
+    """What cannot be read may name one, and goes nowhere."""
+    async with engine() as first, engine() as every:
+        upstreams = [{"name": "first", "base_url": first.openai_url}, {"name": "every", "base_url": every.openai_url}]
+        route = [{"model": "gpt-*", "upstream": ["first"]}, {"model": "*", "upstream": ["every"]}]
+        async with within(upstream=upstreams, route=route) as made, made.client() as client:
+            client.send(made.call(body, below=path))
+            _ = await client.message()
+            span = await made.span()
+    assert (span.upstream, span.error == "unreadable") == (served, served is None)
+
+
+OPERATES = [
+    "/v1/load_lora_adapter", "/v1//load_lora_adapter", "/v1/v1/load_lora_adapter", "/inference//v1/sleep",
+    "/v1/load%5Flora_adapter/", "/adapters/x", "/pause?mode=abort", "/v1/reset_prefix_cache",
+]  # fmt: skip
+
+
+async def test_an_agent_cannot_operate_the_server(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have the gateway's own key for that."""
+    monkeypatch.setenv("KEY", "sesame")
+    async with engine() as vllm:
+        vllm.key = "sesame"
+        up = {"name": "vllm", "base_url": vllm.openai_url, "key_env": "KEY"}
+        async with within(upstream=[up]) as made:
+            url, http = made.base.url + made.path(""), made.tape.http
+            for path in OPERATES:
+                async with http.post(url + path, json={"lora_name": "x@v1", "lora_path": "/x"}) as refused:
+                    assert refused.status == 403, await refused.text()
+                    assert "operates the model server" in (await refused.json())["error"]["message"]
+            assert vllm.asked == []
+            async with http.post(f"{url}/v1/fine_tuning/jobs/x/pause", json={}) as passed:
+                assert passed.status == 404
+            async with http.get(f"{url}/v1/models") as listed:
+                assert [card["id"] for card in (await listed.json())["data"]] == ["base"]

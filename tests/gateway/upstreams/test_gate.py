@@ -1,17 +1,26 @@
-"""Calls that wait while weights are changed: in order, with a bound, each told exactly once."""
+"""Calls that wait while an upstream's weights are changed: in order, with a bound, each told exactly once; and, at the
+socket, served when it is over."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from time import monotonic
 
 import pytest
-from fakes.waiting import PATIENCE_S
+from fakes.odd import Step, abort, close, gone, request, send, wait
+from fakes.raw import body_of, chunk, events_head, reply
+from fakes.rig import Inside, Within
+from fakes.two_upstreams import Two
+from fakes.waiting import PATIENCE_S, until
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.http.errors import Refusal, UpstreamFault
+from penstock.gateway.http.upstream_connection import UpstreamConnection
 from penstock.gateway.upstreams.gate import Gate
 
 
@@ -132,18 +141,6 @@ async def test_pausing_again_moves_the_deadline_and_not_the_beginning() -> None:
     assert call.opened == 1
 
 
-async def test_a_client_that_goes_is_not_told() -> None:
-    gate, log = Gate("up"), Log()
-    gate.pause(60)
-    first, gone, last = queued(gate, 3, log)
-    gate.leave(gone)
-    gate.leave(gone)
-    assert gate.waiting == 2
-    gate.open()
-    assert log == [first, last]
-    assert gone.told == 0
-
-
 async def test_one_that_makes_another_leave_while_they_are_told() -> None:
     """As a call that ends may close what else its client waits for."""
     gate, log = Gate("up"), Log()
@@ -219,12 +216,6 @@ async def test_a_useless_bound_is_refused(bound: float) -> None:
     assert not gate.must_wait
 
 
-async def test_opening_what_is_open_is_nothing() -> None:
-    gate = Gate("up")
-    gate.open()
-    assert (gate.must_wait, gate.paused, gate.figures.calls) == (False, False, 0)
-
-
 STEPS = st.lists(st.sampled_from(["pause", "open", "wait", "leave", "turn"]), max_size=60)
 
 
@@ -255,3 +246,134 @@ def test_whatever_happens_each_is_told_once_and_in_order(steps: list[str]) -> No
         assert gate.figures.calls == len(calls)
 
     asyncio.run(play())
+
+
+# -- at the socket -----------------------------------------------------------------------------------------------------
+
+OK = reply(200, b'{"fine":1}')
+EVENT = chunk(b"data: 1\n\n")
+
+
+@pytest.fixture
+async def rig(within: Within) -> AsyncGenerator[Inside]:
+    async with within() as made:
+        yield made
+
+
+def gate_of(rig: Inside) -> Gate:
+    return rig.gateway.pools["up"].gate
+
+
+async def waiting(rig: Inside, calls: int) -> None:
+    """Until so many calls wait at the gate."""
+    await until(lambda: gate_of(rig).waiting == calls)
+
+
+async def test_calls_wait_at_the_socket_and_are_served_in_order(rig: Inside) -> None:
+    """For as long as it takes: they are announced, and nobody takes them for lost."""
+    async with rig.upstream([request(), send(OK)]) as upstream, rig.client() as first, rig.client() as second:
+        gate_of(rig).pause(60)
+        for number, client in enumerate((first, second), 1):
+            client.send(rig.call(json.dumps({"model": f"m{number}"}).encode()))
+            await waiting(rig, number)
+        await rig.tape.when(rig.rollout, "a1", lambda heads: [one.status for one in heads] == ["open", "open"])
+        assert not upstream.connections
+        gate_of(rig).open()
+        assert [await client.message() for client in (first, second)] == [OK, OK]
+        seen = [(await upstream.connection(n)).requests[0] for n in (0, 1)]
+        assert [json.loads(body_of(one))["model"] for one in seen] == ["m1", "m2"]
+    spans = await rig.tape.spans(rig.rollout, 2)
+    assert [(span.status, span.upstream) for span in spans] == [("ok", "up")] * 2
+
+
+async def test_a_stream_that_has_begun_goes_on(rig: Inside) -> None:
+    end = EVENT + b"0\r\n\r\n"
+    script = [request(), send(events_head() + EVENT), wait("on"), send(end)]
+    async with rig.upstream(script) as upstream, rig.client() as client:
+        client.send(rig.call())
+        await client.until(EVENT)
+        gate_of(rig).pause(60)
+        upstream.go("on")
+        assert (await client.message()).endswith(end)
+
+
+async def test_what_waits_for_too_long_gets_a_clear_answer(rig: Inside) -> None:
+    async with rig.upstream([gone()]) as upstream, rig.client() as client:
+        gate_of(rig).pause(0.05)
+        client.send(rig.call())
+        answer = await client.message()
+        assert answer.startswith(b"HTTP/1.1 504 ")
+        error = json.loads(body_of(answer))["error"]
+        assert error["code"] == "paused"
+        assert "POST /api/upstreams/up/open" in error["message"]
+        # The connection lives on, and the next call does not wait in vain.
+        client.send(rig.call())
+        assert (await client.message()).startswith(b"HTTP/1.1 504 ")
+        assert not upstream.connections
+    assert [span.error for span in await rig.tape.spans(rig.rollout, 2)] == ["paused", "paused"]
+
+
+async def test_then_the_next_upstream_is_asked(two: Two) -> None:
+    async with two([], [request(), send(OK)]) as it:
+        gate_of(it.rig).pause(0.05)
+        assert await it.ask() == OK
+        assert (await it.span()).upstream == "spare"
+
+
+async def test_a_client_that_leaves_while_it_waits(rig: Inside) -> None:
+    async with rig.upstream([gone()]) as upstream:
+        gate_of(rig).pause(60)
+        async with rig.client() as client:
+            client.send(rig.call())
+            await waiting(rig, 1)
+            client.abort()
+        span = await rig.span()
+        assert (span.status, span.error, gate_of(rig).waiting) == ("cancelled", "client_gone", 0)
+        gate_of(rig).open()
+        assert not upstream.connections
+
+
+@pytest.mark.parametrize("end", [close(), abort()])
+async def test_a_call_that_was_not_answered_when_the_engine_stopped_is_asked_again(rig: Inside, end: Step) -> None:
+    async with rig.upstream([request(), wait("stop"), end], [request(), send(OK)]) as upstream, rig.client() as client:
+        client.send(rig.call())
+        await (await upstream.connection(0)).when(lambda: len(upstream.connections[0].requests) == 1)
+        gate_of(rig).pause(60)
+        upstream.go("stop")
+        await waiting(rig, 1)
+        gate_of(rig).open()
+        assert await client.message() == OK
+    assert (await rig.span()).status == "ok"
+
+
+async def test_a_connection_that_fails_while_the_engine_starts_again(
+    rig: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, fails = asyncio.Event(), asyncio.Event()
+
+    async def refused(_: UpstreamConnection) -> None:
+        began.set()
+        await fails.wait()
+        raise ConnectionRefusedError("planted")
+
+    async with rig.upstream([request(), send(OK)]), rig.client() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.gateway.pools["up"], "open", refused)
+            client.send(rig.call())
+            await began.wait()
+            gate_of(rig).pause(60)
+            fails.set()
+            await waiting(rig, 1)
+        gate_of(rig).open()
+        assert await client.message() == OK
+
+
+async def test_a_gateway_that_stops_does_not_wait_for_the_gate(within: Within) -> None:
+    async with AsyncExitStack() as stack:
+        async with within(limits={"drain_seconds": 0}) as rig:
+            client = await stack.enter_async_context(rig.client())
+            gate_of(rig).pause(60)
+            client.send(rig.call())
+            await waiting(rig, 1)
+        assert await client.gone() in ("eof", "reset")
+        assert gate_of(rig).waiting == 0

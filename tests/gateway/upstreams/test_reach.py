@@ -10,9 +10,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import StartGateway
 from fakes.provider import Provider
-from fakes.tape import Tape
+from fakes.rig import Inside, Within
 from fakes.tls_host import TlsHost, tls_host
 
 from penstock.gateway.config import ConfigError
@@ -76,81 +75,64 @@ async def host(tmp_path: Path) -> AsyncGenerator[TlsHost]:
         yield made
 
 
-def upstream(url: str, proxy: Proxy, more: str = "") -> str:
-    return f'[[upstream]]\nname = "up"\nbase_url = "{url}/v1"\nproxy = "{proxy.url}"\n{more}\n'
+def behind(url: str, proxy: str, **more: str) -> list[dict[str, str]]:
+    """The upstream at this URL, behind a proxy."""
+    return [{"name": "up", "base_url": f"{url}/v1", "proxy": proxy, **more}]
 
 
-async def ask(http: aiohttp.ClientSession, url: str) -> tuple[int, str]:
-    async with http.post(f"{url}/rollout/r1/attempt/a1/v1/chat/completions", json=ASKED) as answer:
+async def ask(rig: Inside) -> tuple[int, str]:
+    async with rig.tape.http.post(rig.base.url + rig.path(), json=ASKED) as answer:
         return answer.status, await answer.text()
 
 
 @pytest.mark.parametrize("secure", [False, True])
 async def test_calls_go_through_a_proxy(
-    start_gateway: StartGateway,
-    http: aiohttp.ClientSession,
-    host: TlsHost,
-    tmp_path: Path,
-    secure: bool,
+    within: Within, host: TlsHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure: bool
 ) -> None:
+    monkeypatch.setenv("P", "me:p@ss")
     authority = Authority.here(["localhost"]) if secure else None
     bundle = tmp_path / "both.pem"
     bundle.write_text(host.trust.read_text() + ("" if authority is None else authority.pem))
     async with proxied(authority) as proxy:
-        text = upstream(f"https://{host.name}", proxy, f'ca_file = "{bundle}"\nproxy_auth_env = "P"')
-        gateway = await start_gateway(text, env={"P": "me:p@ss"})
-        for _ in range(2):
-            status, said = await ask(http, gateway.url)
-            assert (status, "hello" in said) == (200, True)
+        up = behind(f"https://{host.name}", proxy.url, ca_file=str(bundle), proxy_auth_env="P")
+        async with within(upstream=up) as rig:
+            for _ in range(2):
+                status, said = await ask(rig)
+                assert (status, "hello" in said) == (200, True)
+            spans = await rig.tape.spans(rig.rollout, 2)
+    assert [span.status for span in spans] == ["ok", "ok"]
     # The connection is kept and used again.
     (head,) = proxy.asked
     assert head.startswith(f"CONNECT {host.name} HTTP/1.1\r\nHost: {host.name}\r\n".encode())
     assert b"Proxy-Authorization: Basic bWU6cEBzcw==\r\n" in head
     assert len(host.asked) == 2
     assert b"roxy-" not in b"".join(host.asked)
-    spans = await Tape(gateway.url, http).spans("r1", 2)
-    assert [span.status for span in spans] == ["ok", "ok"]
 
 
-async def test_plain_http_goes_through_it_too(
-    start_gateway: StartGateway, http: aiohttp.ClientSession, provider: Provider, proxy: Proxy
-) -> None:
-    gateway = await start_gateway(upstream(provider.url, proxy))
-    assert (await ask(http, gateway.url))[0] == 200
+async def test_plain_http_goes_through_it_too(within: Within, provider: Provider, proxy: Proxy) -> None:
+    async with within(upstream=behind(provider.url, proxy.url)) as rig:
+        assert (await ask(rig))[0] == 200
     assert len(proxy.asked) == len(provider.log) == 1
 
 
 @pytest.mark.parametrize(
     ("refusal", "said"),
     [
-        (b"HTTP/1.1 407 Who\r\nContent-Length: 4\r\n\r\nwho?", "answers 407"),
-        (b"SSH-2.0-x\r\n", "closed the connection, or is none"),
-        (b"x" * 70_000, "closed the connection, or is none"),
+        (b"HTTP/1.1 407 Who\r\nContent-Length: 4\r\n\r\nwho?", " answers 407"),
+        (b"SSH-2.0-x\r\n", " closed the connection, or is none"),
+        (b"x" * 70_000, " closed the connection, or is none"),
+        (None, ""),
     ],
 )
-async def test_a_proxy_that_refuses_is_named(
-    start_gateway: StartGateway,
-    http: aiohttp.ClientSession,
-    provider: Provider,
-    proxy: Proxy,
-    refusal: bytes,
-    said: str,
+async def test_a_proxy_that_refuses_or_is_not_there_is_named(
+    within: Within, provider: Provider, proxy: Proxy, refusal: bytes | None, said: str
 ) -> None:
-    proxy.refusal = refusal
-    gateway = await start_gateway(upstream(provider.url, proxy))
-    status, words = await ask(http, gateway.url)
-    assert status == 502
-    assert f"could not be reached: the proxy {proxy.url} {said}" in words
+    proxy.refusal = refusal or b""
+    url = "http://localhost:9" if refusal is None else proxy.url
+    async with within(upstream=behind(provider.url, url)) as rig:
+        status, words = await ask(rig)
+    assert (status, f"the proxy {url}{said}" in words) == (502, True)
     assert provider.log == []
-
-
-async def test_a_proxy_that_is_not_there_is_named(
-    start_gateway: StartGateway, http: aiohttp.ClientSession, provider: Provider
-) -> None:
-    gateway = await start_gateway(upstream(provider.url, Proxy("http://localhost:9")))
-    status, words = await ask(http, gateway.url)
-    assert status == 502
-    assert "the proxy http://localhost:9" in words
 
 
 async def test_what_the_gateway_asks_itself_goes_through_it(

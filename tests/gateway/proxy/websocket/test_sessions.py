@@ -73,7 +73,7 @@ class Talk:
     async def steer(self, id: str, said: str, lane: str = "") -> Json:
         """Input for a running response, of which the agent has heard; as it comes to the upstream."""
         if id not in self.known:
-            while (event := await self.until("response.created", lane)).response.id != id:
+            while (await self.until("response.created", lane)).response.id != id:
                 pass
             self.known.add(id)
         await self.lanes[lane].send({"type": "response.steer", "previous_response_id": id, "input": said})
