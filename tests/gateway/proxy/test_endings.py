@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from fakes.odd import gone, request, send, wait
+from fakes.odd import gone, request, send
 from fakes.raw import body_of, chunk, events_head, reply
-from fakes.rig import CHAT, MESSAGES, Rig, inside
+from fakes.rig import CHAT, MESSAGES, Rig, Within
 from fakes.waiting import until
 
 DELTA = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"Hel"}}]}\n\n'
@@ -62,9 +60,7 @@ async def test_the_bytes_pass_and_the_span_tells(rig: Rig, name: str) -> None:
 
 async def test_what_a_cut_stream_said_of_its_tokens_is_no_count(rig: Rig) -> None:
     """message_start has a number for what will be generated: it is not one."""
-    async with rig.upstream([request(), send(CASES["messages-cut"][1])]), rig.client() as client:
-        client.send(rig.call(below=MESSAGES))
-        await client.message()
+    await rig.passes(rig.call(below=MESSAGES), CASES["messages-cut"][1])
     span = await rig.span()
     assert span.usage is not None
     assert (span.usage.input_tokens, span.usage.output_tokens) == (9, None)
@@ -72,27 +68,18 @@ async def test_what_a_cut_stream_said_of_its_tokens_is_no_count(rig: Rig) -> Non
     assert span.estimate.input_tokens is None
 
 
-async def test_a_client_that_leaves_after_the_last_event_has_had_it_all(rig: Rig) -> None:
-    script = [request(), send(events_head() + chunk(DELTA + FINISH + DONE)), wait("left")]
-    async with rig.upstream(script), rig.client() as client:
-        client.send(rig.call())
-        await client.until(DONE)
-        client.close()
-        span = await rig.span()
-    assert (span.status, span.error) == ("ok", None)
-
-
 async def test_what_is_learnt_of_a_whole_answer_is_learnt_of_one_whose_client_leaves_after_the_last_event(
-    tmp_path: Path, http: aiohttp.ClientSession
+    within: Within,
 ) -> None:
     """A session of exact tokens would wait for ever for a call that has gone on from it."""
     script = [request(), send(events_head() + chunk(DELTA + FINISH + DONE)), gone()]
-    async with inside(tmp_path, http, route=[{"model": "m", "upstream": ["up"], "train": True}]) as rig:
+    async with within(route=[{"model": "m", "upstream": ["up"], "train": True}]) as rig:
         async with rig.upstream(script), rig.client() as client:
             client.send(rig.call(b'{"model":"m","stream":true,"messages":[]}'))
             await client.until(DONE)
             client.close()
-            assert (await rig.span()).status == "ok"
+            span = await rig.span()
+            assert (span.status, span.error) == ("ok", None)
         assert rig.gateway.metrics.captured_calls == {("no",): 1}
 
 

@@ -1,27 +1,28 @@
-"""The plan of a call is a value, and a feature plugs in without the plan or the call knowing of it."""
+"""The plan of a call is a value, and a feature plugs in without the plan or the call knowing of it. Of a call's states
+each can be left until the last, and nothing moves it but the table."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import aiohttp
+import pytest
 from fakes.odd import gone, request, send
-from fakes.raw import body_of, reply
-from fakes.rig import inside
+from fakes.raw import body_of
+from fakes.rig import CHAT, GOOD, Within
 
 from penstock.gateway.calls.address import Address
 from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.calls.record import Record
 from penstock.gateway.dialects import find
 from penstock.gateway.http.request import Request
+from penstock.gateway.proxy.call import Call
 from penstock.gateway.proxy.parts import Part, Send
 from penstock.gateway.proxy.plan import plan
+from penstock.gateway.proxy.state import MOVES, State
 from penstock.gateway.upstream_settings import Route
 
 ROUTES = [{"model": "small", "upstream": "up", "alias": "qwen", "train": True}]
 BODY = b'{"model":"small","messages":[{"role":"user","content":"hi"}]}'
-CHAT = "/v1/chat/completions"
 
 
 def asked(body: bytes) -> tuple[Admitted, Request]:
@@ -32,10 +33,8 @@ def asked(body: bytes) -> tuple[Admitted, Request]:
     return Admitted(Address("r"), find("POST", CHAT), CHAT, body), made
 
 
-async def test_a_plan_says_where_a_call_goes_and_leaves_the_request_alone(
-    http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
-    async with inside(tmp_path, http, route=ROUTES) as made:
+async def test_a_plan_says_where_a_call_goes_and_leaves_the_request_alone(within: Within) -> None:
+    async with within(route=ROUTES) as made:
         shared = made.gateway.proxy
         call, came = asked(BODY)
         headers = list(came.headers)
@@ -81,14 +80,66 @@ class Planted:
             send.parts.append(self.part)
 
 
-async def test_a_feature_plugs_in_at_one_place(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_a_feature_plugs_in_at_one_place(within: Within) -> None:
     planted = Planted()
-    async with inside(tmp_path, http, route=[{"model": "small", "upstream": "up"}]) as made:
+    async with within(route=[{"model": "small", "upstream": "up"}]) as made:
         made.gateway.proxy.features = (planted,)
-        async with made.upstream([request(), send(reply(200, b"{}")), gone()]) as upstream, made.client() as client:
-            client.send(made.call(BODY))
-            await client.message()
-            assert b'"content":"HI"' in body_of((await upstream.connection(0)).requests[0])
-        span = await made.span()
-        assert span.attributes == {"planted": "yes"}
+        _, seen = await made.passes(made.call(BODY))
+        assert b'"content":"HI"' in body_of(seen)
+        assert (await made.span()).attributes == {"planted": "yes"}
     assert planted.part.seen == ["ending ok", "completed", "handed over"]
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+def reachable(start: State) -> set[State]:
+    """What can come of it."""
+    found, left = set[State](), [start]
+    while left:
+        for state in MOVES[left.pop()]:
+            if state not in found:
+                found.add(state)
+                left.append(state)
+    return found
+
+
+def test_every_state_is_in_the_table_and_comes_to_its_end() -> None:
+    assert set(MOVES) == set(State)
+    assert {State.PLANNING} | reachable(State.PLANNING) == set(State)
+    assert all(State.ENDED in reachable(state) for state in State if state is not State.ENDED)
+    assert all(why for moves in MOVES.values() for why in moves.values())
+
+
+def test_what_has_not_ended_can_end_at_any_time_and_what_has_ended_stays_so() -> None:
+    assert all(State.ENDING in MOVES[state] for state in State if state < State.ENDING)
+    assert reachable(State.ENDING) == {State.ENDED}
+    assert State.PLANNING not in reachable(State.STREAMING), "what has begun to be answered is not sent again"
+
+
+async def test_an_ordinary_call_goes_through_its_states(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[State] = []
+    move = Call._move  # pyright: ignore[reportPrivateUsage]
+
+    def watched(self: Call, to: State) -> None:
+        move(self, to)
+        seen.append(to)
+
+    monkeypatch.setattr(Call, "_move", watched)
+    async with within() as made:
+        await made.passes()
+        await made.span()
+        assert not made.gateway.proxy.running
+    assert seen == [State.CONNECTING, State.SENT, State.STREAMING, State.ENDING, State.ENDED]
+
+
+async def test_a_move_that_is_not_in_the_table_ends_the_call(
+    within: Within, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(MOVES, State.SENT, {State.ENDING: "planted"})
+    async with within() as made:
+        async with made.upstream([request(), send(GOOD), gone()]), made.client() as client:
+            client.send(made.call())
+            await client.rest()
+        assert (await made.span()).error == "internal"
+    assert "a call cannot go from SENT to STREAMING" in caplog.text

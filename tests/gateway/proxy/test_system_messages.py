@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import openai
 import pytest
 from fakes.many_turns import Agent
-from fakes.rig import Inside, inside
+from fakes.rig import Inside, Within
 from fakes.scale_out import CHAT, ScaleOut, scale_out
 from fakes.toy_template import Json, Template
 from hypothesis import given
@@ -41,13 +39,19 @@ async def vllm() -> AsyncGenerator[ScaleOut]:
         yield made
 
 
-def gateway(home: Path, http: aiohttp.ClientSession, vllm: ScaleOut, **more: object) -> Any:
-    route: Json = {"model": "policy*", "upstream": ["vllm"], "train": True}
-    return inside(home, http, upstream=[{"name": "vllm", "base_url": vllm.openai_url}], route=[route | more])
+@pytest.fixture
+def gateway(within: Within, vllm: ScaleOut) -> Within:
+    """Gateways before it, whose route may say more."""
+
+    def started(**more: object) -> Any:
+        route: Json = {"model": "policy*", "upstream": ["vllm"], "train": True}
+        return within(upstream=[{"name": "vllm", "base_url": vllm.openai_url}], route=[route | more])
+
+    return started
 
 
-def agent_of(made: Inside, said: list[Json], stream: bool = False, rollout: str | None = None) -> Agent:
-    agent = Agent(made.base.url + (made.path("/v1") if rollout is None else f"/rollout/{rollout}/v1"), stream)
+def agent_of(made: Inside, said: list[Json], stream: bool = False) -> Agent:
+    agent = Agent(made.base.url + made.path("/v1"), stream)
     agent.messages = [*said]
     return agent
 
@@ -146,9 +150,9 @@ def test_no_system_message_is_left_but_at_the_beginning_and_no_text_is_lost(mess
 @pytest.mark.parametrize("train", [True, "exact"])
 @pytest.mark.parametrize("said", [CLAUDE, CODEX], ids=["claude", "codex"])
 async def test_what_the_template_refuses_is_folded_and_the_span_says_so(
-    tmp_path: Path, http: aiohttp.ClientSession, vllm: ScaleOut, stream: bool, train: Any, said: list[Json]
+    gateway: Within, vllm: ScaleOut, stream: bool, train: Any, said: list[Json]
 ) -> None:
-    async with gateway(tmp_path, http, vllm, train=train) as made:
+    async with gateway(train=train) as made:
         agent = agent_of(made, said, stream)
         vllm.says += [" A b. ", " C d. "]
         await agent.go_on()
@@ -164,19 +168,17 @@ async def test_what_the_template_refuses_is_folded_and_the_span_says_so(
         assert marks(spans, BEGAN) == ["first", None]
 
 
-async def test_what_is_taken_as_it_is_stays(tmp_path: Path, http: aiohttp.ClientSession, vllm: ScaleOut) -> None:
+async def test_what_is_taken_as_it_is_stays(gateway: Within, vllm: ScaleOut) -> None:
     vllm.template = Template()
-    async with gateway(tmp_path, http, vllm) as made:
+    async with gateway() as made:
         await agent_of(made, CLAUDE).go_on()
         spans = await made.tape.spans(made.rollout, 1)
     assert marks(spans) == [None]
     assert [roles(body) for body in vllm.of(CHAT)] == [["system", "user", "system"]]
 
 
-async def test_a_refusal_for_another_reason_is_told_as_it_is(
-    tmp_path: Path, http: aiohttp.ClientSession, vllm: ScaleOut
-) -> None:
-    async with gateway(tmp_path, http, vllm) as made:
+async def test_a_refusal_for_another_reason_is_told_as_it_is(gateway: Within, vllm: ScaleOut) -> None:
+    async with gateway() as made:
         vllm.refuses.append("max_tokens is too large.")
         with pytest.raises(openai.BadRequestError, match="max_tokens is too large"):
             await agent_of(made, CLAUDE).go_on()
@@ -185,10 +187,8 @@ async def test_a_refusal_for_another_reason_is_told_as_it_is(
     assert len(vllm.of(CHAT)) == 1
 
 
-async def test_what_is_refused_folded_too_is_told_and_not_remembered(
-    tmp_path: Path, http: aiohttp.ClientSession, vllm: ScaleOut
-) -> None:
-    async with gateway(tmp_path, http, vllm) as made:
+async def test_what_is_refused_folded_too_is_told_and_not_remembered(gateway: Within, vllm: ScaleOut) -> None:
+    async with gateway() as made:
         vllm.refuses += ["System message must be at the beginning.", "No roles at all."]
         with pytest.raises(openai.BadRequestError, match="No roles at all"):
             await agent_of(made, CLAUDE).go_on()
@@ -199,14 +199,14 @@ async def test_what_is_refused_folded_too_is_told_and_not_remembered(
     assert marks(spans) == [1, None]
 
 
-async def test_the_route_may_say_it(tmp_path: Path, http: aiohttp.ClientSession, vllm: ScaleOut) -> None:
+async def test_the_route_may_say_it(gateway: Within, vllm: ScaleOut) -> None:
     vllm.template = Template()
-    async with gateway(tmp_path / "a", http, vllm, fold_system=True, train=False) as made:
+    async with gateway(fold_system=True, train=False) as made:
         await agent_of(made, CODEX).go_on()
         assert marks(await made.tape.spans(made.rollout, 1)) == [1]
     assert [roles(body) for body in vllm.of(CHAT)] == [["system", "user"]]
     vllm.template = Template(one_system=True)
     for more in ({"fold_system": False}, {"train": False}):
-        async with gateway(tmp_path / str(more), http, vllm, **more) as made:
+        async with gateway(**more) as made:
             with pytest.raises(openai.BadRequestError, match="at the beginning"):
                 await agent_of(made, CODEX).go_on()

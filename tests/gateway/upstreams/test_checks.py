@@ -7,13 +7,12 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 from fakes.ports import steady_ports
-from fakes.rig import inside
+from fakes.rig import Within
 from fakes.waiting import until
 
 from penstock.gateway.upstreams import checks
@@ -53,7 +52,7 @@ async def served() -> AsyncGenerator[Server]:
 
 
 async def test_one_that_fails_its_checks_costs_no_call_anything(
-    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    within: Within, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(checks, "EVERY_S", 0.02)
     monkeypatch.setattr(checks, "AGAIN_S", 0.02)
@@ -65,7 +64,7 @@ async def test_one_that_fails_its_checks_costs_no_call_anything(
             {"name": "checked", "base_url": checked.url + "/v1", **known},
             {"name": "spare", "base_url": spare.url + "/v1"},
         ]
-        async with inside(tmp_path, http, upstreams, route=[ROUTE]) as rig:
+        async with within(upstreams, route=[ROUTE]) as rig:
 
             async def shown() -> tuple[str, str, str]:
                 async with http.get(rig.base.url + "/api/upstreams") as answer:
@@ -99,34 +98,22 @@ async def test_one_that_fails_its_checks_costs_no_call_anything(
     assert [one.levelname for one in caplog.records if "checks" in one.message] == ["WARNING", "INFO", "WARNING"]
 
 
-async def test_what_is_gone_fails_and_what_is_silent_does(
-    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_gone_fails_and_what_is_silent_does(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "AGAIN_S", 0.02)
     monkeypatch.setattr(checks, "ANSWER_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         urls = [f"http://127.0.0.1:{port}" for port in (silent.getsockname()[1], *steady_ports(1))]
         named = zip(("silent", "gone"), urls, strict=True)
         upstreams = [{"name": name, "base_url": url, "health_path": "/health"} for name, url in named]
-        async with inside(tmp_path, http, upstreams) as rig:
-
-            async def found() -> bool:
-                why = {name: rig.gateway.pools[name].health.why for name in ("silent", "gone")}
-                return why == {"silent": "check_timeout", "gone": "check_connect"}
-
-            await until(found)
+        async with within(upstreams) as rig:
+            why = [rig.gateway.pools[name].health for name in ("silent", "gone")]
+            await until(lambda: [one.why for one in why] == ["check_timeout", "check_connect"])
 
 
-async def test_a_host_name_that_is_none_fails_again_and_again(
-    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_host_name_that_is_none_fails_again_and_again(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its resolver raises `UnicodeError`, which is no error of a connection."""
     monkeypatch.setattr(checks, "AGAIN_S", 0.02)
     upstreams = [{"name": "odd", "base_url": f"http://{64 * 'x'}.example/v1", "health_path": "/health"}]
-    async with inside(tmp_path, http, upstreams) as rig:
-
-        async def has_failed_twice() -> bool:
-            return rig.gateway.metrics.upstream_checks["odd", "failed"] > 1
-
-        await until(has_failed_twice)
+    async with within(upstreams) as rig:
+        await until(lambda: rig.gateway.metrics.upstream_checks["odd", "failed"] > 1)
         assert rig.gateway.pools["odd"].health.why == "check_connect"

@@ -13,11 +13,9 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from fakes.odd import request, send
 from fakes.raw import body_of, reply
-from fakes.rig import MESSAGES, Inside, inside
+from fakes.rig import MESSAGES, Inside, Within
 
 from penstock.gateway.app import Gateway
 from penstock.gateway.config import Config
@@ -46,12 +44,12 @@ def configured(home: Path, **route: Any) -> Config:
 
 
 @pytest.fixture
-async def rig(nowhere: None, tmp_path: Path, http: aiohttp.ClientSession) -> AsyncGenerator[Inside]:
+async def rig(nowhere: None, within: Within) -> AsyncGenerator[Inside]:
     routes: list[dict[str, Any]] = [
         {"model": "policy", "upstream": ["up"], "train": True},
         {"model": "plain", "upstream": ["up"], "train": True, "translate": False},
     ]
-    async with inside(tmp_path, http, route=routes) as made:
+    async with within(route=routes) as made:
         yield made
 
 
@@ -81,11 +79,9 @@ async def test_a_call_that_would_be_translated_is_refused_in_its_own_shape(rig: 
 
 
 async def test_a_route_that_does_not_translate_lets_calls_pass(rig: Inside) -> None:
-    body = ASK.replace(b"policy", b"plain")
-    async with rig.upstream([request(), send(reply(200, b'{"type":"message"}'))]) as upstream, rig.client() as client:
-        client.send(rig.call(body, below=MESSAGES))
-        assert body_of(await client.message()) == b'{"type":"message"}'
-        assert body_of((await upstream.connection(0)).requests[0]) == body
+    body, answer = ASK.replace(b"policy", b"plain"), reply(200, b'{"type":"message"}')
+    got, seen = await rig.passes(rig.call(body, below=MESSAGES), answer)
+    assert (got, body_of(seen)) == (answer, body)
     span = await rig.span()
     assert (span.dialect, span.path, span.attributes) == ("messages", MESSAGES, None)
 
