@@ -66,6 +66,15 @@ class Base:
         """From now on the most is what it is now."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
+    @contextmanager
+    def grows_less_than(self, most: int) -> Generator[None]:
+        """Its memory never grows by so many bytes meanwhile."""
+        self.forget_peak()
+        before = self.memory
+        yield
+        grown = self.peak - before
+        assert grown < most, f"{grown >> 20} MB"
+
     @property
     def log(self) -> str:
         """What the gateway has written to stderr so far."""

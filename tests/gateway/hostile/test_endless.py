@@ -8,14 +8,12 @@ import resource
 import socket
 from contextlib import ExitStack
 
-import aiohttp
 import pytest
 from conftest import StartGateway
 from fakes.odd import Connection, Script, Step, odd, request, send
 from fakes.process import upstreams
 from fakes.raw import chunk, connect, events_head, post, reply
-from fakes.rig import Rig
-from fakes.tape import Tape
+from fakes.rig import GOOD, Rig, Within
 
 from penstock.gateway.http.websocket import TEXT, Reader
 
@@ -57,18 +55,15 @@ FLOODS: dict[str, tuple[Script, bytes]] = {
 async def test_what_frames_an_answer_ends(rig: Rig, what: str) -> None:
     """With a clear answer where none has begun, else as an answer that breaks off."""
     script, told = FLOODS[what]
-    rig.base.forget_peak()
-    before = rig.base.memory
-    async with rig.upstream([request(), *script]) as upstream, rig.client() as client:
-        client.send(rig.call())
-        if told:
-            await client.until(told)
-        else:
-            assert not (await client.rest()).endswith(b"0\r\n\r\n")
-        connection = await upstream.connection(0)
-        await connection.finished.wait()
-    assert (await rig.span()).status == "error"
-    assert rig.base.peak - before < 32 * MEGABYTE
+    with rig.base.grows_less_than(32 * MEGABYTE):
+        async with rig.upstream([request(), *script]) as upstream, rig.client() as client:
+            client.send(rig.call())
+            if told:
+                await client.until(told)
+            else:
+                assert not (await client.rest()).endswith(b"0\r\n\r\n")
+            await (await upstream.connection(0)).finished.wait()
+        assert (await rig.span()).status == "error"
 
 
 async def test_interim_answers_of_common_number_pass(rig: Rig) -> None:
@@ -82,49 +77,49 @@ async def test_interim_answers_of_common_number_pass(rig: Rig) -> None:
 async def test_chunks_of_an_answer_do_not_multiply(rig: Rig) -> None:
     body = b"v" * 1_000_000
     answer = events_head() + b"1\r\nv\r\n" * len(body) + chunk(b"")
-    rig.base.forget_peak()
-    before = rig.base.memory
-    async with rig.upstream([request(), send(answer)]), rig.client() as client:
-        client.send(rig.call())
-        await client.exactly(len(answer))
-    assert await rig.tape.raw(await rig.span(), "response") == body
-    assert rig.base.peak - before < 48 * MEGABYTE
+    with rig.base.grows_less_than(48 * MEGABYTE):
+        async with rig.upstream([request(), send(answer)]), rig.client() as client:
+            client.send(rig.call())
+            await client.exactly(len(answer))
+        assert await rig.tape.raw(await rig.span(), "response") == body
 
 
-async def test_a_head_that_drips_has_its_time(start_gateway: StartGateway) -> None:
+async def test_a_head_that_drips_has_its_time(within: Within) -> None:
     """However often a byte of it comes. A body may take as long as its bytes keep coming: more often than a machine
     that is busy keeps a process waiting."""
-    gateway = await start_gateway("[limits]\nclient_timeout = 4\n")
-    async with connect(gateway.url) as byte, connect(gateway.url) as line, connect(gateway.url) as large:
+    start = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    async with (
+        within(limits={"client_timeout": 4}) as rig,
+        rig.client() as byte,
+        rig.client() as line,
+        rig.client() as large,
+    ):
         for slow in (byte, line):
-            slow.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
-        large.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
+            slow.send(start)
+        large.send(start + b"Content-Length: 100000\r\n\r\n")
         while any(slow.end == "open" and not slow.lost for slow in (byte, line)):
             byte.send(b"x")
             line.send(b"X-A: b\r\n")
             large.send(b"x")
             await asyncio.sleep(0.05)
-        assert large.end == "open"
-        assert large.received == b""
+        assert (large.end, large.received) == ("open", b"")
 
 
-async def test_who_takes_nothing_of_an_answer_leaves_its_place(
-    start_gateway: StartGateway, http: aiohttp.ClientSession
-) -> None:
+async def test_who_takes_nothing_of_an_answer_leaves_its_place(within: Within) -> None:
     """The upstream takes one call at a time; the next caller waits for that, and for no client that sleeps."""
     endless = [request(), send(events_head() + chunk(b"v" * (MUCH * MEGABYTE)))]
-    async with odd(endless, [request(), send(reply(200, b"{}"))]) as upstream:
-        text = upstreams(openai=f"{upstream.url}/v1") + "max_concurrent = 1\n[limits]\nclient_timeout = 1\n"
-        gateway = await start_gateway(text)
-        async with connect(gateway.url) as sleeping:
-            sleeping.transport.pause_reading()
-            sleeping.send(post("/rollout/r1/v1/chat/completions", b"{}", host="localhost"))
-            _ = await upstream.connection(0)
-            async with connect(gateway.url) as client:
-                client.send(post("/rollout/r2/v1/chat/completions", b"{}", host="localhost"))
-                assert await client.message() == reply(200, b"{}")
-        (span,) = await Tape(gateway.url, http).spans("r1", 1)
-        assert span.status == "cancelled"
+    async with (
+        within(first={"max_concurrent": 1}, limits={"client_timeout": 1}) as rig,
+        rig.upstream(endless, [request(), send(GOOD)]) as upstream,
+        rig.client() as sleeping,
+        rig.client() as client,
+    ):
+        sleeping.transport.pause_reading()
+        sleeping.send(rig.call())
+        _ = await upstream.connection(0)
+        client.send(post("/rollout/next/v1/chat/completions", b"{}"))
+        assert await client.message() == GOOD
+        assert (await rig.span()).status == "cancelled"
 
 
 async def test_ten_thousand_idle_connections(start_gateway: StartGateway) -> None:
