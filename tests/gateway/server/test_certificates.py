@@ -11,13 +11,12 @@ import subprocess
 from datetime import timedelta
 from pathlib import Path
 
-import aiohttp
 import pytest
 from fakes.certificates import DAY, Authority, serial
 from fakes.pages import blocks
 from fakes.process import ROOT, running
 from fakes.raw import connect, get
-from fakes.rig import inside
+from fakes.rig import Within
 
 from penstock.gateway.app import Gateway
 from penstock.gateway.client.client import Client
@@ -83,30 +82,32 @@ def test_files_that_cannot_be_used(
     assert not (tmp_path / "data").exists()
     # An upstream's are looked at in the same way.
     shown = {"client_cert": str(tmp_path / certificate)} | ({} if key is None else {"client_key": str(tmp_path / key)})
-    said = why.replace("as tls\\.key", "as client_key")
-    said = said.replace("tls\\.certificate", "upstream 'up': client_cert").replace(
-        "tls\\.key", "upstream 'up': client_key"
-    )
-    with pytest.raises(ConfigError, match=said):
+    for ours, its in ((r"as tls\.key", "as client_key"), (r"tls\.certificate", "upstream 'up': client_cert")):
+        why = why.replace(ours, its)
+    with pytest.raises(ConfigError, match=why.replace(r"tls\.key", "upstream 'up': client_key")):
         _ = reach(Upstream.model_validate({"name": "up", "base_url": "https://localhost"} | shown))
 
 
-def test_a_certificate_that_nothing_shows_is_refused(authority: Authority) -> None:
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"base_url": "http://h", "client_cert": ""}, "client_cert does nothing: base_url is not https://"),
+        ({"base_url": "https://h", "client_key": ""}, "client_key does nothing: client_cert is missing"),
+    ],
+)
+def test_a_certificate_that_nothing_shows_is_refused(authority: Authority, given: dict[str, str], why: str) -> None:
     pem = str(authority.issue("mine"))
-    with pytest.raises(ConfigError, match=r"upstream 'up': client_cert does nothing: base_url is not https://"):
-        _ = reach(Upstream(name="up", base_url="http://h", client_cert=pem))
-    with pytest.raises(ConfigError, match=r"upstream 'up': client_key does nothing: client_cert is missing"):
-        _ = reach(Upstream(name="up", base_url="https://h", client_key=pem))
+    with pytest.raises(ConfigError, match=f"upstream 'up': {why}"):
+        _ = reach(Upstream.model_validate({"name": "up", **{key: value or pem for key, value in given.items()}}))
 
 
-def test_authorities_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None:
-    tls = Tls(certificate=authority.issue("mine"), client_ca=tmp_path / "text")
-    (tmp_path / "text").write_text("hello")
-    with pytest.raises(ConfigError, match=r"tls\.client_ca '.*text' holds no certificate in PEM"):
-        _ = server(tls)
-    (tmp_path / "text").write_text("-----BEGIN CERTIFICATE-----\nMIIB\n")
-    with pytest.raises(ConfigError, match=r"tls\.client_ca '.*text' cannot be used: "):
-        _ = server(tls)
+@pytest.mark.parametrize(
+    ("text", "why"), [("hello", "holds no certificate"), ("-----BEGIN CERTIFICATE-----\nMIIB\n", "cannot be used: ")]
+)
+def test_authorities_that_cannot_be_used(authority: Authority, tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "text").write_text(text)
+    with pytest.raises(ConfigError, match=rf"tls\.client_ca '.*text' {why}"):
+        _ = server(Tls(certificate=authority.issue("mine"), client_ca=tmp_path / "text"))
 
 
 def server(tls: Tls, metrics: Metrics | None = None) -> ServerTls:
@@ -170,7 +171,7 @@ def test_which_change_is_taken(authority: Authority, tmp_path: Path, caplog: pyt
 
 
 async def test_clients_must_show_a_certificate(
-    authority: Authority, tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, tmp_path: Path, within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process, by the event loop of asyncio."""
     ca = tmp_path / "clients.pem"
@@ -179,7 +180,7 @@ async def test_clients_must_show_a_certificate(
     stranger = others.issue("stranger")
     mine, old = authority.issue("mine"), authority.issue("old", ends_in=-DAY)
     pem = authority.issue("gateway")
-    async with inside(tmp_path, http, tls={"certificate": pem, "client_ca": ca}) as rig:
+    async with within(tls={"certificate": pem, "client_ca": ca}) as rig:
         url = rig.base.url.replace("http://127.0.0.1", "https://localhost")
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
         for shown, why in (

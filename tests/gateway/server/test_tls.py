@@ -18,9 +18,9 @@ import pytest
 from fakes.certificates import Authority, serial
 from fakes.odd import abort, request, send, wait
 from fakes.process import deep_folder, running
-from fakes.raw import connect
+from fakes.raw import chunk, connect, events_head, reply
 from fakes.responses_websocket import Host
-from fakes.rig import MESSAGES, Base, Rig, based
+from fakes.rig import GOOD, MESSAGES, Base, Rig, based
 from fakes.tape import Tape
 from fakes.waiting import until
 from openai import AsyncOpenAI
@@ -31,14 +31,13 @@ from websockets.asyncio.server import serve
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM = events_head()
 DELTA = (
     b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":'
     b'[{"index":0,"delta":{"content":"hello"},"finish_reason":null}]}\n\n'
 )
-FIRST, LAST = b"%x\r\n%b\r\n" % (len(DELTA), DELTA), b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-LEAVES = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+FIRST, LAST = chunk(DELTA), chunk(b"data: [DONE]\n\n") + chunk(b"")
+LEAVES = reply(200, b"{}", [("Connection", "close")])
 LIMIT = 9 << 20
 
 
@@ -104,12 +103,11 @@ async def rig(base: Base, tls: ssl.SSLContext, request: pytest.FixtureRequest) -
 
 async def test_the_openai_sdk(rig: Rig, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = DELTA[6:].replace(b"chat.completion.chunk", b"chat.completion").replace(b'"delta"', b'"message"')
-    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(whole), whole)
     monkeypatch.setenv("SSL_CERT_FILE", str(files.authority.file))
     url = rig.base.url + rig.path("/v1")
     said: ChatCompletionUserMessageParam = {"role": "user", "content": "hi"}
     async with (
-        rig.upstream([request(), send(STREAM + FIRST + LAST), request(), send(answer)]),
+        rig.upstream([request(), send(STREAM + FIRST + LAST), request(), send(reply(200, whole))]),
         AsyncOpenAI(base_url=url, api_key="k") as client,
     ):
         streamed = await client.chat.completions.create(model="m", messages=[said], stream=True)
@@ -120,7 +118,7 @@ async def test_the_openai_sdk(rig: Rig, files: Files, monkeypatch: pytest.Monkey
 
 
 async def test_curl_is_offered_http_1_1_only(rig: Rig, files: Files) -> None:
-    async with rig.upstream([request(), send(OK)]):
+    async with rig.upstream([request(), send(GOOD)]):
         curl = await asyncio.create_subprocess_exec(
             *("curl", "-sSv", "--http2", "--cacert", files.authority.file, "-d", "{}", rig.base.url + rig.path()),
             stdout=asyncio.subprocess.PIPE,
@@ -133,7 +131,7 @@ async def test_curl_is_offered_http_1_1_only(rig: Rig, files: Files) -> None:
 
 async def test_every_byte_on_a_connection_that_is_kept(rig: Rig, tls: ssl.SSLContext) -> None:
     large = b'{"model":"m","x":"' + b"x" * (8 << 20) + b'"}'
-    back = b"HTTP/1.1 200 OK\r\nX-Odd: a\r\nContent-Length: %d\r\n\r\n%b" % (len(large), large)
+    back = reply(200, large, [("X-Odd", "a")])
     script = [request(), send(STREAM + FIRST), wait("on"), send(LAST), request(), send(back)]
     async with rig.upstream(script) as upstream, connect(rig.base.url, tls) as client:
         client.send(rig.call())
@@ -266,7 +264,7 @@ async def served(base: Base, tls: ssl.SSLContext) -> str:
 
 
 async def test_the_certificate_changes_while_a_stream_runs(rig: Rig, files: Files, tls: ssl.SSLContext) -> None:
-    script = [request(), send(STREAM + FIRST), wait("on"), send(LAST), request(), send(OK)]
+    script = [request(), send(STREAM + FIRST), wait("on"), send(LAST), request(), send(GOOD)]
     before = serial(files.current)
     async with rig.upstream(script) as upstream, connect(rig.base.url, tls) as client:
         client.send(rig.call())
@@ -279,8 +277,8 @@ async def test_the_certificate_changes_while_a_stream_runs(rig: Rig, files: File
         upstream.go("on")
         await client.until(LAST)
         client.send(rig.call())
-        await client.until(OK)
-        assert bytes(client.received) == STREAM + FIRST + LAST + OK
+        await client.until(GOOD)
+        assert bytes(client.received) == STREAM + FIRST + LAST + GOOD
     after = serial(files.current)
     key, certificate = (path.read_text().partition("-----BEGIN CERT") for path in (files.shown, files.current))
     files.current.write_text(key[0] + certificate[1] + certificate[2])
@@ -290,7 +288,4 @@ async def test_the_certificate_changes_while_a_stream_runs(rig: Rig, files: File
 
 
 async def until_logged(base: Base, words: str) -> None:
-    async def are_there() -> bool:
-        return words in base.log
-
-    await until(are_there)
+    await until(lambda: words in base.log)

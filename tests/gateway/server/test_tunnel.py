@@ -9,13 +9,12 @@ import aiohttp
 import pytest
 from fakes.odd import request, send
 from fakes.raw import Wire
-from fakes.rig import Rig, based
+from fakes.rig import GOOD, Rig, based
 from fakes.tape import Tape
 
 from penstock.gateway.calls.tunnel import host_of
 
 ASK = b'{"model":"m","messages":[]}'
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 AGREED = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
@@ -41,12 +40,12 @@ def call(*headers: str, path: str = "/v1/chat/completions") -> bytes:
 
 async def test_bytes_go_as_they_came_and_belong_to_the_rollout(rig: Rig) -> None:
     odd = call("hOsT: h", "Connection: keep-alive", "TE: trailers", "X-Odd:  a b", "Authorization: Bearer k")
-    async with rig.upstream([request(), send(OK), request(), send(OK)]) as upstream, rig.client() as client:
+    async with rig.upstream([request(), send(GOOD), request(), send(GOOD)]) as upstream, rig.client() as client:
         # The first request comes in the same packet.
         client.send(connect(rig, f"x-rollout-id: {rig.rollout}") + odd)
-        await client.until(AGREED + OK)
+        await client.until(AGREED + GOOD)
         client.send(odd)
-        await client.until(OK)
+        await client.until(GOOD)
         first, second = (await upstream.connection(0)).requests
     assert first == second == odd.replace(b"X-Odd:  a b", b"X-Odd: a b")
     spans = await rig.tape.spans(rig.rollout, 2)
@@ -54,12 +53,12 @@ async def test_bytes_go_as_they_came_and_belong_to_the_rollout(rig: Rig) -> None
 
 
 async def test_nothing_in_it_names_another_rollout(rig: Rig) -> None:
-    async with rig.upstream([request(), send(OK), request(), send(OK)]) as upstream, rig.client() as client:
+    async with rig.upstream([request(), send(GOOD), request(), send(GOOD)]) as upstream, rig.client() as client:
         await opened(client, rig)
         client.send(call("Host: h", "x-rollout-id: other", "baggage: penstock.rollout_id=other"))
-        await client.until(OK)
+        await client.until(GOOD)
         client.send(call("Host: h", path="/rollout/other/attempt/a1/v1/chat/completions"))
-        await client.until(OK)
+        await client.until(GOOD)
         assert b"\r\nx-rollout-id: other\r\n" in (await upstream.connection(0)).requests[0]
     spans = await rig.tape.spans(rig.rollout, 2)
     assert spans[1].path == "/rollout/other/attempt/a1/v1/chat/completions"
@@ -67,10 +66,10 @@ async def test_nothing_in_it_names_another_rollout(rig: Rig) -> None:
 
 @pytest.mark.parametrize("path", ["/api/rollouts", "/metrics", "/", "/healthz", "/api/hello"])
 async def test_the_control_api_is_out_of_reach(rig: Rig, path: str) -> None:
-    async with rig.upstream([request(), send(OK)]) as upstream, rig.client() as client:
+    async with rig.upstream([request(), send(GOOD)]) as upstream, rig.client() as client:
         await opened(client, rig)
         client.send(f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
-        await client.until(OK)
+        await client.until(GOOD)
         assert (await upstream.connection(0)).requests[0].startswith(f"GET {path} HTTP/1.1\r\nHost: h".encode())
 
 
@@ -109,14 +108,14 @@ async def test_a_token_says_whose_it_is(tmp_path: Path, http: aiohttp.ClientSess
             await stranger.until(b"an agent token is needed")
         # In place of a key it says that as well, and is no key for the provider.
         for key in ("sk-real", token):
-            async with rig.upstream([request(), send(OK)]) as upstream, rig.client() as client:
+            async with rig.upstream([request(), send(GOOD)]) as upstream, rig.client() as client:
                 client.send(connect(rig, mine))
                 await client.until(AGREED)
                 client.send(call("Host: h", f"Authorization: Bearer {key}"))
-                await client.until(OK)
+                await client.until(GOOD)
                 assert b"pst_" not in (await upstream.connection(0)).requests[0]
         assert [span.status for span in await rig.tape.spans("mine", 2)] == ["ok", "ok"]
-        async with rig.upstream([request(), send(OK)]) as upstream, rig.client() as client:
+        async with rig.upstream([request(), send(GOOD)]) as upstream, rig.client() as client:
             client.send(connect(rig, mine))
             await client.until(AGREED)
             client.send(call("Host: h", f"x-api-key: {foreign}"))
@@ -142,9 +141,9 @@ def test_authorities(target: str, host: tuple[str, int] | None) -> None:
 
 async def test_a_token_for_a_key_says_whose_calls_are_of_a_tunnel_that_does_not(rig: Rig) -> None:
     token = await token_for(rig, rig.rollout)
-    async with rig.upstream([request(), send(OK)]), rig.client() as client:
+    async with rig.upstream([request(), send(GOOD)]), rig.client() as client:
         client.send(connect(rig))
         await client.until(AGREED)
         client.send(call("Host: h", f"Authorization: Bearer {token}"))
-        await client.until(OK)
+        await client.until(GOOD)
     assert (await rig.span()).status == "ok"

@@ -186,7 +186,7 @@ async def test_lanes_that_end_in_another_order(rig: Rig) -> None:
 
 
 async def test_steering_makes_a_successor(rig: Rig) -> None:
-    steered = {"status": "incomplete", "incomplete_details": {"reason": "steered"}}
+    steered: Json = {"status": "incomplete", "incomplete_details": {"reason": "steered"}}
     texts = ["do it otherwise", "and be quick"]
     async with rig.session("steer") as talk:
         await talk.ask("question", "r1", "a", max_output_tokens=9)
