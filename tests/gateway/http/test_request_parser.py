@@ -43,21 +43,10 @@ def reader() -> RequestReader:
 
 def seen(request: Request) -> tuple[Any, ...]:
     """Everything of a request that does not depend on the clock."""
-    refusal = None if request.refusal is None else (request.refusal.status, request.refusal.field)
-    if refusal is not None:
-        return refusal
-    return (
-        request.method,
-        request.target,
-        request.headers,
-        request.trailers,
-        request.hops,
-        request.http10,
-        request.keep_alive,
-        request.chunked,
-        request.chunks,
-        request.body(),
-    )
+    if request.refusal is not None:
+        return request.refusal.status, request.refusal.field
+    head = (request.method, request.target, request.headers, request.trailers, request.hops)
+    return *head, request.http10, request.keep_alive, request.chunked, request.chunks, request.body()
 
 
 @given(

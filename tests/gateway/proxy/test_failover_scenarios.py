@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
 import pytest
 from fakes.faulty import DOWN_S, SPARE, Asked, Faulty, Got, ask, faulty
-from fakes.rig import CHAT
+from fakes.rig import CHAT, Within
 
-from penstock.gateway.app import Gateway
-from penstock.gateway.config import Config
 from penstock.gateway.upstreams import health, patience
 
 READ_S = 1.0
@@ -50,30 +47,20 @@ def model() -> str:
 
 
 @pytest.fixture
-async def world(
-    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, stream: str, model: str
-) -> AsyncGenerator[World]:
+async def world(within: Within, monkeypatch: pytest.MonkeyPatch, stream: str, model: str) -> AsyncGenerator[World]:
     """A gateway before both. Its rests are short, and its patience where that is to end: elsewhere an upstream has as
     long as a machine that is busy may take."""
     read_s = READ_S if model in SILENT else 2 * SOON_S
     monkeypatch.setattr(patience, "LEAST_S", 0.5 if model == LATE else SOON_S)
     monkeypatch.setattr(health, "FIRST_S", 0.1)
+    route = {"model": "*", "upstream": ["primary", "spare"], "alias": {"spare": SPARE}, "stream": stream}
     async with faulty() as provider:
-        config = {
-            "upstream": [
-                {"name": "primary", "base_url": f"{provider.url}/primary/v1", "read_timeout": read_s, "context": 10},
-                {"name": "spare", "base_url": f"{provider.url}/spare/v1", "context": 1000},
-            ],
-            "route": [{"model": "*", "upstream": ["primary", "spare"], "alias": {"spare": SPARE}, "stream": stream}],
-            "data": tmp_path / "data",
-            "port": 0,
-        }
-        gateway = Gateway(Config.model_validate(config))
-        host, port = await gateway.start()
-        try:
-            yield World(http, provider, f"http://{host}:{port}")
-        finally:
-            await gateway.stop()
+        upstreams = [
+            {"name": "primary", "base_url": f"{provider.url}/primary/v1", "read_timeout": read_s, "context": 10},
+            {"name": "spare", "base_url": f"{provider.url}/spare/v1", "context": 1000},
+        ]
+        async with within(upstream=upstreams, route=[route]) as rig:
+            yield World(rig.tape.http, provider, rig.base.url)
 
 
 Check = Callable[[Got, list[Asked], list[Asked]], bool]

@@ -167,21 +167,19 @@ def test_an_answer_that_says_nothing_is_not_gone_on_from(engine: Engine) -> None
     assert engine.find([*BEGUN, user("Why?"), assistant(None), user("Ah")]) == packed([10, 900])
 
 
-def test_who_stopped_an_answer() -> None:
-    for finish, stop, ended in (
-        ("stop", None, True),
-        ("stop", 7, True),
-        ("stop", "So", False),
-        ("length", None, False),
-    ):
-        engine = Engine()
-        choice = {"index": 0, "message": assistant("Yes?"), "finish_reason": finish, "stop_reason": stop}
-        answer = {"choices": [choice | {"token_ids": [1]}], "prompt_token_ids": [5]}
-        body = json.dumps({"model": "m", "messages": BEGUN[:2]}).encode()
-        learn(engine.attempt, "s", KEY, (body, json.dumps(answer).encode()), False)
-        found = engine.attempt.find(KEY, said(messages({"messages": [*BEGUN, user("?")]})))
-        assert isinstance(found, Found)
-        assert found.turn.piece.ended is ended
+@pytest.mark.parametrize(
+    ("finish", "stop", "ended"),
+    [("stop", None, True), ("stop", 7, True), ("stop", "So", False), ("length", None, False)],
+)
+def test_who_stopped_an_answer(finish: str, stop: int | str | None, ended: bool) -> None:
+    engine = Engine()
+    choice = {"index": 0, "message": assistant("Yes?"), "finish_reason": finish, "stop_reason": stop}
+    answer = {"choices": [choice | {"token_ids": [1]}], "prompt_token_ids": [5]}
+    body = json.dumps({"model": "m", "messages": BEGUN[:2]}).encode()
+    learn(engine.attempt, "s", KEY, (body, json.dumps(answer).encode()), False)
+    found = engine.attempt.find(KEY, said(messages({"messages": [*BEGUN, user("?")]})))
+    assert isinstance(found, Found)
+    assert found.turn.piece.ended is ended
 
 
 @pytest.mark.parametrize(
