@@ -85,7 +85,9 @@ async def test_one_that_cannot_serve_it_now(two: Two, name: str) -> None:
         assert (span.status, span.http_status, span.upstream, span.model) == ("ok", 200, "spare", "m")
         assert span.stream == (body == STREAM)
         assert await it.tries() == [("up", why)]
-        assert it.rig.gateway.metrics.upstream_retries["up", why] == 1
+        async with it.rig.tape.http.get(f"{it.rig.base.url}/metrics") as metrics:
+            counted = f'penstock_upstream_retries_total{{upstream="up",why="{why}"}} 1.0'
+            assert counted in (await metrics.text()).splitlines()
 
 
 BATCHES = "/v1/batches"

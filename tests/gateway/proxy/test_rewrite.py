@@ -55,18 +55,10 @@ def test_only_the_name_changes(
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"[]",
-        b"not json",
-        b"\xff\xfe",
-        b'{"x":{"model":"a"}}',
-        b'{"model":7}',
-        b'{"model":null,"x":{"model":"a"}}',
-        b'{"model":"new"}',
-        b'{"model":"a"} trailing',
-        b'"\\"model\\":\\"a\\""',
+        b"", b"[]", b"not json", b"\xff\xfe", b'{"x":{"model":"a"}}', b'{"model":7}', b'{"model":"new"}',
+        b'{"model":null,"x":{"model":"a"}}', b'{"model":"a"} trailing', b'"\\"model\\":\\"a\\""',
     ],
-)
+)  # fmt: skip
 def test_what_names_no_other_model_stays(body: bytes) -> None:
     assert replace_model(body, "new") == body
 

@@ -550,13 +550,15 @@ async def test_a_session_goes_on_after_a_restart(
         assert await codes(tape, "r1") == []
 
 
-async def test_calls_wait_while_weights_change(it: World) -> None:
+async def test_calls_wait_while_weights_change(it: World, http: aiohttp.ClientSession) -> None:
     await it.begun()
     gate = it.made.gateway.pools["vllm"].gate
     gate.pause(60)
     before = len(it.vllm.asked)
     asked = asyncio.ensure_future(it.agent.turn("Why?"))
     await until(lambda: gate.waiting == 1)
+    async with http.get(f"{it.made.base.url}/metrics") as metrics:
+        assert 'penstock_upstream_waiting{upstream="vllm"} 1' in await metrics.text()
     assert len(it.vllm.asked) == before
     gate.open()
     await asked
