@@ -9,12 +9,12 @@ from pathlib import Path
 import aiohttp
 import zstandard
 from fakes.collector import collecting
+from fakes.indexed import until_indexed
 from fakes.odd import odd, request, send
 from fakes.process import Gateway, child, forget_peak, memory_of, running, upstreams
 from fakes.raw import chunk, connect, events_head, post
 from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
-from fakes.waiting import until
 
 from penstock.gateway.calls.turns import LIMIT
 
@@ -78,12 +78,7 @@ async def test_every_reader_has_bounds(tmp_path: Path, http: aiohttp.ClientSessi
 
 async def read_by_api(gateway: Gateway, tape: Tape) -> None:
     """The gateway and its index read it, and say that they read a part."""
-
-    async def indexed() -> bool:
-        state = await tape.get("/api/index")
-        return state["status"] == "ready" and state["cursor"] == state["newest"]
-
-    await until(indexed)
+    await until_indexed(gateway, tape)
     for path in READ_BY_API:
         forget_peak(gateway.pid)
         before = memory_of(gateway.pid)

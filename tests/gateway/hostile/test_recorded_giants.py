@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
+from fakes.indexed import until_indexed
 from fakes.odd import odd, request, send
 from fakes.process import running, upstreams
 from fakes.raw import connect, post, reply
 from fakes.shell import Shell
 from fakes.tape import Tape
-from fakes.waiting import until
 from rich.console import Console
 
 from penstock.gateway.client.parallel import LARGE as LARGE_CALL
@@ -77,13 +77,7 @@ async def test_every_reader_gets_past_it(tmp_path: Path, http: aiohttp.ClientSes
                 for rollout, body, answer in calls:
                     client.send(post(f"/rollout/{rollout}/attempt/a1{CHAT}", body))
                     assert (await client.message()).startswith(answer[:12])
-            tape = Tape(gateway.url, http)
-
-            async def indexed() -> bool:
-                state = await tape.get("/api/index")
-                return state["status"] == "ready" and state["cursor"] == state["newest"] >= len(calls)
-
-            await until(indexed)
+            await until_indexed(gateway, Tape(gateway.url, http), len(calls))
             shell = Shell(gateway.url, tmp_path)
             said = [await shell.run(*command) for command in READ]
     for command, done in zip(READ, said, strict=True):

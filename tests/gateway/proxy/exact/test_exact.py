@@ -556,9 +556,12 @@ async def test_calls_wait_while_weights_change(it: World, http: aiohttp.ClientSe
     gate.pause(60)
     before = len(it.vllm.asked)
     asked = asyncio.ensure_future(it.agent.turn("Why?"))
-    await until(lambda: gate.waiting == 1)
-    async with http.get(f"{it.made.base.url}/metrics") as metrics:
-        assert 'penstock_upstream_waiting{upstream="vllm"} 1' in await metrics.text()
+
+    async def is_told() -> bool:
+        async with http.get(f"{it.made.base.url}/metrics") as metrics:
+            return 'penstock_upstream_waiting{upstream="vllm"} 1' in await metrics.text()
+
+    await until(is_told)
     assert len(it.vllm.asked) == before
     gate.open()
     await asked
