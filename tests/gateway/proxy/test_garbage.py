@@ -4,7 +4,7 @@ for 15 ms after some hundred of them, and a call holds the bytes of its bodies u
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -48,6 +48,15 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], list[Script]]]] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_of_before() -> Iterator[None]:
+    """What was there before is not looked at: it is much, and looked at often."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def rings() -> list[object]:
     """Calls that only the collector finds."""
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -64,9 +73,7 @@ def rings() -> list[object]:
 async def test_a_call_that_is_over_is_gone(within: Within, kind: str, path: str) -> None:
     config, scripts = CASES[kind]
     async with within(**config) as rig, rig.upstream(*scripts()):
-        # What was there before is not looked at.
         gc.collect()
-        gc.freeze()
         gc.disable()
         try:
             for number in range(CALLS):
@@ -78,4 +85,3 @@ async def test_a_call_that_is_over_is_gone(within: Within, kind: str, path: str)
             assert rings() == []
         finally:
             gc.enable()
-            gc.unfreeze()
