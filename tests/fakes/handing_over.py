@@ -91,11 +91,6 @@ async def turns_away(gateway: Gateway) -> None:
     await until(refuses)
 
 
-async def no_workers(gateway: Gateway) -> None:
-    """Returns when it has none any more: those of another process serve."""
-    await until(lambda: not workers(gateway.pid))
-
-
 async def kill_worker(gateway: Gateway, number: int, wire: Wire | None = None) -> None:
     """Kills it; returns when another one has been started in its place. `wire`: a connection of it, which ends."""
     killed = workers(gateway.pid)[number]
