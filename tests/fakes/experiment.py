@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import aiohttp
+from fakes.provider import Provider
 
+from penstock.gateway.cli.verify import checked
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.policy import Policy, Stage
 from penstock.gateway.model.release import NewRelease, Release, ReleaseView
@@ -37,6 +39,21 @@ def policy(*splits: float, rollouts: int = 3, **more: object) -> Policy:
         | SKIP
         | more
     )
+
+
+def names(prefix: str, count: int) -> list[str]:
+    """Of so many rollouts."""
+    return [f"{prefix}-{number}" for number in range(count)]
+
+
+def sent(provider: Provider) -> list[str]:
+    """System texts that the provider has seen."""
+    return [json.loads(seen.body)["messages"][0]["content"] for seen in provider.log]
+
+
+async def faults(client: Client, release: str) -> list[str]:
+    """What `penstock release verify` finds: also of one that moves on meanwhile."""
+    return (await checked(client, release)).problems
 
 
 @dataclass

@@ -147,11 +147,7 @@ async def test_a_client_that_leaves_before_the_tape_is_asked_leaves_nothing_behi
             client.send(rig.call(json.dumps(CHAT).encode()))
             await team.asked.wait()
             writing = recorder.submit(lambda tape: writes.wait())
-
-        async def left() -> bool:
-            return not rig.gateway.proxy.running
-
-        await until(left)
+        await until(lambda: not rig.gateway.proxy.running)
         team.answers.set()
         await asyncio.sleep(0)
         writes.set()

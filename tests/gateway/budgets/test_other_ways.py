@@ -101,11 +101,7 @@ async def test_a_process_hands_over_although_its_tape_takes_nothing(
     async with inside(tmp_path, http, budget=[budget()]) as rig, rig.upstream([request(), gone()]) as up:
         async with rig.client() as client:
             client.send(rig.call(json.dumps(CHAT).encode()))
-
-            async def runs() -> bool:
-                return bool(up.connections and up.connections[0].requests)
-
-            await until(runs)
+            await until(lambda: bool(up.connections and up.connections[0].requests))
             monkeypatch.setattr(rig.gateway.store, "write", fail)
             await rig.gateway.budgets.share()
             monkeypatch.undo()

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import aiohttp
 import pytest
+from fakes.engine import FakeEngine
 from fakes.experiment import CANDIDATE, STABLE, Traffic, prompt
-from fakes.process import Gateway
+from fakes.in_process import running_here
+from fakes.process import Gateway, running, upstreams
+from fakes.provider import Provider
 
 from penstock.gateway.client.client import Client
+
+
+@pytest.fixture
+async def gateway(request: pytest.FixtureRequest, tmp_path: Path, provider: Provider) -> AsyncGenerator[Gateway]:
+    """A gateway in front of the provider: here, or a process where a test wants one (`KILLED`)."""
+    start = running if getattr(request, "param", None) == "process" else running_here
+    async with start(tmp_path / "gateway", upstreams(openai=provider.openai_url, anthropic=provider.url)) as made:
+        yield made
+
+
+@pytest.fixture
+async def served(tmp_path: Path, vllm: FakeEngine) -> AsyncGenerator[Gateway]:
+    """A gateway in front of a model server."""
+    async with running_here(tmp_path / "gateway", upstreams(openai=vllm.openai_url)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -268,11 +268,7 @@ async def test_a_canary_is_held_although_that_failed_at_first(tmp_path: Path, ca
             missed = [Missed("miss", name) for name in both]
             context.pins.notes.calls.append(Call(f"next-{number}", (), missed))
         watch.start()
-
-        async def are_held() -> bool:
-            return held == ["other", "travel"]
-
-        await until(are_held)
+        await until(lambda: held == ["other", "travel"])
         await watch.stop()
         assert told.count("other") == 1
     assert len([one for one in caplog.records if "not held yet" in one.message]) == 1

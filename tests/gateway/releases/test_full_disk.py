@@ -188,11 +188,7 @@ async def test_a_replay_asks_nothing_twice_while_the_disk_is_full(tmp_path: Path
         with full_disk(gateway):
             provider.held = lambda asked: False
             provider.go.set()
-
-            async def waits() -> bool:
-                return gateway.log.count("waits for the tape") >= 3
-
-            await until(waits)
+            await until(lambda: gateway.log.count("waits for the tape") >= 3)
             assert len(provider.log) == 4 + 2
         view = await traffic.when(release.id, lambda view: view.release.stage in ("canary", "rolled_back"))
         assert view.release.stage == "canary", view.release.reason

@@ -1,50 +1,39 @@
-"""Releases as agents and people meet them: a real gateway, real calls, rewards, restarts."""
+"""Releases as agents and people meet them: a real gateway, real calls, rewards, restarts, kills."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
+from collections import defaultdict
 from contextlib import suppress
 from random import Random
 from typing import Any
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, policy, prompt
+from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, faults, names, policy, prompt, sent
 from fakes.formats import Failure
-from fakes.process import Gateway, upstreams
+from fakes.in_process import KILLED
+from fakes.process import Gateway
 from fakes.provider import Outcome, Provider
 from fakes.tape import Tape
 
 from penstock.gateway.canary.assignment import share
 from penstock.gateway.canary.verify import verify
 from penstock.gateway.cli.check import examine
-from penstock.gateway.cli.verify import checked as found_by_verify
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.demo.model import decide
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Stage
 from penstock.gateway.model.queue import Event
-from penstock.gateway.model.release import Assignment, NewRelease, Pin, Seen
-from penstock.gateway.model.resource import NewVersion
+from penstock.gateway.model.release import Assignment, Entry, NewRelease, Pin, Seen
+from penstock.gateway.model.resource import Audience, NewVersion
 from penstock.gateway.model.rollout import Judgement
 
-
-def names(prefix: str, count: int) -> list[str]:
-    return [f"{prefix}-{number}" for number in range(count)]
-
-
-def sent(provider: Provider) -> list[str]:
-    """System texts that the provider has seen."""
-    return [json.loads(seen.body)["messages"][0]["content"] for seen in provider.log]
-
-
-async def checked(client: Client, release: str) -> list[str]:
-    """What `penstock release verify` finds: also of one that moves on meanwhile."""
-    return (await found_by_verify(client, release)).problems
+AGENTS = ("planner", "critic")
+ANN = Said(who="ann")
 
 
 async def test_without_a_release_the_stable_version_is_sent_and_nothing_changes(
@@ -69,7 +58,7 @@ async def test_a_better_candidate_is_promoted(traffic: Traffic, provider: Provid
         versions = {json.dumps(span.versions) for span in spans}
         assert len(versions) == 1
         assert {span.arm for span in spans} == {None if arm is None else f"{release.id}:{arm}"}
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
     stable = (await client.resource("travel")).stable
     assert stable.version == "v2"
     await traffic.call("later")
@@ -101,7 +90,7 @@ async def test_a_worse_candidate_is_rolled_back_and_its_rollouts_fall_back(
         (pin,) = await client.pins(name)
         assert (pin.version, pin.mixed) == ("v1", name in on_candidate)
     assert traffic.failures == []
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
 
 
 async def test_a_candidate_that_turns_bad_in_the_holdback_is_taken_back(
@@ -119,8 +108,7 @@ async def test_a_candidate_that_turns_bad_in_the_holdback_is_taken_back(
         number += 1
     assert (view.release.stage, view.release.step, view.release.split) == ("canary", 1, 0.7)
     assert (await client.resource("travel")).stable.version == "v1"
-    await gateway.kill()
-    await gateway.start(gateway.port)
+    await gateway.restart()
     while (view := await client.release(release.id)).release.live:
         _ = await traffic.run(names(f"bad{number}", 16), lambda arm: 0.0 if arm == "candidate" else 1.0)
         number += 1
@@ -129,7 +117,7 @@ async def test_a_candidate_that_turns_bad_in_the_holdback_is_taken_back(
     await traffic.call("later")
     assert sent(provider)[-1] == traffic.text
     assert traffic.failures == []
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
 
 
 async def test_a_candidate_that_stays_good_in_the_holdback_is_promoted(traffic: Traffic, client: Client) -> None:
@@ -142,24 +130,21 @@ async def test_a_candidate_that_stays_good_in_the_holdback_is_promoted(traffic: 
     assert (view.release.stage, 0.7 in split) == ("promoted", True)
     assert view.release.reason.startswith("holdback: no harm after 20 rollouts")
     assert (await client.resource("travel")).stable.version == "v2"
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
 
 
-async def test_no_rollout_is_on_two_arms_whatever_happens(
-    traffic: Traffic, gateway: Gateway, client: Client, http: aiohttp.ClientSession
-) -> None:
+async def test_no_rollout_is_on_two_arms_whatever_happens(traffic: Traffic, gateway: Gateway, client: Client) -> None:
     release = await traffic.start("travel", "v2", policy(0.1, 0.2, 0.5, rollouts=2))
     _ = await traffic.run(names("a", 60), lambda arm: 0.7)
     seen = {name: (await client.pins(name))[0] for name in names("a", 60)}
-    await gateway.kill()
-    await gateway.start(gateway.port)
+    await gateway.restart()
     _ = await traffic.run(names("a", 60), lambda arm: 0.7)
     _ = await traffic.run(names("b", 60), lambda arm: 0.7)
     for name, pin in seen.items():
         assert await client.pins(name) == [pin]
     assert traffic.failures == []
     await traffic.when(release.id, lambda view: view.release.step > 0)
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
 
 
 async def test_a_prompt_may_be_named_by_header_path_or_placeholder(
@@ -214,7 +199,7 @@ async def test_people_hold_resume_approve_and_their_names_are_kept(traffic: Traf
     await client.decide(release.id, "hold", Said(who="ann", why="a holiday"))
     await traffic.rollout("r-held", lambda arm: 1.0)
     assert (await client.pins("r-held"))[0].release is None
-    await client.decide(release.id, "resume", Said(who="ann"))
+    await client.decide(release.id, "resume", ANN)
     _ = await traffic.run(names("r", 120), lambda arm: 0.95 if arm == "candidate" else 0.05)
     _ = await traffic.when(release.id, lambda view: view.release.waits == "approval")
     await client.decide(release.id, "approve", Said(who="bob", why="looks good"))
@@ -228,7 +213,7 @@ async def test_people_hold_resume_approve_and_their_names_are_kept(traffic: Traf
         ("bob", "approve"),
     ]
     assert said[-1] == ("gateway", "promote")
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
 
 
 async def test_a_hard_violation_on_the_candidate_ends_it_at_once(traffic: Traffic, client: Client) -> None:
@@ -242,7 +227,7 @@ async def test_a_hard_violation_on_the_candidate_ends_it_at_once(traffic: Traffi
     view = await client.release(release.id)
     assert view.release.stage == "rolled_back"
     assert "violations" in view.release.reason
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
 
 
 async def test_a_candidate_whose_every_call_fails_is_rolled_back_while_no_reward_ever_comes(
@@ -275,7 +260,7 @@ async def test_a_candidate_whose_every_call_fails_is_rolled_back_while_no_reward
     before = len(provider.log)
     await traffic.call("later")
     assert sent(provider)[before:] == [traffic.text]
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
 
 
 async def test_what_was_changed_afterwards_is_found(traffic: Traffic, client: Client, gateway: Gateway) -> None:
@@ -297,8 +282,7 @@ async def test_what_was_changed_afterwards_is_found(traffic: Traffic, client: Cl
     ):
         assert list(verify(*forged))
     _ = await gateway.terminate()
-    _, problems = examine(gateway.data)
-    assert problems == []
+    assert examine(gateway.data)[1] == []
 
 
 async def test_another_of_the_name_of_a_forgotten_rollout_is_given_its_own(
@@ -312,7 +296,7 @@ async def test_another_of_the_name_of_a_forgotten_rollout_is_given_its_own(
     for name in going:
         await client.cancel(name)
         await client.forget(name)
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
     for name in going[1:]:
         await traffic.call(name)
         gone, mine = await client.pins(name)
@@ -323,10 +307,9 @@ async def test_another_of_the_name_of_a_forgotten_rollout_is_given_its_own(
     _, mine = await client.pins(going[0])
     assert (mine.release, mine.forgotten) == (again.id, False)
     for one in (release, again):
-        assert await checked(client, one.id) == []
+        assert await faults(client, one.id) == []
     _ = await gateway.terminate()
-    _, problems = examine(gateway.data)
-    assert problems == []
+    assert examine(gateway.data)[1] == []
 
 
 async def test_the_name_of_a_forgotten_rollout_may_take_part_once_more(
@@ -341,10 +324,9 @@ async def test_the_name_of_a_forgotten_rollout_may_take_part_once_more(
     _ = await traffic.when(release.id, lambda view: view.release.counted == 7)
     gone, mine = await client.pins("r-0")
     assert (gone.forgotten, mine.forgotten, mine.release, mine.number) == (True, False, release.id, 7)
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
     _ = await gateway.terminate()
-    _, problems = examine(gateway.data)
-    assert problems == []
+    assert examine(gateway.data)[1] == []
 
 
 async def test_wrong_input_is_refused_by_name(traffic: Traffic, client: Client) -> None:
@@ -368,6 +350,7 @@ async def test_wrong_input_is_refused_by_name(traffic: Traffic, client: Client) 
     assert (await client.add_version("travel", prompt(CANDIDATE))).version == "v2"
 
 
+@KILLED
 async def test_a_kill_in_the_middle_of_transitions_leaves_no_rollout_between_two_versions(
     traffic: Traffic, gateway: Gateway, client: Client
 ) -> None:
@@ -389,9 +372,9 @@ async def test_a_kill_in_the_middle_of_transitions_leaves_no_rollout_between_two
                 release = await traffic.start("travel", "v2", policy(0.3, 0.6))
                 for action in ("hold", "resume", "rollback"):
                     steps += 1
-                    await client.decide(release.id, action, Said(who="ann"))
+                    await client.decide(release.id, action, ANN)
 
-    for life in range(4):
+    for life in range(3):
         running = asyncio.ensure_future(change())
         calls = [asyncio.ensure_future(call(f"{life}-{number}")) for number in range(30)]
         due = steps + rng.randint(2, 9)
@@ -402,41 +385,37 @@ async def test_a_kill_in_the_middle_of_transitions_leaves_no_rollout_between_two
         _ = await asyncio.gather(running, *calls)
         await gateway.start(gateway.port)
         for release in await client.releases(live=True):
-            await client.decide(release.id, "rollback", Said(who="ann"))
+            await client.decide(release.id, "rollback", ANN)
     for name, pin in seen.items():
         (now,) = await client.pins(name)
         assert (now.release, now.arm, now.number) == (pin.release, pin.arm, pin.number)
         assert now.version == pin.version
     for release in await client.releases():
         assert release.stage == "rolled_back"
-        assert await checked(client, release.id) == []
+        assert await faults(client, release.id) == []
     _ = await gateway.terminate()
-    _, problems = examine(gateway.data)
-    assert problems == []
+    assert examine(gateway.data)[1] == []
 
 
 async def test_weights_are_sent_by_the_name_of_their_version(
-    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
+    gateway: Gateway, client: Client, provider: Provider, tape: Tape, http: aiohttp.ClientSession
 ) -> None:
-    gateway = await start_gateway(upstreams(openai=provider.openai_url, anthropic=provider.url))
-    async with Client(gateway.url) as client:
-        for base in ("one", "two"):
-            content = {"upstream": "fake-openai", "base": base}
-            await client.add_version("policy", NewVersion(kind="model", content=content))
-        traffic = Traffic(gateway.url, http, client, model="policy")
-        release = await traffic.start("policy", "v2", policy(0.5))
-        arms = await traffic.run(names("r", 20), lambda arm: 1.0)
-        assert {seen.model for seen in provider.log} == {"one", "two"}
-        tape = Tape(gateway.url, http)
-        for name, arm in zip(names("r", 20), arms, strict=True):
-            for span in (await tape.spans(name, 3))[:2]:
-                assert span.model == "policy"
-                assert span.versions == {"policy": "v2" if arm == "candidate" else "v1"}
-        await client.decide(release.id, "promote", Said(who="ann", why="it is better"))
-        await traffic.call("later")
-        assert provider.log[-1].model == "two"
-        with pytest.raises(ClientError, match="has ended"):
-            await client.decide(release.id, "hold", Said(who="ann"))
+    for base in ("one", "two"):
+        content = {"upstream": "fake-openai", "base": base}
+        await client.add_version("policy", NewVersion(kind="model", content=content))
+    traffic = Traffic(gateway.url, http, client, model="policy")
+    release = await traffic.start("policy", "v2", policy(0.5))
+    arms = await traffic.run(names("r", 20), lambda arm: 1.0)
+    assert {seen.model for seen in provider.log} == {"one", "two"}
+    for name, arm in zip(names("r", 20), arms, strict=True):
+        for span in (await tape.spans(name, 3))[:2]:
+            assert span.model == "policy"
+            assert span.versions == {"policy": "v2" if arm == "candidate" else "v1"}
+    await client.decide(release.id, "promote", Said(who="ann", why="it is better"))
+    await traffic.call("later")
+    assert provider.log[-1].model == "two"
+    with pytest.raises(ClientError, match="has ended"):
+        await client.decide(release.id, "hold", ANN)
 
 
 async def test_a_candidate_that_agents_send_too_must_keep_the_slots(traffic: Traffic, client: Client) -> None:
@@ -518,4 +497,149 @@ async def test_missing_rewards_are_warned_of_and_count_as_the_worst_where_the_po
     assert (view.release.stage, view.release.reason.split(":")[0]) == ("rolled_back", "harm")
     assert (view.figures["candidate.reward"], view.figures["stable.reward"]) == (0.0, 1.0)
     assert view.figures["candidate.missing"] == view.figures["candidate.assigned"]
-    assert await checked(client, release.id) == []
+    assert await faults(client, release.id) == []
+
+
+# --- one arm ---
+
+
+@KILLED
+async def test_what_the_provider_got_of_a_rollout_is_one_version_whatever_happens(
+    traffic: Traffic, gateway: Gateway, provider: Provider, client: Client
+) -> None:
+    """Two agents, through a ramp, a kill, a promotion, and the next release that takes it all back."""
+    every = [f"{name}-{agent}" for name in "abcd" for agent in range(12)]
+
+    async def call(name: str, agent: str) -> None:
+        # Its own name is in the slot, so that the provider's log tells whose call it was.
+        await traffic.call(f"{name}/agent/{agent}", STABLE.replace("{date}", name))
+
+    async def wave(agents: tuple[str, ...], known: int) -> None:
+        await asyncio.gather(*(call(name, agent) for name in every[:known] for agent in agents))
+
+    release = await traffic.start("travel", "v2", policy(0.4, 0.6, rollouts=1))
+    await wave(AGENTS[:1], 12)
+    await gateway.kill()
+    await gateway.start(gateway.port)
+    await wave(AGENTS, 24)
+    await client.decide(release.id, "promote", ANN)
+    await wave(AGENTS[::-1], 36)
+    back = await traffic.start("travel", "v1", policy(0.5))
+    await wave(AGENTS, 48)
+    await client.decide(back.id, "abort", ANN)
+    await wave(AGENTS, 48)
+    assert traffic.failures == []
+    got = defaultdict[str, set[str]](set)
+    for text in sent(provider):
+        for name in every:
+            for version, template in (("v1", STABLE), ("v2", CANDIDATE)):
+                if text == template.replace("{date}", name):
+                    got[name].add(version)
+    assert got.keys() == set(every)
+    assert {name: versions for name, versions in got.items() if len(versions) > 1} == {}
+    for name in every:
+        assert got[name] == {pin.version for pin in await client.pins(name)}
+    assert {"v1", "v2"} == set().union(*(got[name] for name in every[:24])), "both arms were used"
+    assert {"v2"} == set().union(*(got[name] for name in every[24:36])), "they began after the promotion"
+    assert await faults(client, release.id) == []
+    assert await faults(client, back.id) == []
+
+
+async def test_an_agent_that_joins_after_a_rollback_gets_the_stable_version(
+    traffic: Traffic, provider: Provider, client: Client
+) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5))
+    for name in names("r", 20):
+        await traffic.call(f"{name}/agent/planner")
+    on_candidate = [name for name in names("r", 20) if (await client.pins(name))[0].arm == "candidate"]
+    assert on_candidate
+    await client.decide(release.id, "rollback", ANN)
+    before = len(provider.log)
+    for name in names("r", 20):
+        await traffic.call(f"{name}/agent/critic")
+    assert traffic.failures == []
+    assert set(sent(provider)[before:]) == {traffic.text}
+    for name in on_candidate:
+        assert (await client.pins(name))[1].mixed
+
+
+async def test_agents_that_call_at_the_same_time_are_on_one_arm(traffic: Traffic, client: Client) -> None:
+    await traffic.start("travel", "v2", policy(0.5))
+    every = [f"{name}/agent/{agent}" for agent in ("a", "b", "c") for name in names("r", 20)]
+    await asyncio.gather(*(traffic.call(one) for one in every * 3))
+    assert traffic.failures == []
+    for name in names("r", 20):
+        pins = await client.pins(name)
+        assert len(pins) == 3
+        assert len({(pin.arm, pin.number, pin.version) for pin in pins}) == 1
+    assert (await client.release("travel-1")).release.assigned == 20
+
+
+async def test_two_releases_are_assigned_independently(traffic: Traffic, client: Client) -> None:
+    rules = "Be kind and short to everybody."
+    await client.add_version("rules", prompt(rules, sent=True))
+    await client.add_version("rules", prompt("Be kinder."))
+    await traffic.start("travel", "v2", policy(0.5))
+    await traffic.start("rules", "v2", policy(0.5))
+    both: set[tuple[str | None, ...]] = set()
+    for name in names("r", 64):
+        await traffic.call(name)
+        await traffic.call(name, rules)
+        both.add(tuple(pin.arm for pin in await client.pins(name)))
+    assert len(both) == 4
+
+
+# --- people ---
+
+
+def last(entries: list[Entry], action: str) -> Entry:
+    return next(entry for entry in reversed(entries) if entry.action == action)
+
+
+async def test_what_a_person_decides_has_the_evidence_of_the_moment(traffic: Traffic, client: Client) -> None:
+    release = await traffic.start("travel", "v2", policy(0.5, margin_absolute=0.01))
+    _ = await traffic.run(names("r", 30), lambda arm: 0.5)
+    await traffic.call("awaited")
+    view = await traffic.when(release.id, lambda view: view.release.counted == 30)
+    assert (view.oldest, view.rewarded) == ("awaited", int(view.figures["candidate.assigned"]))
+    await client.decide(release.id, "hold", ANN)
+    await client.decide(release.id, "resume", ANN)
+    _ = await traffic.run(names("s", 5), lambda arm: 0.5)
+    await client.decide(release.id, "promote", ANN)
+    entries = await client.audit(release.id)
+    held = last(entries, "hold")
+    assert (held.assignment, held.evidence) == (30, view.figures | {"split": 0.5})
+    promoted = last(entries, "promote")
+    assert promoted.evidence["seen"] == promoted.assignment == 30, "the outcome of the oldest is awaited"
+    assert promoted.split == 0.0
+    assert promoted.evidence["split"] == 0.5
+    assert last(entries, "start").evidence == {}
+    assert await faults(client, release.id) == []
+
+
+async def test_before_the_canary_there_is_no_evidence(traffic: Traffic, client: Client) -> None:
+    how = policy(0.5, shadowed="required")
+    release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
+    await traffic.when(release.id, lambda view: view.doing == "shadow")
+    await client.decide(release.id, "abort", ANN)
+    assert last(await client.audit(release.id), "abort").evidence == {}
+    assert await faults(client, release.id) == []
+
+
+async def test_what_cannot_be_done_is_refused_with_what_can(traffic: Traffic, client: Client) -> None:
+    stages = {"stages": [Stage(split=0.5, rollouts=1, approval=True)]}
+    release = await traffic.start("travel", "v2", policy(0.5).model_copy(update=stages))
+    with pytest.raises(ClientError, match=r"travel-1 \(canary\) does not wait for approval: there is nothing"):
+        await client.decide(release.id, "approve", ANN)
+    await client.decide(release.id, "hold", ANN)
+    with pytest.raises(ClientError, match="is held already: resume, promote, rollback or abort it"):
+        await client.decide(release.id, "hold", ANN)
+    await client.decide(release.id, "promote", ANN)
+    with pytest.raises(ClientError, match="penstock release start travel --candidate v1 takes it back"):
+        await client.decide(release.id, "rollback", ANN)
+    only = Audience(agents=["the planner"], metadata={"team": "a"})
+    other = await traffic.start("travel", "v1", policy(0.5), only=only.model_dump())
+    await client.decide(other.id, "promote", ANN)
+    again = "--candidate v2 --only 'agent=the planner' --only metadata.team=a takes it back"
+    with pytest.raises(ClientError, match=again):
+        await client.decide(other.id, "rollback", ANN)

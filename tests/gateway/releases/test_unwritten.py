@@ -21,8 +21,4 @@ async def test_one_that_cannot_be_written_takes_no_other_with_it(tmp_path: Path)
         for name in ("r0", "r1", "r2", "r3"):
             unwritten.add(name, given)
         reader = ReleaseReader(made.context.tape)
-
-        async def are_there() -> bool:
-            return [name for name in ("r0", "r2", "r3") if reader.pins(name)] == ["r0", "r2", "r3"]
-
-        await until(are_there)
+        await until(lambda: [name for name in ("r0", "r2", "r3") if reader.pins(name)] == ["r0", "r2", "r3"])

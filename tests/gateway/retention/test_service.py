@@ -93,11 +93,7 @@ async def test_a_rollout_whose_bodies_are_damaged_stays_alone(store: Store) -> N
         for at in (1, 2, 4):
             await retention.forget(f"r{at}", ANN)
             recorder.put(Call(call(f"later{at}")), said.append)
-
-        async def only_it_is_left() -> bool:
-            return retention.status(0).wiping == 1 and not retention.status(0).overwriting
-
-        await until(only_it_is_left)
+        await until(lambda: retention.status(0).wiping == 1 and not retention.status(0).overwriting)
         assert "r2: body 3 is missing" in retention.status(0).stuck
         assert recorder.failing is None
     assert said == [True] * 3
@@ -121,11 +117,7 @@ async def test_a_rule_goes_on_behind_a_rollout_that_is_damaged(store: Store, dat
         (key,) = [key for key, _ in view.scan(database, prefix)]
     store.write([Task(lambda tape: tape.put(database, key, b"\xc1"))])
     async with retaining(store, [RetentionRule(filter="", after="1d")]) as (retention, _):
-
-        async def gone() -> bool:
-            return retention.status(0).retired == 3
-
-        await until(gone)
+        await until(lambda: retention.status(0).retired == 3)
         assert ("r1: " in retention.status(0).stuck) == (database == "attempts")
 
 
@@ -134,11 +126,7 @@ async def test_where_the_tape_is_full_what_is_damaged_stays_alone(store: Store) 
         ended(store, call(f"r{at}"))
     store.write([Task(lambda tape: tape.put("pins", keys.rollout_key("r1"), b"damaged"))])
     async with retaining(store, keep_bytes=1) as (retention, _):
-
-        async def gone() -> bool:
-            return retention.status(0).retired == 3
-
-        await until(gone)
+        await until(lambda: retention.status(0).retired == 3)
         assert "r1: " in retention.status(0).stuck
 
 
@@ -146,11 +134,7 @@ async def test_a_rule_leaves_a_rollout_alone_while_a_call_of_it_is_served(store:
     for at in range(4):
         ended(store, call(f"r{at}"))
     async with retaining(store, [RetentionRule(filter="", after="1d")], busy={"r1", "r3"}) as (retention, _):
-
-        async def gone() -> bool:
-            return retention.status(0).retired == 2
-
-        await until(gone)
+        await until(lambda: retention.status(0).retired == 2)
     assert [rollout.id for _, rollout in store.rollouts()] == ["r3", "r1"]
 
 
@@ -160,11 +144,7 @@ async def test_a_rule_goes_on_behind_a_rollout_of_a_clock_that_was_wrong(store: 
     for entry in (call("r1"), odd, call("r2")):
         ended(store, entry)
     async with retaining(store, [RetentionRule(filter="", after="1d")]) as (retention, _):
-
-        async def gone() -> bool:
-            return retention.status(0).retired == 2
-
-        await until(gone)
+        await until(lambda: retention.status(0).retired == 2)
     assert [rollout.id for _, rollout in store.rollouts()] == ["odd"]
 
 

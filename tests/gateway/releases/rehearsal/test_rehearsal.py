@@ -1,5 +1,5 @@
 """Rehearsals as their users meet them: a real gateway, `penstock run` to record, `penstock release rehearse` to do it
-again, unmodified agents on the official SDKs. Only the models are scripted."""
+again, agents with and without the official SDKs. Only the models are scripted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,26 +17,28 @@ import aiohttp
 import lmdb
 import pytest
 from aiohttp import web
-from conftest import StartGateway
-from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, policy, prompt
+from anthropic import AsyncAnthropic
+from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, policy
 from fakes.formats import Failure
+from fakes.in_process import KILLED
 from fakes.preloaded import penstock
-from fakes.process import ROOT, Gateway, upstreams
+from fakes.process import ROOT, Gateway
 from fakes.provider import Provider, Seen
 from fakes.releasing import OLD, system_of
 from fakes.runs import Run, _kill, gone, written
+from openai import AsyncOpenAI
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.demo.model import Answer, Call, Json, as_messages, said, text_of
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.release import NewRelease, Release, ReleaseView
+from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.rollout import Outcome
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.replay.recorded_calls import DAMAGED
 
 AGENTS = Path(__file__).parents[1] / "agents"
-STREAMING, BLOCKS = AGENTS / "streaming.py", AGENTS / "blocks.py"
+PLAIN = AGENTS / "plain.py"
 
 
 def results(asked: Json) -> list[str]:
@@ -74,7 +76,7 @@ class Stage:
     """A gateway with recorded rollouts, and the commands of a person."""
 
     gateway: Gateway
-    client: Client
+    traffic: Traffic
     provider: Provider
     home: Path
     stack: AsyncExitStack
@@ -86,9 +88,8 @@ class Stage:
         self.trace = self.home / "tools"
 
     @property
-    def env(self) -> Mapping[str, str]:
-        """Of the agents."""
-        return dict(os.environ) | {"PYTHONPATH": str(ROOT), "TOOL_TRACE": str(self.trace)}
+    def client(self) -> Client:
+        return self.traffic.client
 
     async def penstock(self, *words: str, script: Path | None = None) -> Run:
         """A command, with this agent behind it."""
@@ -98,7 +99,7 @@ class Stage:
             process = await penstock(
                 *(*words, "--gateway", self.gateway.url),
                 *(() if script is None else ("--", sys.executable, str(script))),
-                env=self.env,
+                env=dict(os.environ) | {"PYTHONPATH": str(ROOT), "TOOL_TRACE": str(self.trace)},
                 cwd=self.home,
                 stdout=stdout,
                 stderr=stderr,
@@ -107,24 +108,11 @@ class Stage:
         self.stack.push_async_callback(_kill, made)
         return made
 
-    async def record(self, script: Path, number: int) -> None:
-        """Rollouts of this agent, which runs its tools."""
-        specs = [RolloutSpec(id=f"r{n}", input={"flight": f"AC{n}"}, mode="val") for n in range(number)]
-        await self.client.enqueue(specs)
-        run = await self.penstock("run", "--workers", "2", script=script)
-        assert await run.process.wait() == 0, run.stderr
-        assert self.trace.read_text().count("AC") >= number
-        self.trace.unlink()
-
     async def start(self, number: int, **more: object) -> Release:
         """A release that rehearses so many rollouts."""
         replay: dict[str, object] = {"calls": 4, "closed_loop": number, "margin": 0.3} | dict(more)
         new = NewRelease(candidate="v2", policy=policy(replayed="required", replay=replay))
         return await self.client.start_release("travel", new)
-
-    async def until(self, release: str, condition: Callable[[ReleaseView], bool]) -> ReleaseView:
-        """The release as soon as the condition holds."""
-        return await Traffic(self.gateway.url, self.http, self.client).when(release, condition)
 
     async def evidence(self, release: str) -> dict[str, Any]:
         """Of its rehearsal."""
@@ -133,11 +121,6 @@ class Stage:
     async def spans(self, rollout: str) -> list[Span]:
         """The calls of a rollout."""
         return [span async for span in self.client.spans(rollout) if span.kind == "llm"]
-
-    @property
-    def executed(self) -> bool:
-        """Whether an agent has run a tool."""
-        return self.trace.exists()
 
 
 class AgentFailed(Exception):
@@ -155,6 +138,10 @@ class Bare:
     refused: list[Json] = field(default_factory=list[Json])
     stubborn: bool = False
     """Asks again what was refused, and ends well."""
+    flights: tuple[str, ...] = ("AC0",)
+    """What its tool is called with, of one rollout."""
+    more: tuple[str, ...] = ()
+    """What is asked after that."""
 
     async def post(self, claim: Claim, asked: Json, path: str = "/v1/chat/completions") -> tuple[int, bytes]:
         """A call of the agent's."""
@@ -174,14 +161,20 @@ class Bare:
 
     async def run(self, claim: Claim) -> None:
         """The task."""
-        question = f"What does {claim.rollout.input['flight']} cost?"
-        messages: list[Json] = [{"role": "system", "content": OLD}, {"role": "user", "content": question}]
-        while calls := (message := await self.step(claim, messages)).get("tool_calls"):
+        messages: list[Json] = [{"role": "system", "content": OLD}]
+        for question in (f"What does {claim.rollout.input['flight']} cost?", *self.more):
+            messages.append({"role": "user", "content": question})
+            while calls := (message := await self.step(claim, messages)).get("tool_calls"):
+                messages.append(message)
+                for call in calls:
+                    told = self.fare(**json.loads(call["function"]["arguments"]))
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": told})
             messages.append(message)
-            for call in calls:
-                flight = json.loads(call["function"]["arguments"])["flight"]
-                self.executed.append(flight)
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"7 EUR for {flight}"})
+
+    def fare(self, flight: str) -> str:
+        """Its tool."""
+        self.executed.append(flight)
+        return f"7 EUR for {flight}"
 
     async def do(self, claim: Claim) -> None:
         """A claim, to its end."""
@@ -203,7 +196,7 @@ class Bare:
         await self.stage.client.enqueue(specs)
         claimed = await self.stage.client.claim(ClaimRequest(worker=self.name, limit=number))
         await asyncio.gather(*map(self.do, claimed.claims))
-        assert len(self.executed) == number
+        assert len(self.executed) == number * len(self.flights)
         self.executed.clear()
 
     async def claims(self, release: str, limit: int = 2) -> ClaimAnswer:
@@ -249,16 +242,57 @@ class Flat(Bare):
         return made
 
 
+@dataclass
+class Streaming(Bare):
+    """On the official openai SDK, streaming, with two questions."""
+
+    more: tuple[str, ...] = ("Sum up.",)
+
+    async def step(self, claim: Claim, messages: list[Json]) -> Json:
+        address, told = f"{self.stage.gateway.url}{claim.address}/v1", cast(Any, messages)
+        async with (
+            AsyncOpenAI(base_url=address, api_key=claim.token, max_retries=0) as sdk,
+            sdk.chat.completions.stream(model="m", messages=told) as stream,
+        ):
+            message = (await stream.get_final_completion()).choices[0].message
+        calls = [call.model_dump(include={"id", "type", "function"}) for call in message.tool_calls or ()]
+        return {"role": "assistant", "content": message.content} | ({"tool_calls": calls} if calls else {})
+
+
+@dataclass
+class Blocks(Bare):
+    """On the official anthropic SDK, with two calls of its tool at once."""
+
+    flights: tuple[str, ...] = ("AC0", "AC0 return")
+
+    async def run(self, claim: Claim) -> None:
+        address = self.stage.gateway.url + claim.address
+        messages: list[Any] = [{"role": "user", "content": f"What does {claim.rollout.input['flight']} cost?"}]
+        async with AsyncAnthropic(base_url=address, api_key=claim.token, max_retries=0) as sdk:
+            while True:
+                answer = await sdk.messages.create(model="m", max_tokens=99, system=OLD, messages=messages)
+                messages.append({"role": "assistant", "content": answer.content})
+                results = [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": block.id,
+                        "content": self.fare(**dict[str, Any](block.input)),
+                    }
+                    for block in answer.content
+                    if block.type == "tool_use"
+                ]
+                if not results:
+                    return
+                messages.append({"role": "user", "content": results})
+
+
 @pytest.fixture
 async def stage(
-    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
+    gateway: Gateway, traffic: Traffic, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
 ) -> AsyncGenerator[Stage]:
-    gateway = await start_gateway(upstreams(openai=provider.openai_url, anthropic=provider.url))
     provider.script = agent
-    async with Client(gateway.url) as client, AsyncExitStack() as stack:
-        await client.add_version("travel", prompt(STABLE, sent=True))
-        await client.add_version("travel", prompt(CANDIDATE))
-        yield Stage(gateway, client, provider, tmp_path, stack, http)
+    async with AsyncExitStack() as stack:
+        yield Stage(gateway, traffic, provider, tmp_path, stack, http)
 
 
 @pytest.fixture
@@ -280,17 +314,20 @@ closed_loop = 5
 """
 
 
-@pytest.mark.parametrize("script", [STREAMING, BLOCKS], ids=["openai, streaming", "anthropic"])
-async def test_a_candidate_that_does_the_same_passes_and_no_tool_is_run(stage: Stage, script: Path) -> None:
-    await stage.record(script, 1)
+async def test_a_candidate_that_does_the_same_passes_and_no_tool_is_run(stage: Stage) -> None:
+    await stage.client.enqueue([RolloutSpec(id="r0", input={"flight": "AC0"}, mode="val")])
+    recorded = await stage.penstock("run", "--workers", "2", script=PLAIN)
+    assert await recorded.process.wait() == 0, recorded.stderr
+    assert stage.trace.read_text() == "AC0\n"
+    stage.trace.unlink()
     (stage.home / "policy.toml").write_text(POLICY)
     words = ("release", "start", "travel", "--candidate", "v2", "--policy", "policy.toml", "--workers", "2")
-    run = await stage.penstock(*words, script=script)
+    run = await stage.penstock(*words, script=PLAIN)
     assert await run.process.wait() == 0, run.stderr
     assert "travel-1 is started" in run.stdout
     assert "2 succeeded" in run.stdout
     assert "the candidate's last answer agrees with the recorded one in 100.0% of 1 rehearsed runs" in run.stdout
-    assert not stage.executed
+    assert not stage.trace.exists()
     evidence = await stage.evidence("travel-1")
     assert (evidence["pairs"], evidence["scored"], evidence["candidate"]) == (1, 1, 1.0)
     assert evidence["diverged"] == evidence["failed"] == {"candidate": 0, "incumbent": 0}
@@ -299,7 +336,7 @@ async def test_a_candidate_that_does_the_same_passes_and_no_tool_is_run(stage: S
 async def test_the_status_says_what_is_to_be_done_and_the_command_what_it_came_to(stage: Stage, bare: Bare) -> None:
     await bare.record(1)
     release = await stage.start(1)
-    view = await stage.until(release.id, lambda view: view.doing == "rehearsal")
+    view = await stage.traffic.when(release.id, lambda view: view.doing == "rehearsal")
     assert (view.done, view.total) == (0, 2)
     shown = await stage.penstock("release", "status", "travel")
     assert await shown.process.wait() == 0
@@ -314,19 +351,16 @@ async def test_the_status_says_what_is_to_be_done_and_the_command_what_it_came_t
     assert "the incumbent diverged or failed in 1 of 1 runs (exit code 3: I do not feel like it)" in failing.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+async def test_a_wrong_command_says_so(stage: Stage) -> None:
+    await stage.client.start_release("travel", NewRelease(candidate="v2", policy=policy()))
+    for words, message in (
         (("release", "rehearse", "nothing"), "there is no release 'nothing'"),
         (("release", "rehearse", "travel"), "its policy has replay.closed_loop = 0"),
         (("release", "start", "travel", "--candidate", "v2"), "the policy rehearses nothing"),
-    ],
-)
-async def test_a_wrong_command_says_so(stage: Stage, bare: Bare, words: tuple[str, ...], message: str) -> None:
-    await stage.client.start_release("travel", NewRelease(candidate="v2", policy=policy()))
-    run = await stage.penstock(*words, script=AGENTS / "failing.py")
-    assert await run.process.wait() in (1, 2)
-    assert message in run.stderr
+    ):
+        run = await stage.penstock(*words, script=AGENTS / "failing.py")
+        assert await run.process.wait() in (1, 2)
+        assert message in run.stderr
 
 
 # -- what it comes to --------------------------------------------------------------------------------------------------
@@ -358,11 +392,13 @@ async def test_a_candidate_that_tells_its_users_something_else_is_rolled_back(st
     assert bare.executed == []
 
 
+@pytest.mark.parametrize("stubborn", [False, True])
 async def test_a_call_that_was_not_recorded_is_a_miss_and_every_further_one_is_refused(
-    stage: Stage, bare: Bare
+    stage: Stage, bare: Bare, stubborn: bool
 ) -> None:
+    """Such a run has no score, also when its agent ends well."""
     await bare.record(3)
-    stage.provider.script = strays
+    stage.provider.script, bare.stubborn = strays, stubborn
     release = await stage.start(3)
     evidence = await bare.rehearse(release.id)
     assert evidence["diverged"] == {"candidate": 3, "incumbent": 0}
@@ -376,15 +412,6 @@ async def test_a_call_that_was_not_recorded_is_a_miss_and_every_further_one_is_r
     assert "there is no result to go on with" in reason
     view = await stage.client.release(release.id)
     assert view.release.stage != "rolled_back"
-
-
-async def test_a_run_that_diverged_has_no_score_also_when_its_agent_ends_well(stage: Stage, bare: Bare) -> None:
-    await bare.record(2)
-    stage.provider.script = strays
-    bare.stubborn = True
-    evidence = await bare.rehearse((await stage.start(2)).id)
-    assert evidence["diverged"]["candidate"] == 2
-    assert evidence["scored"] == 0
 
 
 async def test_an_incumbent_that_diverges_itself_tells_nothing(stage: Stage, bare: Bare) -> None:
@@ -433,11 +460,10 @@ async def test_runs_that_are_forgotten_at_once_have_failed(stage: Stage, bare: B
 
 
 async def test_without_rollouts_to_rehearse_it_does_not_pass(stage: Stage, bare: Bare) -> None:
-    traffic = Traffic(stage.gateway.url, stage.http, stage.client)
-    await traffic.rollout("header", lambda arm: None)
+    await stage.traffic.rollout("header", lambda arm: None)
     await stage.client.finish("header", "a1", FinishRequest(status="succeeded"))
     release = await stage.start(3)
-    view = await stage.until(release.id, lambda view: view.release.stage == "rolled_back")
+    view = await stage.traffic.when(release.id, lambda view: view.release.stage == "rolled_back")
     assert "no recorded rollouts of travel that can be rehearsed (1 were passed over: it has no input)" in (
         view.release.reason
     )
@@ -503,13 +529,14 @@ async def test_the_agent_gets_the_last_answer_as_it_came(stage: Stage, bare: Bar
         assert json.loads(await stage.client.request_body(*place)) == asked
 
 
-async def test_the_responses_api_is_rehearsed_too(stage: Stage) -> None:
-    flat = Flat(stage)
-    await flat.record(1)
-    evidence = await flat.rehearse((await stage.start(1)).id)
+@pytest.mark.parametrize("kind", [Flat, Streaming, Blocks])
+async def test_agents_of_every_api_are_rehearsed(stage: Stage, kind: type[Bare]) -> None:
+    agent = kind(stage)
+    await agent.record(1)
+    evidence = await agent.rehearse((await stage.start(1)).id)
     assert (evidence["scored"], evidence["candidate"], evidence["incumbent"]) == (1, 1.0, 1.0)
-    assert flat.executed == []
-    assert results(json.loads(stage.provider.log[-1].body)) == ["7 EUR for AC0"]
+    assert agent.executed == []
+    assert set(results(json.loads(stage.provider.log[-1].body))) == {f"7 EUR for {it}" for it in agent.flights}
 
 
 async def test_what_fails_on_the_way_may_be_asked_again(stage: Stage, bare: Bare) -> None:
@@ -590,7 +617,7 @@ async def test_nobody_else_gets_its_runs_and_its_address_leads_nowhere_else(stag
         status, body = await bare.post(claim, {"x": 1}, "/v1/files")
         assert (status, json.loads(body)["error"]["code"]) == (400, "rehearsal")
         await bare.do(claim)
-    await stage.until(release.id, lambda view: view.release.stage == "canary")
+    await stage.traffic.when(release.id, lambda view: view.release.stage == "canary")
     asked = len(stage.provider.log)
     status, body = await bare.post(answer.claims[0], {"model": "m", "messages": []})
     assert (status, json.loads(body)["error"]["code"]) == (400, "rehearsal")
@@ -614,7 +641,7 @@ async def test_an_agent_may_bring_its_own_key_and_what_is_no_generation_passes(s
 async def test_workers_that_claim_at_once_get_different_runs(stage: Stage, bare: Bare) -> None:
     await bare.record(4)
     release = await stage.start(4)
-    await stage.until(release.id, lambda view: view.doing == "rehearsal")
+    await stage.traffic.when(release.id, lambda view: view.doing == "rehearsal")
     answers = await asyncio.gather(*(bare.claims(release.id, 3) for _ in range(3)))
     claimed = [claim for answer in answers for claim in answer.claims]
     assert sorted(claim.rollout.id for claim in claimed) == sorted({claim.rollout.id for claim in claimed})
@@ -637,9 +664,9 @@ async def test_the_runs_of_a_command_that_was_killed_are_done_by_another(stage: 
     await first.ended()
     for pid in agents:
         await gone(pid)
-    second = await stage.penstock(*words, script=STREAMING)
+    second = await stage.penstock(*words, script=PLAIN)
     assert await second.process.wait() == 0, second.stderr
-    assert not stage.executed
+    assert not stage.trace.exists()
     found = await stage.client.rollout(f"{release.id}-rehearsal-a2-1-candidate")
     assert [attempt.status for attempt in found.attempts] == ["unresponsive", "succeeded"]
 
@@ -651,18 +678,17 @@ async def test_a_rollout_that_is_forgotten_leaves_the_runs_of_others_theirs(stag
     first, *others = claims[::2]
     for claim in claims[:-1]:
         await bare.do(claim)
-    await stage.gateway.kill()
-    await stage.gateway.start(stage.gateway.port)
-    await stage.until(release.id, lambda view: view.doing == "rehearsal" and view.done == 7)
+    await stage.gateway.restart()
+    await stage.traffic.when(release.id, lambda view: view.doing == "rehearsal" and view.done == 7)
     await stage.client.forget(f"r{first.rollout.input['flight'][2:]}", Said(who="ann"))
-    await stage.gateway.kill()
-    await stage.gateway.start(stage.gateway.port)
-    await stage.until(release.id, lambda view: view.doing == "rehearsal" and view.total == 6)
+    await stage.gateway.restart()
+    await stage.traffic.when(release.id, lambda view: view.doing == "rehearsal" and view.total == 6)
     await bare.do(claims[-1])
     evidence = await bare.rehearse(release.id)
     assert (evidence["scored"], evidence["candidate"], evidence["incumbent"]) == (len(others), 1.0, 1.0)
 
 
+@KILLED
 async def test_a_gateway_that_was_killed_goes_on_and_what_it_forgot_is_done_again(stage: Stage, bare: Bare) -> None:
     await bare.record(2)
     release = await stage.start(2)
@@ -674,7 +700,7 @@ async def test_a_gateway_that_was_killed_goes_on_and_what_it_forgot_is_done_agai
     assert status == 200
     await stage.gateway.kill()
     await stage.gateway.start(stage.gateway.port)
-    await stage.until(release.id, lambda view: view.doing == "rehearsal" and view.done == 1)
+    await stage.traffic.when(release.id, lambda view: view.doing == "rehearsal" and view.done == 1)
     await bare.do(half)
     assert [one["code"] for one in bare.refused] == ["restarted"] * 2
     evidence = await bare.rehearse(release.id)

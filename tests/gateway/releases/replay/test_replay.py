@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import os
 import random
 import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
+from fakes.experiment import Traffic, policy, prompt
 from fakes.formats import Failure
-from fakes.process import ROOT, Gateway, upstreams
 from fakes.releasing import CHAT, NEW, OLD, Bench, Counting, bench, counting, lookup, question_of, request_of, system_of
 from fakes.waiting import PATIENCE_S, until
 
@@ -43,6 +39,8 @@ from penstock.gateway.releases.replay.questions import unmasked
 from penstock.gateway.releases.replay.recorded_calls import DAMAGED, FEW, Recordings
 from penstock.gateway.releases.replay.stage import Replay
 from penstock.gateway.store.transaction import Transaction
+
+MODULES = count()
 
 
 @pytest.fixture
@@ -552,10 +550,15 @@ number = 3
 
 
 @pytest.fixture
-def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module that the gateway can import."""
-    (tmp_path / "my_verifier.py").write_text(VERIFIER)
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose modules the gateway can import."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return tmp_path
+
+
+@pytest.fixture
+def verifier(importable: Path) -> str:
+    (importable / "my_verifier.py").write_text(VERIFIER)
     return "my_verifier"
 
 
@@ -592,89 +595,68 @@ async def test_a_verifier_that_does_not_work_is_a_clear_report(rig: Bench, verif
 
 @pytest.mark.parametrize("alike", [True, False])
 async def test_a_release_is_replayed_before_any_rollout_is_assigned(
-    start_gateway: StartGateway, provider: Counting, http: aiohttp.ClientSession, alike: bool
+    traffic: Traffic, provider: Counting, client: Client, alike: bool
 ) -> None:
-    gateway = await start_gateway(upstreams(openai=provider.openai_url, anthropic=provider.url))
     provider.script = lambda asked: Answer("Hello") if alike or system_of(asked) == OLD else Answer("Go away")
-    async with Client(gateway.url) as client:
-        traffic = Traffic(gateway.url, http, client)
-        for number in range(12):
-            await traffic.call(f"before-{number}")
-            await client.reward(f"before-{number}", "a1", Judgement(value=1.0))
-        await client.add_version("travel", prompt(STABLE, sent=True))
-        await client.add_version("travel", prompt(CANDIDATE))
-        how = policy(0.5, replayed="required", replay={"calls": 12, "margin": 0.5})
-        release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
-        view = await traffic.when(release.id, lambda view: view.release.stage in ("canary", "rolled_back"))
-        assert view.release.stage == ("canary" if alike else "rolled_back"), view
-        entry = next(one for one in await client.audit(release.id) if one.action in ("replay", "roll_back"))
-        assert entry.evidence["incumbent"] == 1.0
-        assert entry.evidence["candidate"] == (1.0 if alike else 0.0)
-        found = await client.rollout(f"{release.id}-replay")
-        assert (found.mode, found.reward, found.status) == ("test", None, "succeeded")
-        assert [(await client.rollout(f"before-{n}")).totals.calls for n in range(12)] == [1] * 12
+    for number in range(12):
+        await traffic.call(f"before-{number}")
+        await client.reward(f"before-{number}", "a1", Judgement(value=1.0))
+    how = policy(0.5, replayed="required", replay={"calls": 12, "margin": 0.5})
+    release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
+    view = await traffic.when(release.id, lambda view: view.release.stage in ("canary", "rolled_back"))
+    assert view.release.stage == ("canary" if alike else "rolled_back"), view
+    entry = next(one for one in await client.audit(release.id) if one.action in ("replay", "roll_back"))
+    assert entry.evidence["incumbent"] == 1.0
+    assert entry.evidence["candidate"] == (1.0 if alike else 0.0)
+    found = await client.rollout(f"{release.id}-replay")
+    assert (found.mode, found.reward, found.status) == ("test", None, "succeeded")
+    assert [(await client.rollout(f"before-{n}")).totals.calls for n in range(12)] == [1] * 12
 
 
-@dataclass
-class Judging:
-    """A gateway that imports verifiers from a folder, with one recorded call."""
-
-    gateway: Gateway
-    client: Client
-    traffic: Traffic
-    folder: Path
-
-    async def start(self, judge: str) -> Release:
-        """A release that this judges."""
-        how = policy(0.5, replayed="required", judge=judge)
-        return await self.client.start_release("travel", NewRelease(candidate="v2", policy=how))
-
-
-@pytest.fixture
-async def judging(
-    start_gateway: StartGateway, provider: Counting, http: aiohttp.ClientSession, tmp_path: Path
-) -> AsyncGenerator[Judging]:
-    env = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    gateway = await start_gateway(upstreams(openai=provider.openai_url), env=env)
-    async with Client(gateway.url) as client:
-        traffic = Traffic(gateway.url, http, client)
-        await traffic.call("before")
-        await client.add_version("travel", prompt(STABLE, sent=True))
-        await client.add_version("travel", prompt(CANDIDATE))
-        yield Judging(gateway, client, traffic, tmp_path)
+async def judged(traffic: Traffic, folder: Path, code: str) -> Release:
+    """A release whose replay of one call a verifier judges; `code`: of its module."""
+    name = f"verifier_{next(MODULES)}"
+    (folder / f"{name}.py").write_text(code)
+    await traffic.call("before")
+    how = policy(0.5, replayed="required", judge=f"{name}:judge")
+    return await traffic.client.start_release("travel", NewRelease(candidate="v2", policy=how))
 
 
 @pytest.mark.parametrize(
     "code", ["raise SystemExit('usage')", "def judge(recorded, answered):\n    raise SystemExit(2)"]
 )
-async def test_a_verifier_that_exits_ends_its_stage_and_not_the_gateway(judging: Judging, code: str) -> None:
-    (judging.folder / "exiting.py").write_text(code)
-    release = await judging.start("exiting:judge")
-    view = await judging.traffic.when(release.id, lambda view: not view.release.live)
-    assert "verifier exiting:judge" in view.release.reason
+async def test_a_verifier_that_exits_ends_its_stage_and_not_the_gateway(
+    traffic: Traffic, importable: Path, code: str
+) -> None:
+    release = await judged(traffic, importable, code)
+    view = await traffic.when(release.id, lambda view: not view.release.live)
+    assert f"verifier {release.policy.judge}" in view.release.reason
     assert "SystemExit(" in view.release.reason
 
 
-async def test_calls_go_on_while_a_verifier_is_imported(judging: Judging) -> None:
-    begun, go = judging.folder / "begun", judging.folder / "go"
-    code = f"from pathlib import Path\nimport time\nPath({str(begun)!r}).touch()\n"
-    code += (
-        f"while not Path({str(go)!r}).exists():\n    time.sleep(0.01)\ndef judge(recorded, answered):\n    return 1\n"
-    )
-    (judging.folder / "slow.py").write_text(code)
+SLOW = """
+import time
+from pathlib import Path
+here = Path(__file__).parent
+(here / "begun").touch()
+while not (here / "go").exists():
+    time.sleep(0.01)
+def judge(recorded, answered):
+    return 1
+"""
 
-    async def imported() -> bool:
-        return begun.exists()
 
-    starting = asyncio.ensure_future(judging.start("slow:judge"))
+async def test_calls_go_on_while_a_verifier_is_imported(traffic: Traffic, importable: Path) -> None:
+    begun, go = importable / "begun", importable / "go"
+    starting = asyncio.ensure_future(judged(traffic, importable, SLOW))
     try:
-        await until(imported)
+        await until(begun.exists)
         async with asyncio.timeout(PATIENCE_S):
-            assert await judging.traffic.call("meanwhile")
+            assert await traffic.call("meanwhile")
     finally:
         go.touch()
     release = await starting
-    await judging.traffic.when(release.id, lambda view: view.release.stage == "canary")
+    await traffic.when(release.id, lambda view: view.release.stage == "canary")
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real trajectories are not there")
