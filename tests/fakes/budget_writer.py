@@ -1,16 +1,15 @@
-"""A process that reserves and settles on a tape that others write too: `python budget_writer.py PATH SEED CALLS LIMIT`.
+"""What reserves and settles in a process, on a tape that others write too.
 
 It has up to ten calls under way, each of which uses at most what it has reserved. Each refusal is compared with what is
-on the tape in that very transaction. It prints what its calls have used, and how many passed and were refused.
+on the tape in that very transaction. It reports what its calls have used, and how many passed and were refused.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from penstock.gateway.app import open_store
@@ -44,27 +43,22 @@ def reserve(store: Store, asked: Reservation) -> bool:
     return bool(task.result)
 
 
-def main() -> None:
+def write(path: Path, seed: int, calls: int, most: int, report: Connection) -> None:
     """Makes its calls."""
-    path, seed, calls, most = sys.argv[1:]
-    chance, process, used, passed, refused = random.Random(int(seed)), os.urandom(8), 0, 0, 0
+    chance, process, used, passed, refused = random.Random(seed), os.urandom(8), 0, 0, 0
     under_way: list[Reservation] = []
-    with open_store(Path(path), lock=os.open(os.devnull, os.O_RDONLY)) as store:
-        for number in range(int(calls)):
-            claim = Claim(limit(int(most)), "", chance.randrange(1, 100))
+    with open_store(path, lock=os.open(os.devnull, os.O_RDONLY)) as store:
+        for number in range(calls):
+            claim = Claim(limit(most), "", chance.randrange(1, 100))
             asked = Reservation([claim], "r", time.time_ns(), process + keys.number(number))
             if reserve(store, asked):
                 passed += 1
                 under_way.append(asked)
             else:
                 refused += 1
-            while under_way and (len(under_way) == 10 or number + 1 == int(calls) or chance.random() < 0.4):
+            while under_way and (len(under_way) == 10 or number + 1 == calls or chance.random() < 0.4):
                 over = under_way.pop(chance.randrange(len(under_way)))
                 took = chance.choice((0, over.claims[0].amount, chance.randrange(over.claims[0].amount + 1)))
                 used += took
                 store.write([Task(lambda tape, r=over, u=took: BudgetOperations(tape).settle(r, [Used(u)]))])  # type: ignore[misc]
-    print(json.dumps([used, passed, refused]))
-
-
-if __name__ == "__main__":
-    main()
+    report.send([used, passed, refused])

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-from fakes.process import Gateway, running, upstreams
+from fakes.in_process import running_here
+from fakes.process import Gateway, upstreams
 from fakes.provider import Provider, serving
 from fakes.raw import reply
 from fakes.waiting import until
 
 CHAT = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hello"}]}
+ASKED = json.dumps(CHAT).encode()
 USAGE = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
 GOOD = reply(200, json.dumps({"model": "gpt-4o", "choices": [{}], "usage": USAGE}).encode())
 
@@ -85,10 +87,10 @@ class World(NamedTuple):
 
 
 @asynccontextmanager
-async def world(home: Path, *budgets: dict[str, Any], more: str = "", **env: str) -> AsyncGenerator[World]:
+async def world(home: Path, *budgets: dict[str, Any], more: str = "") -> AsyncGenerator[World]:
     """A gateway with these budgets."""
     async with (
         serving() as provider,
-        running(home, more + upstreams(provider.openai_url, provider.url) + toml(*budgets), env=env) as gateway,
+        running_here(home, more + upstreams(provider.openai_url, provider.url) + toml(*budgets)) as gateway,
     ):
         yield World(gateway, provider)

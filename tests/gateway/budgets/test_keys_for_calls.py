@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import aiohttp
+import pytest
 from fakes.budgets import CHAT, budget, call, world
 
 from penstock.gateway.calls.auth import key_hash, make_key
@@ -16,11 +17,14 @@ def keyed(name: str, role: str = "call") -> tuple[str, str]:
     return key, f'[[key]]\nname = "{name}"\nrole = "{role}"\nsha256 = "{key_hash(key)}"\n'
 
 
-async def test_teams_have_keys_for_calls_with_budgets_of_their_own(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+async def test_teams_have_keys_for_calls_with_budgets_of_their_own(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "the admin key")
     (a, kept_a), (b, kept_b), (reader, kept_reader) = keyed("team-a"), keyed("team-b"), keyed("ann", "read")
     budgets = budget(name="teams", per="key", limit=2), budget(name="a", per="key", only=["team-a"], limit=1)
     more = "require_token = true\n" + kept_a + kept_b + kept_reader
-    async with world(tmp_path, *budgets, more=more, PENSTOCK_ADMIN_KEY="the admin key") as (gateway, provider):
+    async with world(tmp_path, *budgets, more=more) as (gateway, provider):
         assert [(await call(http, gateway, key=key)).status for key in (a, a, b, b, b)] == [200, 429, 200, 200, 429]
         for seen in provider.log:
             assert seen.header("authorization") is None, "it goes to nobody"

@@ -1,5 +1,5 @@
-"""Reserving and settling on a tape, against a model that knows everything: no call passes for which there is no room,
-none is refused for which there is, whoever dies meanwhile."""
+"""Reserving and settling on a tape, and in memory while one process alone writes it, against a model that knows
+everything: no call passes for which there is no room, none is refused for which there is, whoever dies meanwhile."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from itertools import count
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from penstock.gateway.budgets.here import Here
 from penstock.gateway.budgets.limits import Limit, nanodollars
 from penstock.gateway.budgets.operations import (
     LEASE_NS,
@@ -26,6 +27,7 @@ from penstock.gateway.budgets.operations import (
     Used,
 )
 from penstock.gateway.budgets.reader import BudgetReader
+from penstock.gateway.budgets.together import Calls, ForOthers
 from penstock.gateway.budgets.windows import window_at
 from penstock.gateway.dialects.loose_json import MOST_TOKENS
 from penstock.gateway.model.budget import Budget
@@ -293,10 +295,10 @@ def test_it_decides_as_one_would_who_knows_everything(
         assert model.used + model.reserved <= most + model.error
 
 
-def test_a_hundred_thousand_calls_of_four_processes(store: Store) -> None:
+def test_twenty_thousand_calls_of_four_processes(store: Store) -> None:
     """Each of four processes has up to 25 calls under way; what a call uses is at most what it has reserved. None is
     refused for which there is room, and no window ends above its limit."""
-    chance, most, calls = random.Random(4), 1_200_000, 100_000
+    chance, most, calls = random.Random(4), 1_200_000, 20_000
     b = limit(most, window="1m")
     used = dict[int, int]()
     under_way: list[tuple[Reservation, int]] = []
@@ -333,7 +335,7 @@ def test_a_hundred_thousand_calls_of_four_processes(store: Store) -> None:
             assert (task.result == []) == bool(room)
             refused += not room
     assert max(used.values()) <= most
-    assert 1000 < refused < calls / 2, "the test itself: there were refusals, and most calls passed"
+    assert 200 < refused < calls / 2, "the test itself: there were refusals, and most calls passed"
 
 
 def test_more_than_a_record_holds_is_as_much_as_it_holds(store: Store) -> None:
@@ -346,3 +348,112 @@ def test_more_than_a_record_holds_is_as_much_as_it_holds(store: Store) -> None:
         done(store, lambda tape, asked=asked, used=used: BudgetOperations(tape).settle(asked, [used]))
     (use,) = BudgetReader(store, [dear]).uses(NOW)
     assert use.used == use.guessed == (2**64 - 1) / 1e9
+
+
+# -- in memory --
+
+
+MEMORY_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("call"), st.integers(0, 1), st.integers(0, 60)),
+        st.tuples(st.just("end"), st.integers(0, 30), st.integers(0, 70)),
+        st.tuples(st.just("lose"), st.integers(0, 30), st.just(0)),
+        st.tuples(st.just("wait"), st.just(0), st.integers(1, 90)),
+        st.tuples(st.just("forget"), st.just(0), st.just(0)),
+        st.tuples(st.just("share"), st.just(0), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+class _Noted(Reservation):
+    """With the window in which it was made."""
+
+    since_at: int = 0
+
+
+@example([("call", 0, 1), ("share", 0, 0), ("wait", 0, 1), ("call", 0, 1)], 1)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(MEMORY_STEPS, st.integers(1, 150))
+def test_memory_decides_as_one_would_who_knows_everything(
+    store: Store, steps: list[tuple[str, int, int]], most: int
+) -> None:
+    """Two budgets of windows of an hour; in the middle another process may take over, from when on all is on the
+    tape."""
+    b = limit(most)
+    here, reader, shared, now = Here(store), BudgetReader(store, [b]), False, NOW
+    running: list[_Noted] = []
+    used = dict[tuple[str, int], int]()
+    newest = dict[str | None, int]()
+    """The window of the sum on the tape."""
+
+    def since() -> int:
+        return window_at("1h", now).since_ns
+
+    def reserved(whose: str) -> tuple[int, int]:
+        found = [one.claims[0] for one in running if one.claims[0].of == whose and one.since_at == since()]
+        return sum(claim.amount for claim in found), len(found)
+
+    for number, (what, which, amount) in enumerate(steps):
+        if what == "call":
+            whose = "ab"[which]
+            asked = _Noted([Claim(b, whose, amount)], "r", now, bytes(8) + keys.number(number))
+            asked.since_at = since()
+            room = used.get((whose, since()), 0) + reserved(whose)[0] + amount <= most
+            if shared:
+                task = Task(lambda tape, a=asked, n=now: BudgetOperations(tape).reserve(a, n))  # type: ignore[misc]
+                store.write([task])
+                short = task.result
+                newest[whose] = max(newest.get(whose, 0), 0 if short else since())
+            else:
+                short = here.reserve(asked, now)
+            assert (not short) == room
+            running += [asked] if room else []
+        elif what in ("end", "lose") and running:
+            over = running.pop(which % len(running))
+            took = amount if what == "end" else 0
+            done(store, lambda tape, o=over, u=took: BudgetOperations(tape).settle(o, [Used(u)]))  # type: ignore[misc]
+            if what == "end":
+                here.settled(over, [Used(took)])
+            else:
+                here.lost(over)
+            whose, at = over.claims[0].of or "", over.since_at
+            if at >= newest.get(whose, 0):
+                used[whose, at] = used.get((whose, at), 0) + took
+                newest[whose] = at if took or shared else newest.get(whose, 0)
+        elif what == "wait":
+            now += amount * 60 * 10**9
+            # As the service does all the time.
+            store.write([Task(lambda tape, n=now: BudgetOperations(tape).renew(bytes(8), n))])  # type: ignore[misc]
+        elif what == "forget":
+            here.forget_sums()
+        elif what == "share" and not shared:
+            shared, calls = True, here.leave()
+            for one in running:
+                whose = one.claims[0].of
+                newest[whose] = max(newest.get(whose, 0), one.since_at)
+            store.write([Task(lambda tape, c=calls, n=now: BudgetOperations(tape).keep(c, n))])  # type: ignore[misc]
+        told = {use.of: use for use in reader.uses(now, reserved=here.reserved())}
+        for whose in "ab":
+            if whose in told and told[whose].since_ns == since():
+                use = told[whose]
+                assert (use.reserved, use.running) == reserved(whose)
+                assert use.used == used.get((whose, since()), 0)
+
+
+async def test_a_call_that_another_worker_ends_in_the_breath_in_which_it_asks_reserves_nothing(store: Store) -> None:
+    """A first worker that was busy for a moment reads both at once, and hears the end before it has reserved."""
+    b = limit(1, unit="calls", per="all", window="total")
+    here, asked = Here(store), Reservation([Claim(b, "", 1)], "r", NOW, b"another process1")
+    others, told = ForOthers([b], here), Calls([b]).told(asked)
+    kept = others.asked(told)
+    assert kept is not None
+
+    async def reserve(asked: Reservation) -> list[Short]:
+        return here.reserve(asked, NOW)
+
+    reserving = others.reserve(kept, reserve)
+    others.settled(told, [(0, False, False)])
+    _ = await reserving
+    assert here.reserved() == {}
+    assert others._open == {}

@@ -1,34 +1,43 @@
-"""Calls on WebSockets, of training runs and of arms of releases; tapes that cannot be written; and calls that no budget
-counts."""
+"""Calls that end otherwise than most, with budgets: on WebSockets, of training runs and arms of releases, of clients
+that leave and gateways that die, on tapes that cannot be written; and calls that no budget counts."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from fakes.budgets import CHAT, GOOD, budget, call, toml, uses, world
+from fakes.budgets import ASKED, CHAT, GOOD, budget, call, toml, uses, world
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
-from fakes.odd import gone, request, send
-from fakes.process import running
+from fakes.in_process import running_here
+from fakes.odd import gone, odd, request, send
+from fakes.process import running, upstreams
+from fakes.raw import chunk, events_head
 from fakes.responses_websocket import websocket_host
-from fakes.rig import inside
+from fakes.rig import Inside, inside
 from fakes.waiting import until
 from websockets.asyncio.client import connect
 
 from penstock.gateway.budgets.here import Here
+from penstock.gateway.budgets.operations import RESERVATIONS
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.store.directory import TapeError
+
+
+def fail(*_: object) -> int:
+    raise TapeError("disk full")
 
 
 @pytest.mark.parametrize("model", ["*", "m*"])
 async def test_each_answer_on_a_websocket_is_a_call(tmp_path: Path, http: aiohttp.ClientSession, model: str) -> None:
     async with websocket_host() as host:
         config = f'[[upstream]]\nname = "host"\nbase_url = "{host.url}/v1"\n' + toml(budget(limit=2, model=model))
-        async with running(tmp_path, config) as gateway:
+        async with running_here(tmp_path, config) as gateway:
             url = gateway.url.replace("http", "ws") + "/rollout/r/attempt/a1/v1/responses"
             asked = {"type": "response.create", "model": "m", "input": [{"role": "user", "content": "x"}]}
             last: dict[str, Any] = {}
@@ -73,12 +82,9 @@ async def test_while_the_tape_fails_the_mode_decides_and_what_passed_is_counted_
     async with inside(tmp_path, http, budget=[budget(unit="tokens", limit=50_000)]) as rig:
         write = rig.gateway.store.write
 
-        def fail(*_: object) -> int:
-            raise TapeError("disk full")
-
         rig.gateway.store.write = fail  # type: ignore[method-assign]
         async with rig.upstream([request(), send(GOOD), request(), send(GOOD)]), rig.client() as client:
-            client.send(rig.call(json.dumps(CHAT).encode()))
+            client.send(rig.call(ASKED))
             assert await client.message() == GOOD
             assert not await rig.gateway.recorder.flush()
             path = "/rollout/t/attempt/a1/mode/train/v1/chat/completions"
@@ -94,13 +100,9 @@ async def test_a_process_hands_over_although_its_tape_takes_nothing(
     tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is reserved in memory cannot be brought to the tape then."""
-
-    def fail(*_: object) -> int:
-        raise TapeError("disk full")
-
     async with inside(tmp_path, http, budget=[budget()]) as rig, rig.upstream([request(), gone()]) as up:
         async with rig.client() as client:
-            client.send(rig.call(json.dumps(CHAT).encode()))
+            client.send(rig.call(ASKED))
             await until(lambda: bool(up.connections and up.connections[0].requests))
             monkeypatch.setattr(rig.gateway.store, "write", fail)
             await rig.gateway.budgets.share()
@@ -117,11 +119,11 @@ async def test_a_sum_that_cannot_be_read_is_asked_of_the_recorder(
     monkeypatch.setattr(Here, "reserve", damaged)
     async with inside(tmp_path, http, budget=[budget(limit=1)]) as rig, rig.upstream([request(), send(GOOD)]):
         async with rig.client() as client:
-            client.send(rig.call(json.dumps(CHAT).encode()))
+            client.send(rig.call(ASKED))
             assert await client.message() == GOOD
         assert await uses(http, rig.base.url) == [("b", "", 1, 0)]
         async with rig.client() as client:
-            client.send(rig.call(json.dumps(CHAT).encode()))
+            client.send(rig.call(ASKED))
             assert (await client.message()).startswith(b"HTTP/1.1 429")
 
 
@@ -135,8 +137,147 @@ async def test_an_answer_has_nothing_of_budgets_in_it(
         rig.upstream([request(), send(GOOD)]) as up,
         rig.client() as client,
     ):
-        body = json.dumps(CHAT).encode()
-        client.send(rig.call(body))
+        client.send(rig.call(ASKED))
         assert await client.message() == GOOD
-        assert up.connections[0].requests[0].endswith(body)
+        assert up.connections[0].requests[0].endswith(ASKED)
         assert await uses(http, rig.base.url) == ([("b", "", 1, 0)] if counted else [])
+
+
+# -- clients that leave, gateways that die --
+
+
+def event(text: str) -> bytes:
+    return chunk(b"data: " + json.dumps({"choices": [{"delta": {"content": text}}]}).encode() + b"\n\n")
+
+
+async def shown(rig: Inside) -> dict[str, Any]:
+    (use,) = (await rig.tape.get("/api/budgets"))["budgets"]
+    return use
+
+
+async def test_a_client_that_leaves_before_it_was_answered_has_used_nothing(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        inside(tmp_path, http, budget=[budget(unit="tokens", limit=11_000)]) as rig,
+        rig.upstream([request(), gone()], [request(), send(GOOD)]) as up,
+    ):
+        async with rig.client() as client:
+            client.send(rig.call(ASKED))
+
+            async def runs() -> bool:
+                return bool((await shown(rig))["running"]) and bool(up.connections)
+
+            await until(runs)
+            assert (await shown(rig))["reserved"] > 9_000
+            async with rig.client() as second:
+                second.send(rig.call(ASKED))
+                assert (await second.message()).startswith(b"HTTP/1.1 429")
+        assert await uses(http, rig.base.url) == [("b", "", 0, 0)]
+        async with rig.client() as third:
+            third.send(rig.call(ASKED))
+            assert await third.message() == GOOD
+        assert await uses(http, rig.base.url) == [("b", "", 18, 0)]
+
+
+async def test_of_an_answer_that_was_left_counts_what_came(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with (
+        inside(tmp_path, http, budget=[budget(unit="tokens", limit=11_000)]) as rig,
+        rig.upstream([request(), send(events_head() + event("word " * 400)), gone()]),
+    ):
+        async with rig.client() as client:
+            client.send(rig.call(json.dumps(CHAT | {"stream": True}).encode()))
+            await client.until(b"word word")
+        ((_, _, used, reserved),) = await uses(http, rig.base.url)
+        assert 400 <= used <= 700
+        assert reserved == 0
+        use = await shown(rig)
+        assert use["guessed"] == used, "nobody has counted it"
+
+
+async def test_a_client_that_leaves_while_it_is_reserved_leaves_nothing_behind(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with inside(tmp_path, http, budget=[budget()]) as rig:
+        for _ in range(20):
+            async with rig.client() as client:
+                client.send(rig.call(ASKED))
+        assert await uses(http, rig.base.url) == [("b", "", 0, 0)]
+        with rig.gateway.store.view() as view:
+            assert list(view.scan(RESERVATIONS)) == []
+
+
+async def test_what_a_killed_gateway_has_reserved_is_free_when_it_starts_again(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        odd([request(), gone()], [request(), send(GOOD)]) as up,
+        running(tmp_path, upstreams(up.url + "/v1") + toml(budget(limit=1))) as gateway,
+    ):
+        hanging = asyncio.ensure_future(call(http, gateway))
+
+        async def runs() -> bool:
+            async with http.get(gateway.url + "/api/budgets") as page:
+                return bool((await page.json())["budgets"][0]["running"])
+
+        await until(runs)
+        _ = await gateway.kill()
+        with pytest.raises(aiohttp.ClientError):
+            await hanging
+        await gateway.start(gateway.port)
+        assert (await call(http, gateway)).status == 200
+        assert await uses(http, gateway.url) == [("b", "", 1, 0)]
+
+
+async def test_a_gateway_that_stops_settles_what_runs(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with world(tmp_path, budget(limit=2)) as (gateway, _):
+        assert (await call(http, gateway)).status == 200
+        await gateway.restart()
+        assert await uses(http, gateway.url) == [("b", "", 1, 0)]
+        assert [(await call(http, gateway)).status for _ in range(2)] == [200, 429]
+
+
+class _Team:
+    """What one of several workers knows of the first one, which leaves it to the tape."""
+
+    leads, several = False, True
+
+    def __init__(self) -> None:
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    def processes(self) -> set[str]:
+        return set()
+
+    async def ask_first(self, name: str, *said: Any) -> None:
+        self.asked.set()
+        await self.answers.wait()
+
+    def tell_first(self, name: str, *said: Any) -> None:
+        pass
+
+    async def ask_others(self, name: str, *said: Any) -> dict[str, Any]:
+        return {}
+
+
+async def test_a_client_that_leaves_before_the_tape_is_asked_leaves_nothing_behind(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its span is written first, and what is reserved after that nobody would ever give back."""
+    async with inside(tmp_path, http, budget=[budget()]) as rig:
+        budgets, recorder, writes = rig.gateway.budgets, rig.gateway.recorder, threading.Event()
+        budgets._alone, team = False, _Team()
+        monkeypatch.setattr(budgets, "_team", team)
+        async with rig.client() as client:
+            client.send(rig.call(ASKED))
+            await team.asked.wait()
+            writing = recorder.submit(lambda tape: writes.wait())
+        await until(lambda: not rig.gateway.proxy.running)
+        team.answers.set()
+        await asyncio.sleep(0)
+        writes.set()
+        assert await writing
+        assert (await rig.span()).status == "cancelled"
+        _ = await recorder.flush_all()
+        with rig.gateway.store.view() as view:
+            assert list(view.scan(RESERVATIONS)) == []
+        assert budgets._open == set()

@@ -1,17 +1,20 @@
-"""Several processes that write one tape share its budgets: together they use no more than there is."""
+"""Several processes share budgets: together they use no more than there is, and they refuse in the same words."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 import time
 from pathlib import Path
 
 from fakes import budget_writer
 from fakes.budget_writer import limit
-from fakes.process import PATHS
+from fakes.budgets import ASKED, budget, toml
+from fakes.forkserver import forking
+from fakes.gateway_workers import served_by, workers
+from fakes.process import running, upstreams
+from fakes.provider import serving
+from fakes.raw import body_of, post
+from fakes.rig import CHAT
 
 from penstock.gateway.app import open_store
 from penstock.gateway.budgets.reader import BudgetReader
@@ -19,22 +22,44 @@ from penstock.gateway.budgets.reader import BudgetReader
 PROCESSES, CALLS, LIMIT = 3, 80, 3_000
 
 
-async def test_processes_share_a_budget(tmp_path: Path) -> None:
-    async def run(seed: int) -> list[int]:
-        words = (tmp_path, str(seed), str(CALLS), str(LIMIT))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, str(budget_writer.__file__), *map(str, words),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": PATHS},
-        )  # fmt: skip
-        out, err = await process.communicate()
-        assert process.returncode == 0, err.decode()
-        return json.loads(out)
-
+def test_processes_that_write_one_tape_share_a_budget(tmp_path: Path) -> None:
+    forks, ended = forking("fakes.budget_writer"), list[list[int]]()
     with open_store(tmp_path) as store:
-        ended = await asyncio.gather(*map(run, range(PROCESSES)))
+        pipes = [forks.Pipe(duplex=False) for _ in range(PROCESSES)]
+        for seed, (_, report) in enumerate(pipes):
+            forks.Process(target=budget_writer.write, args=(tmp_path, seed, CALLS, LIMIT, report)).start()
+            report.close()
+        ended = [listen.recv() for listen, _ in pipes]
         (use,) = BudgetReader(store, [limit(LIMIT)]).uses(time.time_ns())
     used, passed, refused = map(sum, zip(*ended, strict=True))
     assert (use.used, use.reserved, use.running) == (used, 0, 0)
     assert used <= LIMIT
     assert passed > 50
     assert refused > 0, "the test itself: there was not room for all"
+
+
+async def test_every_worker_refuses_in_the_same_words(tmp_path: Path) -> None:
+    """What does not fit is said by the first worker, not found out on the tape after a fault."""
+    config = toml(budget(name="rollouts", per="rollout", only=["r*"], limit=1), budget(name="day", limit=2))
+    async with (
+        serving() as provider,
+        running(tmp_path, upstreams(openai=provider.openai_url) + config, "--workers", "2") as gateway,
+    ):
+        pids = workers(gateway.pid)
+        async with served_by(gateway, pids[0]) as first, served_by(gateway, pids[1]) as second:
+            refused: list[str] = []
+            for rollout, fits in (("r1", True), ("r1", False), ("r2", True), ("x", False)):
+                for wire in (second,) if fits else (first, second):
+                    wire.send(post(f"/rollout/{rollout}/attempt/a1{CHAT}", ASKED, host="127.0.0.1"))
+                    answer = await wire.message()
+                    if fits:
+                        assert answer.startswith(b"HTTP/1.1 200"), answer
+                    else:
+                        assert answer.startswith(b"HTTP/1.1 429"), answer
+                        refused.append(json.loads(body_of(answer))["error"]["message"])
+        assert "budget 'rollouts' has no room for this call: rollout 'r1' has used 1 call of 1 call" in refused[0]
+        assert refused[0] == refused[1]
+        assert "budget 'day' has no room for this call: all calls have used 2 calls of 2 calls" in refused[2]
+        assert refused[2] == refused[3]
+        assert await gateway.terminate() == 0
+    assert gateway.log == ""

@@ -6,15 +6,15 @@ import asyncio
 import gzip
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes.experiment import PATIENCE, Traffic, policy, prompt
+from fakes.experiment import PATIENCE, Traffic, faults, policy, prompt
 from fakes.process import Gateway
 from fakes.provider import Provider
-from fakes.releasing import bench, counting
+from fakes.releasing import Bench, bench, counting
 from fakes.shell import Shell
 from fakes.waiting import until
 
@@ -26,7 +26,6 @@ from penstock.gateway.model.audit import Said
 from penstock.gateway.model.coverage import Coverage, LastMiss
 from penstock.gateway.model.known_secrets import NONE
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.model.resource import ResourceView
 from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.catalog import Catalog
 from penstock.gateway.releases.coverage.adding import Adding
@@ -61,26 +60,33 @@ async def calls(traffic: Traffic, prefix: str, count: int, text: str | None = No
 
 async def reach(client: Client, condition: Callable[[Coverage], bool]) -> Coverage:
     """The coverage of the prompt as soon as a condition holds."""
-    found: ResourceView | None = None
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                found = await client.resource("travel")
-                if found.coverage is not None and condition(found.coverage):
-                    return found.coverage
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError(f"the coverage is {found and found.coverage}") from None
+    found: Coverage | None = None
+
+    async def reached() -> bool:
+        nonlocal found
+        found = (await client.resource("travel")).coverage
+        return found is not None and condition(found)
+
+    await until(reached)
+    assert found is not None
+    return found
 
 
-async def metrics(gateway: Gateway, http: aiohttp.ClientSession) -> list[str]:
-    async with http.get(f"{gateway.url}/metrics") as answer:
-        return (await answer.text()).splitlines()
+async def metrics(traffic: Traffic) -> set[str]:
+    async with traffic.http.get(f"{traffic.url}/metrics") as answer:
+        return set((await answer.text()).splitlines())
 
 
-async def test_calls_that_match_and_miss_are_counted_with_why(
-    traffic: Traffic, client: Client, gateway: Gateway, http: aiohttp.ClientSession
-) -> None:
+async def fell(resource: str, coverage: Coverage) -> None:
+    raise AssertionError(resource)
+
+
+def watched(made: Bench, fell: Callable[[str, Coverage], Awaitable[None]] = fell) -> Watch:
+    context = made.context
+    return Watch(context.pins, context.recorder, Metrics(), context.now_ns, fell, NONE)
+
+
+async def test_calls_that_match_and_miss_are_counted_with_why(traffic: Traffic, client: Client) -> None:
     assert (await client.resource("travel")).coverage is None
     await calls(traffic, "a", 3)
     await calls(traffic, "a", 2)
@@ -102,14 +108,14 @@ async def test_calls_that_match_and_miss_are_counted_with_why(
     }
 
     async def are_shown() -> bool:
-        return wanted <= set(await metrics(gateway, http))
+        return wanted <= await metrics(traffic)
 
     # They follow what is on the tape.
     await until(are_shown)
 
 
 async def test_a_canary_is_held_when_its_prompt_drifts_away(
-    traffic: Traffic, client: Client, gateway: Gateway, http: aiohttp.ClientSession, shell: Shell
+    traffic: Traffic, client: Client, gateway: Gateway, shell: Shell
 ) -> None:
     release = await traffic.start("travel", "v2", policy(0.5))
     await calls(traffic, "day-", 20)
@@ -124,15 +130,14 @@ async def test_a_canary_is_held_when_its_prompt_drifts_away(
     assert "95% or more did before" in coverage.fell
     (held,) = [entry for entry in await client.audit(release.id) if entry.action == "hold"]
     assert (held.who, held.assignment, held.evidence["uncovered"]) == ("gateway", None, "travel")
-    verified = await shell.run("release", "verify", release.id)
-    assert verified.code == 0, verified.err
+    assert await faults(client, release.id) == []
     status = await shell.run("release", "status", release.id)
     assert "travel: 20 of 32 calls matched; 12 no registered text" in status.text
     assert "at character 45 '2026-11-23. Never refund" in status.text
     listed = await shell.run("resource", "list")
     assert "62.5% of 32, fell" in listed.text
-    assert "the coverage of travel fell" in gateway.log_path.read_text()
-    assert 'penstock_resource_coverage_fell{resource="travel"} 1.0' in await metrics(gateway, http)
+    assert "the coverage of travel fell" in gateway.log
+    assert 'penstock_resource_coverage_fell{resource="travel"} 1.0' in await metrics(traffic)
 
 
 async def test_a_person_may_go_on_and_a_text_that_matches_again_ends_the_alarm(
@@ -143,8 +148,7 @@ async def test_a_person_may_go_on_and_a_text_that_matches_again_ends_the_alarm(
     await calls(traffic, "next-", 8, NEXT_DAY)
     await traffic.when(release.id, lambda view: view.release.stage == "held")
     await client.decide(release.id, "resume", Said(who="ann"))
-    await gateway.kill()
-    await gateway.start(gateway.port)
+    await gateway.restart()
     await calls(traffic, "more-", 4, NEXT_DAY)
     await reach(client, lambda it: sum(it.missed.values()) == 12)
     assert (await client.release(release.id)).release.stage == "canary"
@@ -152,7 +156,7 @@ async def test_a_person_may_go_on_and_a_text_that_matches_again_ends_the_alarm(
     await calls(traffic, "new-", 6, NEXT_DAY)
     found = await reach(client, lambda it: it.matched == 6)
     assert (found.missed, found.fell_ns) == ({}, None)
-    await gateway.kill()
+    await gateway.terminate()
     assert examine(gateway.data)[1] == []
 
 
@@ -176,7 +180,7 @@ async def test_requests_that_cannot_be_read_pass_and_are_counted_under_their_rea
         async with http.post(url, data=body, headers={"content-type": "application/json"} | headers) as answer:
             await answer.read()
         assert provider.log[-1].body == body
-        assert f'penstock_prompt_misses_total{{why="{why}"}} 1.0' in await metrics(gateway, http)
+        assert f'penstock_prompt_misses_total{{why="{why}"}} 1.0' in await metrics(traffic)
     found = await reach(traffic.client, lambda it: len(it.missed) == len(UNREAD))
     assert (found.matched, found.missed) == (1, dict.fromkeys(UNREAD, 1))
     assert found.recent == "+"
@@ -210,9 +214,6 @@ async def test_what_is_being_added_up_when_the_gateway_stops_is_counted(
 
     monkeypatch.setattr("penstock.gateway.releases.coverage.watch.Adding", Slow)
 
-    async def fell(resource: str, coverage: Coverage) -> None:
-        raise AssertionError(resource)
-
     async with counting() as provider, bench(tmp_path, provider) as made:
         context, figures = made.context, Metrics()
         watch = Watch(context.pins, context.recorder, figures, context.now_ns, fell, NONE)
@@ -238,11 +239,8 @@ async def test_what_cannot_be_added_up_does_not_keep_a_gateway_from_ending(
 
     monkeypatch.setattr("penstock.gateway.releases.coverage.watch.Adding", Failing)
 
-    async def fell(resource: str, coverage: Coverage) -> None:
-        raise AssertionError(resource)
-
     async with counting() as provider, bench(tmp_path, provider) as made:
-        watch = Watch(made.context.pins, made.context.recorder, Metrics(), made.context.now_ns, fell, NONE)
+        watch = watched(made)
         made.context.pins.notes.add("r1", ("travel",), ())
         await watch.stop()
     assert "could not be added up" in caplog.text
@@ -261,7 +259,7 @@ async def test_a_canary_is_held_although_that_failed_at_first(tmp_path: Path, ca
     async with counting() as provider, bench(tmp_path, provider) as made:
         await made.add("other", prompt(CANDIDATE))
         context, both = made.context, ("travel", "other")
-        watch = Watch(context.pins, context.recorder, Metrics(), context.now_ns, fell, NONE)
+        watch = watched(made, fell)
         for number in range(20):
             context.pins.notes.add(f"day-{number}", both, ())
         for number in range(12):
@@ -279,11 +277,10 @@ async def test_a_coverage_that_cannot_be_told_stops_no_gateway(tmp_path: Path) -
         raise TapeError("the disk is full")
 
     async with counting() as provider, bench(tmp_path, provider) as made:
-        context = made.context
-        watch = Watch(context.pins, context.recorder, Metrics(), context.now_ns, fell, NONE)
+        watch = watched(made, fell)
         for number in range(32):
             missed = [] if number < 20 else [Missed("miss", "travel")]
-            context.pins.notes.calls.append(Call(f"r{number}", () if missed else ("travel",), missed))
+            made.context.pins.notes.calls.append(Call(f"r{number}", () if missed else ("travel",), missed))
         await watch.stop()
 
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
+from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt, sent
+from fakes.process import Gateway
 from fakes.provider import Provider
 from fakes.tape import Tape
 
-from penstock.gateway.app import Gateway
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.config import Config
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus
@@ -28,52 +24,18 @@ RULES = "Be kind and short to everybody."
 ANN = Said(who="ann")
 
 
-@asynccontextmanager
-async def life(data: Path, provider: Provider) -> AsyncGenerator[str]:
-    """A gateway in this process, in front of the provider; its URL."""
-    upstream = {"name": "up", "base_url": provider.openai_url, "dialect": "openai"}
-    gateway = Gateway(Config.model_validate({"upstream": [upstream], "data": data, "port": 0}))
-    host, port = await gateway.start()
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        await gateway.stop()
-
-
 @pytest.fixture
-async def url(tmp_path: Path, provider: Provider) -> AsyncGenerator[str]:
-    async with life(tmp_path / "data", provider) as made:
-        yield made
-
-
-@pytest.fixture
-async def client(url: str) -> AsyncGenerator[Client]:
-    async with Client(url) as made:
-        yield made
-
-
-@pytest.fixture
-def tape(url: str, http: aiohttp.ClientSession) -> Tape:
-    return Tape(url, http)
-
-
-@pytest.fixture
-async def traffic(url: str, http: aiohttp.ClientSession, client: Client) -> Traffic:
+async def traffic(gateway: Gateway, http: aiohttp.ClientSession, client: Client) -> Traffic:
     """Traffic to a gateway that knows three versions of the agents' prompt, and two of another."""
     for version, text in TEXTS.items():
         await client.add_version("travel", prompt(text, version == "v1", version))
     await client.add_version("rules", prompt(RULES, sent=True))
     await client.add_version("rules", prompt("Be kinder."))
-    return Traffic(url, http, client)
+    return Traffic(gateway.url, http, client)
 
 
 def spec(name: str, versions: dict[str, str], **config: Any) -> RolloutSpec:
     return RolloutSpec(id=name, input=name, config=RolloutConfig(versions=versions, **config))
-
-
-def sent(provider: Provider) -> list[str]:
-    """System texts that the provider has seen."""
-    return [json.loads(seen.body)["messages"][0]["content"] for seen in provider.log]
 
 
 def of(version: str) -> str:
@@ -83,9 +45,6 @@ def of(version: str) -> str:
 async def claimed(client: Client) -> Claim:
     (claim,) = (await client.claim(ClaimRequest(worker="w"))).claims
     return claim
-
-
-# --- what they get ---
 
 
 async def test_a_rollout_gets_the_version_that_it_names(
@@ -145,9 +104,6 @@ async def test_a_rollout_may_name_what_it_never_uses(traffic: Traffic, client: C
     assert traffic.failures == []
 
 
-# --- releases ---
-
-
 async def test_a_live_release_does_not_touch_them(traffic: Traffic, provider: Provider, client: Client) -> None:
     names = [f"r{at}" for at in range(20)]
     await client.enqueue([spec(name, {"travel": "mine"}) for name in names])
@@ -189,9 +145,6 @@ async def test_a_release_of_what_they_do_not_name_takes_them_in(traffic: Traffic
     assert {pin.resource: pin.release for pin in await client.pins("r1")} == {"travel": None, "rules": release.id}
 
 
-# --- attempts and lives ---
-
-
 async def test_a_rollout_that_is_tried_again_has_the_same_version(
     traffic: Traffic, provider: Provider, client: Client
 ) -> None:
@@ -220,17 +173,13 @@ async def test_a_rollout_that_is_queued_again_by_hand_has_the_same_version(
 
 
 async def test_the_next_gateway_on_the_tape_gives_the_same_version(
-    tmp_path: Path, provider: Provider, http: aiohttp.ClientSession
+    traffic: Traffic, provider: Provider, client: Client, gateway: Gateway
 ) -> None:
-    for at in range(2):
-        async with life(tmp_path / "data", provider) as url, Client(url) as client:
-            traffic = Traffic(url, http, client)
-            if not at:
-                await client.add_version("travel", prompt(STABLE, sent=True, version="v1"))
-                await client.add_version("travel", prompt(TEXTS["mine"], version="mine"))
-                await client.enqueue([spec(name, {"travel": "mine"}) for name in ("r1", "r2")])
-            for name in ("r1", "r2")[: at + 1]:
-                await traffic.call(name)
+    await client.enqueue([spec(name, {"travel": "mine"}) for name in ("r1", "r2")])
+    await traffic.call("r1")
+    await gateway.restart()
+    for name in ("r1", "r2"):
+        await traffic.call(name)
     assert sent(provider) == [of("mine")] * 3
 
 
@@ -240,56 +189,41 @@ async def test_the_same_order_again_is_the_same_rollout_and_with_another_version
     for created in (True, False):
         (made,) = await client.enqueue([spec("r1", {"travel": "mine"})])
         assert made.created == created
-    with pytest.raises(
-        ClientError, match=r"rollouts\[0\]\.id: 'r1' is the name of a rollout with another config"
-    ) as caught:
+    with pytest.raises(ClientError, match=r"rollouts\[0\]\.id: 'r1' .* another config") as caught:
         await client.enqueue([spec("r1", {"travel": "v2"})])
     assert caught.value.status == 409
 
 
-# --- refusals ---
+NONE_SUCH: list[tuple[dict[str, str], str, str]] = [
+    ({"travel": "v9"}, "travel", "v9"),
+    ({"hotel": "v1"}, "hotel", "v1"),
+    ({"travel": "mine", "rules": "v3"}, "rules", "v3"),
+    ({"rules": "travel"}, "rules", "travel"),
+]
+NO_TABLE: list[tuple[Any, str]] = [
+    ({"travel": "a b"}, "rollouts.0.config.versions.travel: 'a b' is not an id"),
+    ({"a/b": "v1"}, "rollouts.0.config.versions.a/b.[key]: 'a/b' is not an id"),
+    ({"travel": ".."}, "it may not be . or .."),
+    ({f"p{at}": "v1" for at in range(21)}, "rollouts.0.config.versions: it has more than 20 items"),
+    (["travel"], "rollouts.0.config.versions: a list is not an object"),
+    ({"travel": 1}, "rollouts.0.config.versions.travel: 1 is not text"),
+]
 
 
-@pytest.mark.parametrize(
-    ("versions", "field", "message"),
-    [
-        ({"travel": "v9"}, "travel", "there is no version 'v9' of a resource 'travel'"),
-        ({"hotel": "v1"}, "hotel", "there is no version 'v1' of a resource 'hotel'"),
-        ({"travel": "mine", "rules": "v3"}, "rules", "there is no version 'v3' of a resource 'rules'"),
-        ({"rules": "travel"}, "rules", "there is no version 'travel' of a resource 'rules'"),
-    ],
-)
-async def test_a_version_that_is_not_there_is_refused_with_its_field_and_the_way_out(
-    traffic: Traffic, http: aiohttp.ClientSession, versions: dict[str, str], field: str, message: str
-) -> None:
+async def test_wrong_versions_are_refused_with_their_field_and_the_way_out(traffic: Traffic) -> None:
+    async def refusal(*rollouts: Any) -> dict[str, Any]:
+        async with traffic.http.post(f"{traffic.url}/api/rollouts", json={"rollouts": rollouts}) as answer:
+            assert answer.status == 400
+            return (await answer.json())["error"]
+
     good = {"id": "good", "config": {"versions": {"travel": "mine"}}}
-    rollouts = [good, {"id": "bad", "config": {"versions": versions}}]
-    async with http.post(f"{traffic.url}/api/rollouts", json={"rollouts": rollouts}) as answer:
-        said = (await answer.json())["error"]
-    assert answer.status == 400
-    assert said["message"].startswith(f"rollouts[1].config.versions: {message}; `penstock resource list` lists them")
-    assert f"`penstock resource add {field}` registers one" in said["message"]
-    assert said["field"] == f"rollouts[1].config.versions.{field}"
-    for name in ("good", "bad"):
-        async with http.get(f"{traffic.url}/api/rollouts/{name}") as answer:
-            assert answer.status == 404, "all of a request or nothing"
-
-
-@pytest.mark.parametrize(
-    ("versions", "problem"),
-    [
-        ({"travel": "a b"}, "rollouts.0.config.versions.travel: 'a b' is not an id"),
-        ({"a/b": "v1"}, "rollouts.0.config.versions.a/b.[key]: 'a/b' is not an id"),
-        ({"travel": ".."}, "it may not be . or .."),
-        ({f"p{at}": "v1" for at in range(21)}, "rollouts.0.config.versions: it has more than 20 items"),
-        (["travel"], "rollouts.0.config.versions: a list is not an object"),
-        ({"travel": 1}, "rollouts.0.config.versions.travel: 1 is not text"),
-    ],
-)
-async def test_what_is_no_table_of_versions_is_refused(
-    traffic: Traffic, http: aiohttp.ClientSession, versions: Any, problem: str
-) -> None:
-    rollouts = [{"config": {"versions": versions}}]
-    async with http.post(f"{traffic.url}/api/rollouts", json={"rollouts": rollouts}) as answer:
-        assert answer.status == 400
-        assert problem in (await answer.json())["error"]["message"]
+    for versions, field, version in NONE_SUCH:
+        said = await refusal(good, {"id": "bad", "config": {"versions": versions}})
+        assert said["field"] == f"rollouts[1].config.versions.{field}"
+        for part in (f"no version '{version}' of a resource '{field}'", f"`penstock resource add {field}`"):
+            assert part in said["message"]
+        for name in ("good", "bad"):
+            async with traffic.http.get(f"{traffic.url}/api/rollouts/{name}") as answer:
+                assert answer.status == 404, "all of a request or nothing"
+    for wrong, problem in NO_TABLE:
+        assert problem in (await refusal({"config": {"versions": wrong}}))["message"]

@@ -1,4 +1,4 @@
-"""Releases by user, as people meet them: a gateway, calls with baggage, rewards, a kill, and nobody's name on disk."""
+"""Releases by user, as people meet them: calls with baggage, rewards, a restart, and nobody's name on disk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def versions(provider: Provider) -> dict[str, set[str]]:
     return got
 
 
-async def test_a_person_sees_one_version_through_ramp_kill_and_hold(
+async def test_a_person_sees_one_version_through_ramp_restart_and_hold(
     traffic: Traffic, gateway: Gateway, provider: Provider, client: Client
 ) -> None:
     how = policy(0.4, 0.6, rollouts=1, unit="user.id")
@@ -59,8 +59,7 @@ async def test_a_person_sees_one_version_through_ramp_kill_and_hold(
         await asyncio.gather(*(call(traffic, *one) for one in waves[at]))
 
     await wave(0)
-    await gateway.kill()
-    await gateway.start(gateway.port)
+    await gateway.restart()
     await wave(1)
     await call(traffic, "nobodys", None)
     view = await client.release(release.id)
@@ -139,8 +138,7 @@ async def test_nobodys_name_is_on_the_tape(
         await call(traffic, f"r-{at}", name)
         assert await headers(f"r-{at}") == "color=blue,user.id=***"
     assert provider.log[-1].header("baggage") == f"color=blue,user.id={name}%40example.com", "calls pass as sent"
-    await gateway.kill()
-    await gateway.start(gateway.port)
+    await gateway.restart()
     await call(traffic, "again", name)
     assert await headers("again") == "color=blue,user.id=***"
     assert await gateway.terminate() == 0

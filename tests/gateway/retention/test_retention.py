@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from conftest import StartGateway
-from fakes.process import Gateway, upstreams
+from fakes.in_process import running_here
+from fakes.process import Gateway, running, upstreams
 from fakes.provider import serving
 from fakes.shell import Shell
 from fakes.waiting import until
@@ -21,52 +23,56 @@ from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
+from penstock.gateway.client.index import SqlRequest
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.retention import RetentionStatus
 from penstock.gateway.model.rollout import Outcome
 from penstock.gateway.store.view import View
 
 INDEXED = '[index]\nwhen = "always"\n'
 
 
-def needle() -> str:
-    return f"needle-{secrets.token_hex(16)}"
+@asynccontextmanager
+async def world(home: Path, more: str = "", process: bool = False) -> AsyncGenerator[tuple[Gateway, Client]]:
+    """A gateway in front of a model that says what it is told."""
+    start = running if process else running_here
+    async with (
+        serving() as provider,
+        start(home / "gateway", upstreams(provider.openai_url) + more) as gateway,
+        Client(gateway.url) as client,
+    ):
+        provider.script = lambda request: Answer(request["messages"][0]["content"])
+        yield gateway, client
 
 
-async def call(gateway: Gateway, rollout: str, text: str) -> None:
+def needles(count: int) -> dict[str, str]:
+    """Texts of rollouts that are found where they are."""
+    return {f"r{at:02d}": f"needle-{secrets.token_hex(16)}" for at in range(count)}
+
+
+async def call(client: Client, rollout: str, text: str) -> None:
     """A call of a rollout that says something."""
     request = {"model": "m-1", "messages": [{"role": "user", "content": text}]}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(gateway.openai(rollout) + "/chat/completions", json=request) as response,
-    ):
+    url = f"{client.url}/rollout/{rollout}/attempt/a1/v1/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=request) as response:
         assert response.status == 200, await response.text()
         await response.read()
 
 
-async def ended(gateway: Gateway, rollout: str, said: str, mode: Mode = "train", calls: int = 1) -> None:
+async def ended(client: Client, rollout: str, said: str, mode: Mode = "train", calls: int = 1) -> None:
     """A rollout that has ended, and says something everywhere."""
-    async with Client(gateway.url) as client:
-        await client.enqueue([RolloutSpec(id=rollout, mode=mode, input={"task": said}, metadata={"customer": said})])
-        (claim,) = (await client.claim(ClaimRequest(worker="w1", limit=1, modes=[mode]))).claims
-        assert (claim.rollout.id, claim.attempt.id) == (rollout, "a1")
-        for turn in range(calls):
-            await call(gateway, rollout, f"{said} {turn}")
-        await client.finish(
-            rollout, "a1", FinishRequest(worker="w1", status="succeeded", outcome=Outcome(output={"said": said}))
-        )
+    await client.enqueue([RolloutSpec(id=rollout, mode=mode, input={"task": said}, metadata={"customer": said})])
+    (claim,) = (await client.claim(ClaimRequest(worker="w1", limit=1, modes=[mode]))).claims
+    assert (claim.rollout.id, claim.attempt.id) == (rollout, "a1")
+    for turn in range(calls):
+        await call(client, rollout, f"{said} {turn}")
+    outcome = Outcome(output={"said": said})
+    await client.finish(rollout, "a1", FinishRequest(worker="w1", status="succeeded", outcome=outcome))
 
 
-async def status(gateway: Gateway) -> RetentionStatus:
-    async with Client(gateway.url) as client:
-        return await client.retention()
-
-
-async def names(gateway: Gateway) -> list[str]:
-    async with Client(gateway.url) as client:
-        return sorted([one.id async for one in client.rollouts("")])
+async def names(client: Client) -> list[str]:
+    return sorted([one.id async for one in client.rollouts("")])
 
 
 def found(path: Path, text: str) -> list[str]:
@@ -97,73 +103,67 @@ def _is_kept(view: View, number: int) -> bool:
     return view.hole("bodies", number) is None and view.body_record(number) != b""
 
 
-async def test_a_person_forgets_a_rollout(start_gateway: StartGateway, tmp_path: Path) -> None:
-    async with serving() as provider:
-        provider.script = lambda request: Answer(request["messages"][0]["content"])
-        gateway = await start_gateway(upstreams(provider.openai_url) + INDEXED)
-        texts = {f"r{at}": needle() for at in range(6)}
+async def test_a_person_forgets_a_rollout(tmp_path: Path) -> None:
+    texts = needles(4)
+    async with world(tmp_path, INDEXED) as (gateway, client):
         for rollout, text in texts.items():
-            await ended(gateway, rollout, text, calls=3)
+            await ended(client, rollout, text, calls=2)
         shell = Shell(gateway.url, tmp_path)
-        assert found(gateway.data, texts["r2"]) != []
-        done = await shell.run("forget", "r2", "--who", "ann", "--why", "she asked for it")
-        assert (done.code, done.text) == (0, "forgotten: r2\nleft: nothing of what was forgotten\n"), done.err
-        assert found(gateway.data, texts["r2"]) == []
-        assert await names(gateway) == ["r0", "r1", "r3", "r4", "r5"]
+        assert found(gateway.data, texts["r02"]) != []
+        done = await shell.run("forget", "r02", "--who", "ann", "--why", "she asked for it")
+        assert (done.code, done.text) == (0, "forgotten: r02\nleft: nothing of what was forgotten\n"), done.err
+        assert found(gateway.data, texts["r02"]) == []
+        assert await names(client) == ["r00", "r01", "r03"]
 
-        again = await shell.run("forget", "r2")
-        assert again.code == 1
-        assert "there is no rollout 'r2': it was forgotten already" in again.err
-        assert "she asked for it" in (await shell.run("retention", "forgotten")).text
-        audit = (await shell.run("audit", "--json")).text
-        assert '"action":"forget_rollout","target":"r2","why":"she asked for it"' in audit
-        assert (await shell.run("search", texts["r2"])).text == ""
-        assert texts["r3"] in (await shell.run("search", texts["r3"])).text
-        counted = await shell.run("sql", "select count(*) as n from rollouts", "--json")
-        assert counted.text == '{"n":5}\n', counted.err
+        with pytest.raises(ClientError, match="there is no rollout 'r02': it was forgotten already"):
+            await client.forget("r02")
+        assert [(one.rollout, one.who, one.why) async for one in client.forgotten()] == [
+            ("r02", "ann", "she asked for it")
+        ]
+        told = [(one.action, one.target, one.why) async for one in client.audit_log()]
+        assert ("forget_rollout", "r02", "she asked for it") in told
+        for rollout, spans in (("r02", 0), ("r03", 2)):
+            assert len([row async for row in client.search(texts[rollout])]) == spans
+        assert (await client.sql(SqlRequest(query="select count(*) as n from rollouts"))).rows == [[3]]
 
         asked = await shell.run("forget", "mode:train")
         assert asked.code == 2
-        assert "5 rollouts that have ended match, such as r5: add --yes to forget them for good" in asked.err
+        assert "3 rollouts that have ended match, such as r03: add --yes to forget them for good" in asked.err
         done = await shell.run("forget", "mode:train", "--yes")
-        assert done.text == "forgotten: 5 rollouts\nleft: nothing of what was forgotten\n"
+        assert done.text == "forgotten: 3 rollouts\nleft: nothing of what was forgotten\n"
         await gateway.terminate()
-    said = said_on_tape(gateway.data)
-    assert not any(text in said for text in texts.values())
-    assert not any(found(gateway.data, text) for text in texts.values())
+        said = said_on_tape(gateway.data)
+        assert not any(text in said for text in texts.values())
+        assert not any(found(gateway.data, text) for text in texts.values())
 
 
-async def test_what_may_not_go_says_why(start_gateway: StartGateway, tmp_path: Path) -> None:
-    async with serving() as provider:
-        gateway = await start_gateway(upstreams(provider.openai_url))
-        await ended(gateway, "r1", "x")
+async def test_what_may_not_go_says_why(tmp_path: Path) -> None:
+    async with world(tmp_path) as (gateway, client):
+        await ended(client, "r1", "x")
         shell = Shell(gateway.url, tmp_path)
         kept = await shell.run("hold", "r1", "--who", "ann", "--why", "court order 7")
         assert kept.text == "r1 is kept until `penstock hold --lift r1`\n", kept.err
-        refused = await shell.run("forget", "r1")
-        assert refused.code == 1
-        assert "ann keeps rollout r1 (court order 7); end that first: penstock hold --lift r1" in refused.err
+        with pytest.raises(ClientError, match=r"ann keeps rollout r1 \(court order 7\).*penstock hold --lift r1"):
+            await client.forget("r1")
         assert "court order 7" in (await shell.run("hold")).text
         assert (await shell.run("hold", "--lift", "r1")).text == "r1 is not kept any more\n"
         assert (await shell.run("hold")).err == "Nobody keeps a rollout.\n"
         assert (await shell.run("hold", "--lift", "r1")).code == 1
-        async with Client(gateway.url) as client:
-            await client.enqueue([RolloutSpec(id="r2", input=1)])
-            with pytest.raises(ClientError, match="rollout r2 is queuing: `penstock cancel` it, or wait until it has"):
-                await client.forget("r2")
-            with pytest.raises(ClientError, match="there is no rollout 'r9'; `penstock rollouts`"):
-                await client.hold_rollout("r9")
-        assert (await shell.run("forget", "r1")).code == 0
+        await client.enqueue([RolloutSpec(id="r2", input=1)])
+        with pytest.raises(ClientError, match="rollout r2 is queuing: `penstock cancel` it, or wait until it has"):
+            await client.forget("r2")
+        with pytest.raises(ClientError, match="there is no rollout 'r9'; `penstock rollouts`"):
+            await client.hold_rollout("r9")
+        await client.forget("r1")
         shown = (await shell.run("retention")).text
         assert shown.startswith("forget    nothing by itself: penstock.toml has neither [[retention]] nor tape.keep_")
-        assert "forgotten 1 rollout\nleft      nothing of what was forgotten\n" in shown
+        assert "forgotten 1 rollout\n" in shown
 
 
-async def test_one_that_may_not_go_keeps_no_other_from_it(start_gateway: StartGateway, tmp_path: Path) -> None:
-    async with serving() as provider:
-        gateway = await start_gateway(upstreams(provider.openai_url))
+async def test_one_that_may_not_go_keeps_no_other_from_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as (gateway, client):
         for rollout in ("r1", "r2", "r3"):
-            await ended(gateway, rollout, "x")
+            await ended(client, rollout, "x")
         shell = Shell(gateway.url, tmp_path)
         kept = await shell.run("hold", "r9", "r2", "--who", "ann")
         assert (kept.code, kept.text) == (1, "r2 is kept until `penstock hold --lift r2`\n")
@@ -171,10 +171,10 @@ async def test_one_that_may_not_go_keeps_no_other_from_it(start_gateway: StartGa
         done = await shell.run("forget", "mode:train", "--yes", "--no-wait")
         assert (done.code, done.text) == (1, "forgotten: r3, r1\n")
         assert "1 of 3 rollouts could not be forgotten: ann keeps rollout r2" in done.err
-        assert await names(gateway) == ["r2"]
+        assert await names(client) == ["r2"]
 
 
-async def test_a_rollout_stays_while_a_call_of_it_is_served(start_gateway: StartGateway) -> None:
+async def test_a_rollout_stays_while_a_call_of_it_is_served(tmp_path: Path) -> None:
     reached, go_on = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:
@@ -185,112 +185,102 @@ async def test_a_rollout_stays_while_a_call_of_it_is_served(start_gateway: Start
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
-    async with TestServer(app) as provider:
-        gateway = await start_gateway(upstreams(str(provider.make_url("/v1"))))
-        async with Client(gateway.url) as client:
-            await client.enqueue([RolloutSpec(id="r1", input=1)])
-            await client.claim(ClaimRequest(worker="w1", limit=1))
-            await call(gateway, "r1", "first")
-            last = asyncio.ensure_future(call(gateway, "r1", "last"))
-            await reached.wait()
-            await client.finish("r1", "a1", FinishRequest(worker="w1", status="succeeded"))
-            with pytest.raises(ClientError, match="a call of rollout r1 still runs; forget it when that has ended"):
-                await client.forget("r1")
-            go_on.set()
-            await last
+    async with (
+        TestServer(app) as provider,
+        running_here(tmp_path, upstreams(str(provider.make_url("/v1")))) as gateway,
+        Client(gateway.url) as client,
+    ):
+        await client.enqueue([RolloutSpec(id="r1", input=1)])
+        await client.claim(ClaimRequest(worker="w1", limit=1))
+        await call(client, "r1", "first")
+        last = asyncio.ensure_future(call(client, "r1", "last"))
+        await reached.wait()
+        await client.finish("r1", "a1", FinishRequest(worker="w1", status="succeeded"))
+        with pytest.raises(ClientError, match="a call of rollout r1 still runs; forget it when that has ended"):
             await client.forget("r1")
-        assert await names(gateway) == []
+        go_on.set()
+        await last
+        await client.forget("r1")
+        assert await names(client) == []
 
 
-async def test_a_rule_takes_what_it_names_when_its_time_is_over(start_gateway: StartGateway) -> None:
-    async with serving() as provider:
-        rules = '[[retention]]\nfilter = "mode:val"\nafter = "1ms"\n[[retention]]\nafter = "30d"\n'
-        gateway = await start_gateway(upstreams(provider.openai_url) + rules)
-        texts = {f"r{at}": needle() for at in range(6)}
+async def test_a_rule_takes_what_it_names_when_its_time_is_over(tmp_path: Path) -> None:
+    rules = '[[retention]]\nfilter = "mode:val"\nafter = "1ms"\n[[retention]]\nafter = "30d"\n'
+    texts = needles(6)
+    async with world(tmp_path, rules) as (gateway, client):
         for at, (rollout, text) in enumerate(texts.items()):
-            await ended(gateway, rollout, text, "val" if at % 2 else "train")
-        async with Client(gateway.url) as client:
-            await client.hold_rollout("r3")
+            await ended(client, rollout, text, "val" if at % 2 else "train")
+        await client.hold_rollout("r03")
         await gateway.restart()
 
         async def gone() -> bool:
-            view = await status(gateway)
+            view = await client.retention()
             return view.retired == 2 and view.done
 
         await until(gone)
-        assert await names(gateway) == ["r0", "r2", "r3", "r4"]
-        view = await status(gateway)
-        assert [str(rule) for rule in view.rules] == ["after 1ms: mode:val", "after 30d"]
-        assert [rollout for rollout, text in texts.items() if found(gateway.data, text) == []] == ["r1", "r5"]
-        async with Client(gateway.url) as client:
-            (entry,) = [one async for one in client.audit_log() if one.action == "retire_rollouts"]
-            assert (entry.who, entry.target, entry.why) == ("gateway", "2 rollouts", "after 1ms: mode:val")
+        assert await names(client) == ["r00", "r02", "r03", "r04"]
+        assert [str(rule) for rule in (await client.retention()).rules] == ["after 1ms: mode:val", "after 30d"]
+        assert [rollout for rollout, text in texts.items() if found(gateway.data, text) == []] == ["r01", "r05"]
+        (entry,) = [one async for one in client.audit_log() if one.action == "retire_rollouts"]
+        assert (entry.who, entry.target, entry.why) == ("gateway", "2 rollouts", "after 1ms: mode:val")
 
 
-async def test_the_oldest_make_room(start_gateway: StartGateway) -> None:
-    async with serving() as provider:
-        provider.script = lambda request: Answer("ok")
-        gateway = await start_gateway(upstreams(provider.openai_url) + "[tape]\nkeep_bytes = 3000000\n")
+async def test_the_oldest_make_room(tmp_path: Path) -> None:
+    async with world(tmp_path, "[tape]\nkeep_bytes = 3000000\n") as (gateway, client):
         rng = random.Random(1)
         for at in range(40):
-            await ended(gateway, f"r{at:02d}", rng.randbytes(60_000).hex())
+            await ended(client, f"r{at:02d}", rng.randbytes(30_000).hex())
         await gateway.restart()
 
         async def small() -> bool:
-            view = await status(gateway)
+            view = await client.retention()
             return view.used_bytes <= 3_000_000 and view.done and view.retired > 0
 
         await until(small)
-        left = await names(gateway)
+        left = await names(client)
         assert left == [f"r{at:02d}" for at in range(40 - len(left), 40)]
         assert 5 < len(left) < 40
-        before = (await status(gateway)).file_bytes
+        before = (await client.retention()).file_bytes
         for at in range(40, 50):
-            await ended(gateway, f"r{at:02d}", rng.randbytes(60_000).hex())
-        assert (await status(gateway)).file_bytes == before  # the space is used again
+            await ended(client, f"r{at:02d}", rng.randbytes(30_000).hex())
+        assert (await client.retention()).file_bytes == before  # the space is used again
         await gateway.terminate()
-    said_on_tape(gateway.data)
+        said_on_tape(gateway.data)
 
 
-async def test_nothing_comes_back_and_nothing_is_lost_when_gateways_are_killed(start_gateway: StartGateway) -> None:
-    rng = random.Random(3)
-    async with serving() as provider:
-        provider.script = lambda request: Answer(request["messages"][0]["content"])
-        gateway = await start_gateway(upstreams(provider.openai_url) + INDEXED)
-        texts = {f"r{at:02d}": needle() for at in range(24)}
-        gone = set[str]()
+async def test_nothing_comes_back_and_nothing_is_lost_when_gateways_are_killed(tmp_path: Path) -> None:
+    rng, texts, gone = random.Random(3), needles(16), set[str]()
+    async with world(tmp_path, INDEXED, process=True) as (gateway, client):
         for rollout, text in texts.items():
-            await ended(gateway, rollout, text, calls=2)
-        for life in range(4):
-            loading = asyncio.ensure_future(load(gateway, life))
-            going = rng.sample(sorted(texts.keys() - gone), 4)
-            async with Client(gateway.url) as client:
-                for rollout in going:
-                    await client.forget(rollout)
-                    gone.add(rollout)
+            await ended(client, rollout, text)
+        for life in range(3):
+            loading = asyncio.ensure_future(load(client, life))
+            for rollout in rng.sample(sorted(texts.keys() - gone), 4):
+                await client.forget(rollout)
+                gone.add(rollout)
             await asyncio.sleep(rng.random() * 0.3)  # some way into what follows
             await gateway.kill()
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
-            await gateway.start()
+            await gateway.start(gateway.port)
 
         async def done() -> bool:
-            return (await status(gateway)).done
+            return (await client.retention()).done
 
         await until(done)
-        assert [rollout for rollout in await names(gateway) if rollout in texts] == sorted(texts.keys() - gone)
+        assert [rollout for rollout in await names(client) if rollout in texts] == sorted(texts.keys() - gone)
         assert {rollout for rollout, text in texts.items() if found(gateway.data, text) == []} == gone
         await gateway.terminate()
-    said = said_on_tape(gateway.data)
-    assert {rollout for rollout, text in texts.items() if text not in said} == gone
+        said = said_on_tape(gateway.data)
+        assert {rollout for rollout, text in texts.items() if text not in said} == gone
 
 
-async def load(gateway: Gateway, life: int) -> None:
+async def load(client: Client, life: int) -> None:
     """Calls, until it is cancelled."""
     at = 0
     while True:
         at += 1
-        await call(gateway, f"load-{life}-{at}", f"load {at}")
+        await call(client, f"load-{life}-{at}", f"load {at}")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ PLAIN = AGENTS / "plain.py"
 
 
 def results(asked: Json) -> list[str]:
-    """What tools have said in a conversation, of either API."""
+    """What tools have said in a conversation, of any API."""
     found: list[str] = []
     for message in as_messages(asked):
         if message.get("role") == "tool":
@@ -300,9 +300,6 @@ def bare(stage: Stage) -> Bare:
     return Bare(stage)
 
 
-# -- the commands ------------------------------------------------------------------------------------------------------
-
-
 POLICY = """
 margin_absolute = 0.1
 checked = "skip"
@@ -361,9 +358,6 @@ async def test_a_wrong_command_says_so(stage: Stage) -> None:
         run = await stage.penstock(*words, script=AGENTS / "failing.py")
         assert await run.process.wait() in (1, 2)
         assert message in run.stderr
-
-
-# -- what it comes to --------------------------------------------------------------------------------------------------
 
 
 def wrong(asked: Json) -> Answer:
@@ -481,9 +475,6 @@ async def test_a_rollout_that_is_damaged_is_passed_over(stage: Stage, bare: Bare
     release = await stage.start(2)
     evidence = await bare.rehearse(release.id)
     assert (evidence["pairs"], evidence["scored"], evidence["passed_over"]) == (1, 1, {DAMAGED: 1})
-
-
-# -- what is asked -----------------------------------------------------------------------------------------------------
 
 
 async def test_its_spans_stand_apart_and_no_pin_is_made(stage: Stage, bare: Bare) -> None:
@@ -649,9 +640,6 @@ async def test_workers_that_claim_at_once_get_different_runs(stage: Stage, bare:
     await asyncio.gather(*map(bare.do, claimed))
     evidence = await bare.rehearse(release.id)
     assert evidence["failed"] == {"candidate": 0, "incumbent": 0}
-
-
-# -- when something is killed ------------------------------------------------------------------------------------------
 
 
 async def test_the_runs_of_a_command_that_was_killed_are_done_by_another(stage: Stage, bare: Bare) -> None:
