@@ -66,6 +66,7 @@ class Traffic:
     text: str = STABLE.replace("{date}", "Tuesday")
     model: str = "m"
     failures: list[str] = field(default_factory=list[str])
+    waved: int = 0
 
     async def call(self, rollout: str, text: str | None = None, **headers: str) -> dict[str, object]:
         """A call of a rollout; what does not answer 200 is noted."""
@@ -99,6 +100,23 @@ class Traffic:
                 return await self.rollout(name, reward)
 
         return list(await asyncio.gather(*map(one, names)))
+
+    async def waves(
+        self,
+        release: str,
+        reward: Callable[[str | None], float | None],
+        over: Callable[[ReleaseView], bool] = lambda view: not view.release.live,
+        size: int = 16,
+    ) -> ReleaseView:
+        """Rollouts, so many at a time, until that holds for the release; by default, until it has ended."""
+        view = await self.client.release(release)
+        for _ in range(100):
+            if over(view):
+                return view
+            self.waved += 1
+            _ = await self.run(names(f"wave{self.waved}", size), reward)
+            view = await self.client.release(release)
+        raise AssertionError(f"the release is {view}")
 
     async def start(self, resource: str, candidate: str, how: Policy, **more: object) -> Release:
         """Starts a release and comes back when it is in its canary."""

@@ -1,18 +1,16 @@
-"""A second process that writes tapes: `python second_writer.py`. It does one order a line from stdin, and answers each
-with a line. `tape PATH` opens one, whoever holds its lock. `open NAME` and `call NAME` write a call of this rollout,
-running or finished, `end NAME` ends one that it has open, `version NAME` registers one of this prompt, `seen NAME`
-notes a sign of life of its attempt, of which the log does not tell: the answer is its cursor. `Second` is that process.
-"""
+"""A second process that writes tapes (`Second`), order by order. `tape PATH` opens one, whoever holds its lock.
+`open NAME` and `call NAME` write a call of this rollout, running or finished, `end NAME` ends one that it has open,
+`version NAME` registers one of this prompt, `seen NAME` notes a sign of life of its attempt, of which the log does not
+tell: the answer is its cursor."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from fakes.entries import call, finish, running
-from fakes.process import PATHS
+from fakes.forkserver import forking
 
 from penstock.gateway.app import open_store
 from penstock.gateway.model.resource import NewVersion
@@ -27,26 +25,22 @@ class Second:
     """The other process."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": PATHS},
-        )
+        forks = forking("fakes.second_writer", "fakes.crashing", "fakes.forked")
+        self._orders, orders = forks.Pipe()
+        self._process = forks.Process(target=serve, args=(orders,))
+        self._process.start()
+        orders.close()
 
     def does(self, what: str, name: str | Path) -> str:
         """Its answer."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{what} {name}\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
+        self._orders.send((what, str(name)))
+        return self._orders.recv()
 
     def end(self) -> None:
         """Kills it."""
-        self.process.kill()
-        self.process.communicate()
+        self._process.kill()
+        self._process.join()
+        self._orders.close()
 
 
 def _see(transaction: Transaction, name: str) -> None:
@@ -55,18 +49,18 @@ def _see(transaction: Transaction, name: str) -> None:
     transaction.touch(live)
 
 
-def main() -> None:
-    """Until stdin ends."""
+def serve(orders: Connection) -> None:
+    """Until it is killed."""
     under_way: dict[str, Entry] = {}
     store: Store | None = None
-    for line in sys.stdin:
-        what, name = line.split()
+    while True:
+        what, name = orders.recv()
         if what == "tape":
             if store is not None:
                 store.close()
             under_way.clear()
             store = open_store(Path(name), lock=os.open(os.devnull, os.O_RDONLY))
-            print("ready", flush=True)
+            orders.send("ready")
             continue
         assert store is not None
         if what == "version":
@@ -74,17 +68,13 @@ def main() -> None:
             task = Task(
                 lambda transaction, name=name, new=new: ReleaseOperations(transaction).add_version(name, new, 0)
             )
-            print(store.write([task]), flush=True)
+            orders.send(str(store.write([task])))
             continue
         if what == "seen":
-            print(store.write([Task(lambda transaction, name=name: _see(transaction, name))]), flush=True)
+            orders.send(str(store.write([Task(lambda transaction, name=name: _see(transaction, name))])))
             continue
         if what == "open":
             entry = under_way[name] = running(name, request=name.encode() * 50)
         else:
             entry = finish(under_way.pop(name)) if what == "end" else call(name, request=name.encode() * 50)
-        print(store.write([entry]), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        orders.send(str(store.write([entry])))

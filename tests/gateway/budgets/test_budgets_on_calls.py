@@ -84,12 +84,12 @@ async def test_every_api_is_refused_in_its_own_shape(tmp_path: Path, http: aioht
             assert answer.status == 429, said
             assert "That is more than the whole budget" in said.get("error", said)["message"], path
             assert {"RateLimit", "RateLimit-Policy", "x-should-retry"} <= answer.headers.keys()
-        with pytest.raises(openai.RateLimitError, match="budget 'b'"):
-            openai.OpenAI(base_url=gateway.openai("r"), api_key="k").responses.create(model="m", input="hello")
-        with pytest.raises(anthropic.RateLimitError, match="budget 'b'"):
-            anthropic.Anthropic(base_url=gateway.address("r"), api_key="k").messages.create(
-                model="m", max_tokens=9, messages=[{"role": "user", "content": "hello"}]
-            )
+        async with openai.AsyncOpenAI(base_url=gateway.openai("r"), api_key="k") as sdk:
+            with pytest.raises(openai.RateLimitError, match="budget 'b'"):
+                await sdk.responses.create(model="m", input="hello")
+        async with anthropic.AsyncAnthropic(base_url=gateway.address("r"), api_key="k") as other:
+            with pytest.raises(anthropic.RateLimitError, match="budget 'b'"):
+                await other.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hello"}])
         _ = await spans_of(http, gateway, "error:budget", len(APIS) + 2)  # no SDK asks again in vain
 
 

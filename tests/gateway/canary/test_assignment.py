@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from fakes.experiment import CANDIDATE, STABLE, policy, prompt
+from fakes.some import some
 
 from penstock.gateway.app import open_store
 from penstock.gateway.calls.address import Address
@@ -197,8 +198,7 @@ async def test_every_agent_of_a_rollout_is_on_its_arm(rig: Rig) -> None:
     pins = rig.pin("critic")
     assert [pin.agent for pin in pins] == ["planner", "critic"]
     assert only_arm(pins) == {(release.id, "candidate", "v2", 1, 0.999, False)}
-    stored = ReleaseReader(rig.store).release(release.id)
-    assert stored is not None
+    stored = some(ReleaseReader(rig.store).release(release.id))
     assert stored.assigned == 1
 
 

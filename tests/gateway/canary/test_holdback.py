@@ -16,9 +16,7 @@ from penstock.gateway.model.policy import HOLDBACK_ALPHA, Guards, Holdback, Poli
 
 ROLLOUTS = 600
 POLICY = Policy(
-    stages=[Stage(split=0.5, rollouts=10)],
-    guards=Guards(margin=0.3),
-    holdback=Holdback(share=0.2, rollouts=ROLLOUTS),
+    stages=[Stage(split=0.5, rollouts=10)], guards=Guards(margin=0.3), holdback=Holdback(share=0.2, rollouts=ROLLOUTS)
 )
 GUARDED: dict[str, float | None] = {"error": 1.0, "violation": 1.0}
 Rates = Callable[[bool], tuple[float, float]]
@@ -87,11 +85,11 @@ def test_the_error_probabilities_of_the_holdback_add_up_to_its_own() -> None:
     assert sum(alpha * POLICY.holdback_scale for alpha in every) == pytest.approx(HOLDBACK_ALPHA)
 
 
-def test_hundreds_that_are_good_are_promoted_and_most_that_turn_bad_are_caught() -> None:
-    equal = [ended(Canary(POLICY, 0.3), good, seed).action for seed in range(100)]
-    assert equal.count("roll_back") <= 5
-    worse = [ended(Canary(POLICY, 0.3), good_then_worse, seed).action for seed in range(40)]
-    assert worse.count("roll_back") >= 38
+def test_nearly_all_that_are_good_are_promoted_and_most_that_turn_bad_are_caught() -> None:
+    equal = [ended(Canary(POLICY, 0.3), good, seed).action for seed in range(30)]
+    assert equal.count("roll_back") <= 2
+    worse = [ended(Canary(POLICY, 0.3), good_then_worse, seed).action for seed in range(15)]
+    assert worse.count("roll_back") >= 14
 
 
 def test_errors_that_begin_in_the_holdback_are_seen_early() -> None:

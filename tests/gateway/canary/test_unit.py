@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fakes.judged import FakeTape
+from fakes.some import some
 from fakes.trials import Trial, steady
 
 from penstock.gateway.canary.assignment import Asker, share
@@ -91,8 +92,7 @@ def test_a_unit_waits_for_its_window_and_then_for_each_of_its_rollouts(tape: Fak
     assert look(tape, WINDOW, 0, 10) is not None
     assert look(tape, WINDOW, 0, 10, 59) is None
     assert look(tape, 2 * WINDOW - 2, 0, 10, 59) is None, "the last one has as long as the first"
-    late = look(tape, 2 * WINDOW - 1, 0, 10, 59)
-    assert late is not None
+    late = some(look(tape, 2 * WINDOW - 1, 0, 10, 59))
     assert [part.reward for part in late.parts] == [1.0, 1.0, None]
     one = release()
     assert due(one, ASSIGNED, BEGAN) == BEGAN + WINDOW * S
@@ -106,8 +106,7 @@ def test_a_unit_is_one_observation_with_the_means_of_its_rollouts(tape: FakeTape
     tape.reward(0.5, "r2")
     tape.add("event", "violation", "r3", hard=True)
     tape.add("event", "violation", "r3", hard=True)
-    one = look(tape, 3 * WINDOW, 0, 1, 2)
-    assert one is not None
+    one = some(look(tape, 3 * WINDOW, 0, 1, 2))
     assert (one.number, one.rollout, one.reward, one.raw_reward, one.group, one.span) == (
         3,
         "r1",
@@ -123,8 +122,7 @@ def test_a_unit_is_one_observation_with_the_means_of_its_rollouts(tape: FakeTape
         ("r2", "a1#1", "task r2"),
         ("r3", None, "task r3"),
     ]
-    worst = look(tape, 3 * WINDOW, 0, 1, 2, missing="worst")
-    assert worst is not None
+    worst = some(look(tape, 3 * WINDOW, 0, 1, 2, missing="worst"))
     assert worst.reward == 0.5
     canary = Canary.of(release())
     canary.step(observation(ASSIGNED, one))
@@ -133,17 +131,14 @@ def test_a_unit_is_one_observation_with_the_means_of_its_rollouts(tape: FakeTape
 
 
 def test_a_unit_without_any_reward_is_missing_and_one_that_was_cancelled_is_left_out(tape: FakeTape) -> None:
-    one = look(tape, 3 * WINDOW, 0, 1)
-    assert one is not None
+    one = some(look(tape, 3 * WINDOW, 0, 1))
     assert (one.reward, one.guards["missing"], one.left_out) == (None, 0.0, None)
     tape.rollouts["r2"].status = RolloutStatus.CANCELLED
     tape.reward(0.25, "r1")
-    one = look(tape, 3 * WINDOW, 0, 1)
-    assert one is not None
+    one = some(look(tape, 3 * WINDOW, 0, 1))
     assert (one.reward, one.guards["missing"], one.left_out) == (0.25, 1.0, None), "the other one counts"
     tape.rollouts["r1"].status = RolloutStatus.CANCELLED
-    one = look(tape, 3 * WINDOW, 0, 1)
-    assert one is not None
+    one = some(look(tape, 3 * WINDOW, 0, 1))
     assert one.left_out == "it was cancelled"
 
 
@@ -151,8 +146,7 @@ def test_a_rollout_by_itself_counts_as_ever(tape: FakeTape) -> None:
     alone = ASSIGNED.model_copy(update={"unit": None})
     assert look_at(tape, members(0), release(), alone, BEGAN + S) is None
     tape.reward(1.0, "r1")
-    one = look_at(tape, members(0), release(), alone, BEGAN + S)
-    assert one is not None
+    one = some(look_at(tape, members(0), release(), alone, BEGAN + S))
     assert (one.reward, one.raw_reward, one.span, one.parts) == (1.0, 1.0, "a1#1", [])
 
 

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from fakes.some import some
 from fakes.trials import Trial, steady
 
 from penstock.gateway.canary.assignment import share
@@ -138,8 +139,7 @@ def test_a_rollback_by_early_looks_is_made_again() -> None:
     assert 0 < trial.release.counted < trial.release.early
     assert found(trial) == []
     at = next(at for at, one in enumerate(trial.assigned) if one.early is not None and one.early.good == 0.0)
-    early = trial.assigned[at].early
-    assert early is not None
+    early = some(trial.assigned[at].early)
     trial.assigned[at] = trial.assigned[at].model_copy(update={"early": early.model_copy(update={"good": 1.0})})
     assert found(trial)
     trial.assigned[at] = trial.assigned[at].model_copy(update={"early": None})

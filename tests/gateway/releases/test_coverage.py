@@ -16,6 +16,7 @@ from fakes.process import Gateway
 from fakes.provider import Provider
 from fakes.releasing import Bench, bench, counting
 from fakes.shell import Shell
+from fakes.some import some
 from fakes.waiting import until
 
 from penstock.gateway.app import open_store
@@ -94,11 +95,9 @@ async def test_calls_that_match_and_miss_are_counted_with_why(traffic: Traffic, 
     await calls(traffic, "c", 4, "You translate what users say into French, and say nothing else at all.")
     found = await reach(client, lambda it: it.matched + sum(it.missed.values()) == 7)
     assert (found.matched, found.missed, found.recent) == (5, {"miss": 2}, "+++--")
-    last = found.last
-    assert last is not None
+    last = some(found.last)
     assert (last.rollout, last.why) == ("b1", "miss")
-    where = last.difference
-    assert where is not None
+    where = some(last.difference)
     assert (where.version, where.at) == ("v1", FROZEN.index("2026"))
     assert (where.found[:11], where.wanted[:11]) == ("2026-11-23.", "2026-11-22.")
     wanted = {

@@ -13,6 +13,7 @@ import aiohttp
 from fakes.engine import UNLOAD, engine
 from fakes.experiment import PATIENCE, policy
 from fakes.releasing import Bench, bench, counting
+from fakes.some import some
 
 from penstock.gateway.app import open_store
 from penstock.gateway.canary.assignment import Asker
@@ -144,8 +145,7 @@ async def test_two_people_who_decide_at_once_are_both_heard(tmp_path: Path) -> N
         hold, abort = (drives.decide(release.id, action, ANN) for action in ("hold", "abort"))
         held, aborted = await asyncio.gather(hold, abort, return_exceptions=True)
         assert not isinstance(aborted, BaseException)
-        found = ReleaseReader(made.context.tape).release(release.id)
-        assert found is not None
+        found = some(ReleaseReader(made.context.tape).release(release.id))
         assert found.stage == "aborted"
         told = [one.action for one in ReleaseReader(made.context.tape).audit(release.id)]
         if isinstance(held, Refused):

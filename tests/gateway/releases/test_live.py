@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import defaultdict
 from contextlib import suppress
 from random import Random
@@ -28,7 +27,7 @@ from penstock.gateway.demo.model import decide
 from penstock.gateway.model.audit import Said
 from penstock.gateway.model.policy import Stage
 from penstock.gateway.model.queue import Event
-from penstock.gateway.model.release import Assignment, Entry, NewRelease, Pin, Seen
+from penstock.gateway.model.release import Assignment, Entry, NewRelease, Pin, ReleaseView, Seen
 from penstock.gateway.model.resource import Audience, NewVersion
 from penstock.gateway.model.rollout import Judgement
 
@@ -45,23 +44,37 @@ async def test_without_a_release_the_stable_version_is_sent_and_nothing_changes(
     assert [(span.versions, span.arm) for span in spans] == [({"travel": "v1"}, None)] * 2
 
 
+def better(arm: str | None) -> float:
+    return 0.95 if arm == "candidate" else 0.05
+
+
+def worse(arm: str | None) -> float:
+    return 0.0 if arm == "candidate" else 1.0
+
+
 async def test_a_better_candidate_is_promoted(traffic: Traffic, provider: Provider, client: Client, tape: Tape) -> None:
-    release = await traffic.start("travel", "v2", policy(0.3, 0.5))
-    arms = await traffic.run(names("r", 150), lambda arm: 0.95 if arm == "candidate" else 0.05)
-    view = await traffic.when(release.id, lambda view: not view.release.live)
-    assert view.release.stage == "promoted", view
-    assert traffic.failures == []
+    """It climbs the ramp, stays good in the holdback, and every call of a rollout is of one version."""
+    how, splits = policy(0.3, 0.5, holdback={"share": 0.3, "rollouts": 20}), set[float]()
+
+    def over(view: ReleaseView) -> bool:
+        splits.add(view.release.split)
+        return not view.release.live
+
+    release = await traffic.start("travel", "v2", how)
+    view = await traffic.waves(release.id, better, over, size=8)
+    assert (view.release.stage, splits >= {0.3, 0.5, 0.7}) == ("promoted", True), view
+    assert view.release.reason.startswith("holdback: no harm after 20 rollouts")
+    arms = await traffic.run(names("r", 4), better)
+    assert (arms, traffic.failures) == ([None] * 4, [])
     new = CANDIDATE.replace("{date}", "Tuesday")
     assert set(sent(provider)) == {traffic.text, new}
-    for name, arm in zip(names("r", 150), arms, strict=True):
-        spans = [span for span in await tape.spans(name, 3) if span.kind == "llm"]
-        versions = {json.dumps(span.versions) for span in spans}
-        assert len(versions) == 1
-        assert {span.arm for span in spans} == {None if arm is None else f"{release.id}:{arm}"}
+    async for rollout in client.rollouts(""):
+        spans = [span for span in await tape.spans(rollout.id, 3) if span.kind == "llm"]
+        assert len({json.dumps(span.versions) for span in spans}) == 1
+        (pin,) = await client.pins(rollout.id)
+        assert {span.arm for span in spans} == {None if pin.arm is None else f"{release.id}:{pin.arm}"}
     assert await faults(client, release.id) == []
-    stable = (await client.resource("travel")).stable
-    assert stable.version == "v2"
-    await traffic.call("later")
+    assert (await client.resource("travel")).stable.version == "v2"
     assert sent(provider)[-1] == new
 
 
@@ -78,8 +91,7 @@ async def test_a_worse_candidate_is_rolled_back_and_its_rollouts_fall_back(
     for name in waiting:
         # Their first outcomes are awaited: the order is that of the assignment.
         await traffic.client.reward(name, "a1", Judgement(value=0.0 if name in on_candidate else 1.0))
-    _ = await traffic.run(names("r", 60), lambda arm: 0.0 if arm == "candidate" else 1.0)
-    view = await traffic.when(release.id, lambda view: not view.release.live)
+    view = await traffic.waves(release.id, worse)
     assert view.release.stage == "rolled_back"
     assert "harm" in view.release.reason
     before = len(provider.log)
@@ -98,20 +110,11 @@ async def test_a_candidate_that_turns_bad_in_the_holdback_is_taken_back(
 ) -> None:
     """It was good on the ramp; then nearly everybody gets it, and it fails."""
     release = await traffic.start("travel", "v2", policy(0.5, holdback={"share": 0.3, "rollouts": 300}))
-
-    def good(arm: str | None) -> float:
-        return 0.95 if arm == "candidate" else 0.05
-
-    number = 0
-    while (view := await client.release(release.id)).release.split == 0.5:
-        _ = await traffic.run(names(f"good{number}", 16), good)
-        number += 1
+    view = await traffic.waves(release.id, better, lambda view: view.release.split != 0.5)
     assert (view.release.stage, view.release.step, view.release.split) == ("canary", 1, 0.7)
     assert (await client.resource("travel")).stable.version == "v1"
     await gateway.restart()
-    while (view := await client.release(release.id)).release.live:
-        _ = await traffic.run(names(f"bad{number}", 16), lambda arm: 0.0 if arm == "candidate" else 1.0)
-        number += 1
+    view = await traffic.waves(release.id, worse)
     assert view.release.stage == "rolled_back"
     assert view.release.reason.endswith("in the holdback")
     await traffic.call("later")
@@ -120,26 +123,13 @@ async def test_a_candidate_that_turns_bad_in_the_holdback_is_taken_back(
     assert await faults(client, release.id) == []
 
 
-async def test_a_candidate_that_stays_good_in_the_holdback_is_promoted(traffic: Traffic, client: Client) -> None:
-    release = await traffic.start("travel", "v2", policy(0.5, holdback={"share": 0.3, "rollouts": 20}))
-    number, split = 0, set[float]()
-    while (view := await client.release(release.id)).release.live:
-        split.add(view.release.split)
-        _ = await traffic.run(names(f"r{number}", 8), lambda arm: 0.95 if arm == "candidate" else 0.05)
-        number += 1
-    assert (view.release.stage, 0.7 in split) == ("promoted", True)
-    assert view.release.reason.startswith("holdback: no harm after 20 rollouts")
-    assert (await client.resource("travel")).stable.version == "v2"
-    assert await faults(client, release.id) == []
-
-
 async def test_no_rollout_is_on_two_arms_whatever_happens(traffic: Traffic, gateway: Gateway, client: Client) -> None:
     release = await traffic.start("travel", "v2", policy(0.1, 0.2, 0.5, rollouts=2))
-    _ = await traffic.run(names("a", 60), lambda arm: 0.7)
-    seen = {name: (await client.pins(name))[0] for name in names("a", 60)}
+    _ = await traffic.run(names("a", 40), lambda arm: 0.7)
+    seen = {name: (await client.pins(name))[0] for name in names("a", 40)}
     await gateway.restart()
-    _ = await traffic.run(names("a", 60), lambda arm: 0.7)
-    _ = await traffic.run(names("b", 60), lambda arm: 0.7)
+    _ = await traffic.run(names("a", 40), lambda arm: 0.7)
+    _ = await traffic.run(names("b", 40), lambda arm: 0.7)
     for name, pin in seen.items():
         assert await client.pins(name) == [pin]
     assert traffic.failures == []
@@ -200,8 +190,7 @@ async def test_people_hold_resume_approve_and_their_names_are_kept(traffic: Traf
     await traffic.rollout("r-held", lambda arm: 1.0)
     assert (await client.pins("r-held"))[0].release is None
     await client.decide(release.id, "resume", ANN)
-    _ = await traffic.run(names("r", 120), lambda arm: 0.95 if arm == "candidate" else 0.05)
-    _ = await traffic.when(release.id, lambda view: view.release.waits == "approval")
+    _ = await traffic.waves(release.id, better, lambda view: view.release.waits == "approval")
     await client.decide(release.id, "approve", Said(who="bob", why="looks good"))
     view = await traffic.when(release.id, lambda view: not view.release.live)
     assert view.release.stage == "promoted"
@@ -243,14 +232,8 @@ async def test_a_candidate_whose_every_call_fails_is_rolled_back_while_no_reward
     provider.script = fails_candidates
     early = {"early_error": {"deadline_s": 8.0}}
     release = await traffic.start("travel", "v2", policy(0.2, guards=early))
-    began = time.monotonic()
-    for at in range(0, 160, 20):
-        _ = await traffic.run(names(f"r{at}", 20), lambda arm: None)
-        view = await client.release(release.id)
-        if not view.release.live:
-            break
+    _ = await traffic.waves(release.id, lambda arm: None, lambda view: not view.release.live or traffic.waved == 5)
     view = await traffic.when(release.id, lambda view: not view.release.live)
-    assert time.monotonic() - began < PATIENCE
     assert view.release.stage == "rolled_back"
     assert view.release.reason.startswith("guard early_error: e = ")
     assert (view.release.counted, view.waiting) == (0, view.release.assigned)
@@ -265,8 +248,7 @@ async def test_a_candidate_whose_every_call_fails_is_rolled_back_while_no_reward
 
 async def test_what_was_changed_afterwards_is_found(traffic: Traffic, client: Client, gateway: Gateway) -> None:
     release = await traffic.start("travel", "v2", policy(0.5))
-    _ = await traffic.run(names("r", 60), lambda arm: 0.0 if arm == "candidate" else 1.0)
-    view = await traffic.when(release.id, lambda view: not view.release.live)
+    view = await traffic.waves(release.id, worse)
     assigned, seen = list[Assignment](), list[Seen]()
     async for assignment, one in client.assignments(release.id):
         assigned.append(assignment)
@@ -289,7 +271,7 @@ async def test_another_of_the_name_of_a_forgotten_rollout_is_given_its_own(
     traffic: Traffic, client: Client, gateway: Gateway
 ) -> None:
     release = await traffic.start("travel", "v2", policy(0.5))
-    arms = await traffic.run(names("r", 60), lambda arm: 0.0 if arm == "candidate" else 1.0)
+    arms = await traffic.run(names("r", 60), worse)
     _ = await traffic.when(release.id, lambda view: not view.release.live)
     counted = {one.rollout for one in [seen async for _, seen in client.assignments(release.id)] if one is not None}
     going = [name for name, arm in zip(names("r", 60), arms, strict=True) if arm == "candidate" and name in counted][:3]
@@ -500,9 +482,6 @@ async def test_missing_rewards_are_warned_of_and_count_as_the_worst_where_the_po
     assert await faults(client, release.id) == []
 
 
-# --- one arm ---
-
-
 @KILLED
 async def test_what_the_provider_got_of_a_rollout_is_one_version_whatever_happens(
     traffic: Traffic, gateway: Gateway, provider: Provider, client: Client
@@ -582,14 +561,11 @@ async def test_two_releases_are_assigned_independently(traffic: Traffic, client:
     await traffic.start("travel", "v2", policy(0.5))
     await traffic.start("rules", "v2", policy(0.5))
     both: set[tuple[str | None, ...]] = set()
-    for name in names("r", 64):
+    for name in names("r", 48):
         await traffic.call(name)
         await traffic.call(name, rules)
         both.add(tuple(pin.arm for pin in await client.pins(name)))
     assert len(both) == 4
-
-
-# --- people ---
 
 
 def last(entries: list[Entry], action: str) -> Entry:

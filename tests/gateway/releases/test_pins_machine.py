@@ -181,7 +181,7 @@ def entry(action: str) -> Entry:
 
 
 TestPinning = Pinning.TestCase
-TestPinning.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+TestPinning.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
 
 
 def test_a_rollout_that_began_before_a_release_takes_no_part(tmp_path: Path) -> None:

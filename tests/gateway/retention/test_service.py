@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fakes.entries import call
+from fakes.some import some
 from fakes.waiting import until
 
 from penstock.gateway.app import open_store
@@ -75,8 +76,7 @@ def ended(store: Store, entry: Entry) -> None:
     """A rollout of one call, which has ended."""
 
     def end(tape: Transaction) -> None:
-        known = tape.rollout(entry.rollout)
-        assert known is not None
+        known = some(tape.rollout(entry.rollout))
         known.rollout.status = RolloutStatus.SUCCEEDED
         tape.put_rollout(known.rollout)
 
@@ -98,8 +98,7 @@ async def test_a_rollout_whose_bodies_are_damaged_stays_alone(store: Store) -> N
         assert recorder.failing is None
     assert said == [True] * 3
     for at in (1, 2, 4):
-        span = store.span(f"later{at}", "a1", 1)
-        assert span is not None
+        span = some(store.span(f"later{at}", "a1", 1))
         assert store.exchange(span) is not None
     with store.view() as view:
         left = {key for key, record in view.scan("forgotten") if b'"wiped":true' not in record}
@@ -111,8 +110,7 @@ async def test_a_rule_goes_on_behind_a_rollout_that_is_damaged(store: Store, dat
     for at in range(4):
         ended(store, call(f"r{at}"))
     with store.view() as view:
-        origins = view.origins("r1")
-        assert origins is not None
+        origins = some(view.origins("r1"))
         prefix = keys.rollout_key("r1") if database == "rollouts" else keys.number(origins.number)
         (key,) = [key for key, _ in view.scan(database, prefix)]
     store.write([Task(lambda tape: tape.put(database, key, b"\xc1"))])

@@ -11,4 +11,4 @@ from fakes.forkserver import forking
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
     """Starts processes."""
-    return forking("fakes.crashing", "fakes.forked")
+    return forking("fakes.crashing", "fakes.forked", "fakes.second_writer")

@@ -21,7 +21,7 @@ from penstock.gateway.store.backup import copied
 from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.environment import DATABASES, Environment
 
-COPIES = 4
+COPIES = 2
 
 
 def records(path: Path) -> Mapping[str, list[tuple[bytes, bytes]]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from fakes.entries import body, call, finish, running
 from fakes.forgetting import forget, overwrite
+from fakes.some import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,11 +67,9 @@ def enqueue(store: Store, rollout: str, secret: bytes) -> None:
 
 def assert_kept(store: Store, entries: list[Entry]) -> None:
     for entry in entries:
-        span = store.span(entry.rollout, entry.attempt, entry.sequence)
-        assert span is not None
+        span = some(store.span(entry.rollout, entry.attempt, entry.sequence))
         assert span.attributes == entry.attributes
-        exchange = store.exchange(span)
-        assert exchange is not None
+        exchange = some(store.exchange(span))
         assert entry.body is not None
         assert (exchange.request_body, exchange.response_body) == (entry.body.request, entry.body.response)
 
@@ -167,10 +166,8 @@ def test_a_call_that_runs_does_not_stand_on_what_is_forgotten(store: Store) -> N
     store.write([waiting])
     forget(store, "r0")
     forget(store, "r1")
-    span = store.span("r2", "a1", 1)
-    assert span is not None
-    exchange = store.exchange(span)
-    assert exchange is not None
+    span = some(store.span("r2", "a1", 1))
+    exchange = some(store.exchange(span))
     assert exchange.request_body == system + b"2"
     store.write([finish(waiting)])
     assert_kept(store, [waiting])
@@ -186,10 +183,8 @@ def test_a_call_that_was_running_when_its_gateway_died_stands_on_what_is_kept(tm
         forget(store, "r0")
         forget(store, "r1")
         assert list(problems(store)) == []
-        span = store.span("r2", "a1", 1)
-        assert span is not None
-        exchange = store.exchange(span)
-        assert exchange is not None
+        span = some(store.span("r2", "a1", 1))
+        exchange = some(store.exchange(span))
         assert exchange.request_body == system + b"2"
 
 
@@ -267,8 +262,7 @@ def test_another_of_its_name_in_the_same_commit_stays(store: Store) -> None:
 
 def test_what_is_hidden_is_out_of_sight_before_it_is_wiped(store: Store) -> None:
     store.write([call("r0", "a1", b"first")])
-    span = store.span("r0", "a1", 1)
-    assert span is not None
+    span = some(store.span("r0", "a1", 1))
     hidden = Task(lambda tape: tape.forgetting.hide("r0"))
     store.write([hidden])
     assert list(store.recent()) == []

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from fakes.entries import call, running
-from fakes.process import PATHS
 from fakes.second_writer import Second
+from fakes.shell import Shell
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -113,8 +111,7 @@ def test_open_calls_of_a_process_that_lives_stay_open(store: Store) -> None:
     store.write([Task(lambda transaction: transaction.interrupt(store.living()))])
     assert {status(store, "mine"), status(store, "theirs")} == {SpanStatus.OPEN}
 
-    other.process.kill()
-    other.process.communicate()
+    other.end()
     assert len(store.living()) == 1
     store.write([Task(lambda transaction: transaction.interrupt(store.living()))])
     assert status(store, "mine") == SpanStatus.OPEN
@@ -122,13 +119,10 @@ def test_open_calls_of_a_process_that_lives_stay_open(store: Store) -> None:
     assert list(problems(store)) == []
 
 
-def test_a_second_process_without_the_lock_is_refused(store: Store, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", "serve", "--data", tmp_path, "--port", "0"],
-        env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "another gateway (process" in done.stderr
+async def test_a_second_process_without_the_lock_is_refused(store: Store, tmp_path: Path) -> None:
+    done = await Shell("", tmp_path).run("serve", "--data", str(store.path), "--port", "0")
+    assert done.code == 1
+    assert "another gateway (process" in done.err
 
 
 def test_what_a_dead_process_has_left_is_removed(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from fakes.crashing import ROOM, fill_and_go_on, fill_within_a_limit, request, response, write_forever
 from fakes.disks import small_disk
+from fakes.some import some
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.store import Store
 
-KILLS = 20
+KILLS = 8
 
 
 def test_what_was_committed_survives_kill_9(tmp_path: Path, processes: ForkServerContext) -> None:
@@ -55,8 +56,7 @@ def assert_there(store: Store, life: int, committed: set[int]) -> None:
     """All that was committed is there and finished; what else is there is whole."""
     finished: set[int] = set()
     for span in store.spans(f"r{life}"):
-        exchange = store.exchange(span)
-        assert exchange is not None
+        exchange = some(store.exchange(span))
         assert exchange.request_body == request(span.start_ns)
         assert span.status in (SpanStatus.OK, SpanStatus.INTERRUPTED)
         if span.status == SpanStatus.OK:

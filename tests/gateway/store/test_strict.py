@@ -16,6 +16,7 @@ from fakes.forked import forked
 from fakes.odd import Script, close, odd, request, send
 from fakes.raw import body_of, chunk, connect, events_head, post, reply
 from fakes.rig import CHAT, Inside, inside
+from fakes.some import some
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import examine, problems
@@ -23,7 +24,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 
-KILLS = 10
+KILLS = 5
 AGENTS = 8
 STREAM = events_head() + chunk(b"data: 1\n\n") + chunk(b"data: [DONE]\n\n") + chunk(b"")
 UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\n\r\nuntil the end"
@@ -70,8 +71,7 @@ async def test_what_was_received_is_on_the_tape(tmp_path: Path, processes: ForkS
 
 
 def request_of(store: Store, span: Span) -> str:
-    exchange = store.exchange(span)
-    assert exchange is not None
+    exchange = some(store.exchange(span))
     return exchange.request_body.decode()
 
 

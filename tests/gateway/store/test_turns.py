@@ -351,4 +351,4 @@ def test_bodies_keep_their_bases_while_others_write(
 
 
 TestTurns = Turns.TestCase
-TestTurns.settings = settings(max_examples=30, stateful_step_count=40, deadline=None, phases=PHASES)
+TestTurns.settings = settings(max_examples=20, stateful_step_count=40, deadline=None, phases=PHASES)

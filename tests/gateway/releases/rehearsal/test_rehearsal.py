@@ -26,6 +26,7 @@ from fakes.process import ROOT, Gateway
 from fakes.provider import Provider, Seen
 from fakes.releasing import OLD, system_of
 from fakes.runs import Run, _kill, gone, written
+from fakes.some import some
 from openai import AsyncOpenAI
 
 from penstock.gateway.client.client import Client, ClientError
@@ -492,8 +493,7 @@ async def test_its_spans_stand_apart_and_no_pin_is_made(stage: Stage, bare: Bare
         mine = [span for span in asked if (span.attributes or {})["penstock.leg"] == leg]
         assert [span.attributes for span in mine] == [tags | {"penstock.rehearsal": f"{rollout}/a1"}] * 2
         assert {json.dumps(span.versions) for span in mine} == {json.dumps({"travel": version})}
-        turn = (await stage.client.span(mine[1].rollout, mine[1].attempt, mine[1].sequence)).turn
-        assert turn is not None
+        turn = some((await stage.client.span(mine[1].rollout, mine[1].attempt, mine[1].sequence)).turn)
         assert turn.messages[0].parts[0].text == text.replace("{date}", "Tuesday")
         assert turn.messages[-1].parts[0].text == "7 EUR for AC0"
         assert await stage.client.pins(rollout) == []

@@ -66,8 +66,7 @@ def test_of_several_choices_the_first_counts() -> None:
     one, other = turn(text="yes"), turn(text="no")
     first, second = one.choices[0], other.choices[0]
     both = Turn(
-        dialect="chat",
-        choices=[Choice(index=1, message=second.message), Choice(index=0, message=first.message)],
+        dialect="chat", choices=[Choice(index=1, message=second.message), Choice(index=0, message=first.message)]
     )
     assert exact(both, one) == 1
     assert exact(both, other) == 0

@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 from fakes.experiment import Traffic, policy, prompt
 from fakes.formats import Failure
 from fakes.releasing import CHAT, NEW, OLD, Bench, Counting, bench, counting, lookup, question_of, request_of, system_of
+from fakes.some import some
 from fakes.waiting import PATIENCE_S, until
 
 from bench.trajectories import DATA, calls_of
@@ -32,7 +33,7 @@ from penstock.gateway.model.release_calls import own
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
-from penstock.gateway.releases.jobs import Progress
+from penstock.gateway.releases.jobs import Progress, Report
 from penstock.gateway.releases.replay import sender, stage
 from penstock.gateway.releases.replay.comparison import HOPELESS
 from penstock.gateway.releases.replay.questions import unmasked
@@ -61,12 +62,18 @@ def other(asked: Json) -> Answer:
     return Answer("Which flight?") if system_of(asked) == NEW else lookup(asked)
 
 
-# -- what it finds -----------------------------------------------------------------------------------------------------
+async def replayed(
+    rig: Bench, calls: int, script: Callable[[Json], Answer | Failure] | None = None, **release: Any
+) -> Report:
+    """The report of a replay of so many recorded calls. `script`: what answers then."""
+    await rig.record_many(calls)
+    if script is not None:
+        rig.provider.script = script
+    return await rig.replay(await rig.release(**release))
 
 
 async def test_a_candidate_that_acts_alike_passes(rig: Bench) -> None:
-    await rig.record_many(80)
-    report = await rig.replay(await rig.release())
+    report = await replayed(rig, 80)
     assert report.ok, report.why
     assert report.evidence["verdict"] == "pass"
     assert report.evidence["candidate"] == report.evidence["incumbent"] == 1.0
@@ -77,10 +84,7 @@ async def test_a_candidate_that_acts_alike_passes(rig: Bench) -> None:
 
 
 async def test_one_that_acts_otherwise_fails_at_once(rig: Bench) -> None:
-    await rig.record_many(80)
-    rig.provider.script = other
-    release = await rig.release()
-    report = await rig.replay(release)
+    report = await replayed(rig, 80, other)
     assert not report.ok
     assert "0.0% of" in report.why
     assert report.evidence["verdict"] == "fail"
@@ -95,37 +99,28 @@ async def test_noise_that_the_incumbent_has_too_is_no_harm(rig: Bench) -> None:
     def moody(asked: Json) -> Answer:
         return lookup(asked) if rng.random() < 0.6 else Answer(f"Hm {rng.random()}")
 
-    await rig.record_many(100)
-    rig.provider.script = moody
-    report = await rig.replay(await rig.release())
+    report = await replayed(rig, 100, moody)
     assert report.ok, report.why
     assert 0.4 < report.evidence["incumbent"] < 0.8
 
 
 async def test_an_incumbent_that_never_agrees_with_itself_is_said(rig: Bench) -> None:
     numbers = iter(range(10_000))
-    await rig.record_many(70)
-    rig.provider.script = lambda asked: Answer(f"{next(numbers)} is a number")
-    report = await rig.replay(await rig.release())
+    report = await replayed(rig, 70, lambda asked: Answer(f"{next(numbers)} is a number"))
     assert report.ok
     assert report.evidence["verdict"] == "undecided"
     assert "use another judge" in report.why
 
 
 async def test_few_calls_are_undecided_and_pass(rig: Bench) -> None:
-    await rig.record_many(4)
-    report = await rig.replay(await rig.release())
+    report = await replayed(rig, 4)
     assert report.ok
     assert "undecided" in report.why
     assert report.evidence["calls"] == 4
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
-
-
 async def test_both_versions_get_the_recorded_request_and_nothing_is_executed(rig: Bench) -> None:
-    await rig.record_many(6)
-    _ = await rig.replay(await rig.release())
+    _ = await replayed(rig, 6)
     asked = rig.asked()
     wanted = [request_of(CHAT, text, f"flight {number}.0") for number in range(6) for text in (OLD, NEW)]
     assert sorted(map(json.dumps, asked)) == sorted(map(json.dumps, wanted))
@@ -145,8 +140,7 @@ async def test_a_header_is_sent_byte_for_byte(rig: Bench) -> None:
 
 async def test_what_was_added_for_training_is_not_asked_again(rig: Bench) -> None:
     asked = request_of(CHAT, OLD, "flight 1")
-    more = ask(by_name("chat"), json.dumps(asked).encode())
-    assert more is not None
+    more = some(ask(by_name("chat"), json.dumps(asked).encode()))
     await rig.record("r1", asked, sent=more.body, attributes={CAPTURED: list(more.added)})
     await rig.replay(await rig.release())
     assert [one.keys() for one in rig.asked()] == [asked.keys()] * 2
@@ -170,8 +164,7 @@ async def test_its_spans_stand_apart_and_say_what_they_repeat(rig: Bench) -> Non
         assert span.usage is not None
         assert exchange.url == rig.provider.openai_url + "/chat/completions"
         assert (span.first_byte_ns or 0) > 0
-    rollout = rig.context.tape.rollout(f"{release.id}-replay")
-    assert rollout is not None
+    rollout = some(rig.context.tape.rollout(f"{release.id}-replay"))
     assert (rollout.mode, rollout.origin, rollout.status) == ("test", "header", "succeeded")
     for number in range(3):
         assert [span.sequence for span in rig.spans(f"r{number}")] == [1]
@@ -238,8 +231,7 @@ async def test_a_description_of_a_tool_is_replaced(rig: Bench) -> None:
     for text in ("Looks things up.", "Looks up what it is told to."):
         content = {"tool": "lookup", "text": text, "sent": text.startswith("Looks things")}
         await rig.add("lookup-text", NewVersion.model_validate({"kind": "tool-text", "content": content}))
-    await rig.record_many(3)
-    report = await rig.replay(await rig.release("lookup-text"))
+    report = await replayed(rig, 3, resource="lookup-text")
     assert report.evidence["calls"] == 3
     told = Counter(asked["tools"][0]["function"]["description"] for asked in rig.asked())
     assert told == {"Looks things up.": 3, "Looks up what it is told to.": 3}
@@ -338,9 +330,6 @@ async def test_many_long_versions_do_not_hold_up_the_gateway(rig: Bench, monkeyp
     assert thread is not threading.main_thread()
 
 
-# -- failures, budgets, ends ------------------------------------------------------------------------------------------
-
-
 async def test_a_leg_that_fails_scores_nothing(rig: Bench) -> None:
     await rig.record_many(40)
     rig.provider.script = lambda asked: Failure(400, "too long") if system_of(asked) == NEW else lookup(asked)
@@ -355,9 +344,7 @@ async def test_a_leg_that_fails_scores_nothing(rig: Bench) -> None:
 
 
 async def test_when_nobody_answers_nothing_is_known(rig: Bench) -> None:
-    await rig.record_many(60)
-    rig.provider.script = lambda asked: Failure(500, "down for today")
-    report = await rig.replay(await rig.release(replay={"concurrency": 1}))
+    report = await replayed(rig, 60, lambda asked: Failure(500, "down for today"), replay={"concurrency": 1})
     assert not report.ok
     assert "down for today" in report.why
     assert len(rig.provider.log) == 2 * HOPELESS
@@ -382,17 +369,15 @@ async def test_a_stream_that_only_stays_alive_holds_its_slot_for_so_long(
 
 async def test_a_long_error_is_told_in_part(rig: Bench) -> None:
     """Some servers repeat the whole request in it."""
-    await rig.record_many(12)
-    rig.provider.script = lambda asked: Failure(400, f"not understood: {json.dumps(asked)}{' and so on' * 10_000}")
-    report = await rig.replay(await rig.release())
+    said = f"not understood: {{{' and so on' * 10_000}"
+    report = await replayed(rig, 12, lambda asked: Failure(400, said))
     assert "HTTP 400: not understood: {" in report.why
     assert len(json.dumps([report.why, report.evidence])) < 10_000
 
 
 async def test_a_missing_key_is_explained(rig: Bench) -> None:
-    await rig.record_many(12)
     rig.provider.key = "sk-real"
-    report = await rig.replay(await rig.release())
+    report = await replayed(rig, 12)
     assert not report.ok
     assert "key_env" in report.why
 
@@ -481,9 +466,6 @@ async def test_after_a_restart_nothing_is_asked_or_paid_for_twice(rig: Bench) ->
     assert all(question_of(asked) != "later" for asked in rig.asked()), "the draw has changed"
 
 
-# -- judges -----------------------------------------------------------------------------------------------------------
-
-
 async def test_a_judge_model_is_asked_twice_with_the_answers_exchanged(tmp_path: Path, provider: Counting) -> None:
     route = [{"model": "judge", "upstream": "anthropic", "alias": "claude-judge"}]
 
@@ -517,17 +499,16 @@ def _both(provider: Counting) -> list[dict[str, str]]:
 
 
 async def test_a_judge_that_gives_no_number_leaves_nothing_known(rig: Bench) -> None:
-    await rig.record_many(20)
-    rig.provider.script = lambda asked: Answer("Hard to say.") if asked["model"] == "judge" else other(asked)
-    report = await rig.replay(await rig.release(judge="judge"))
+    dumb = Answer("Hard to say.")
+    report = await replayed(rig, 20, lambda asked: dumb if asked["model"] == "judge" else other(asked), judge="judge")
     assert not report.ok
     assert "the judge gave no score" in report.why
 
 
 async def test_the_judges_requests_are_of_the_budget(rig: Bench) -> None:
+    agreed = Answer('{"agreement": 0.5}')
+    rig.provider.script = lambda asked: agreed if asked["model"] == "judge" else other(asked)
     await rig.record_many(40)
-    judge = Answer('{"agreement": 0.5}')
-    rig.provider.script = lambda asked: judge if asked["model"] == "judge" else other(asked)
     report = await rig.replay(await rig.release(judge="judge", replay={"budget": 21, "concurrency": 2}))
     assert len(rig.provider.log) == report.evidence["requests"] <= 21
     assert report.evidence["calls"] >= 3
@@ -583,14 +564,10 @@ async def test_a_verifier_function_says_what_agrees(rig: Bench, verifier: str) -
     ],
 )
 async def test_a_verifier_that_does_not_work_is_a_clear_report(rig: Bench, verifier: str, judge: str, why: str) -> None:
-    await rig.record_many(3)
-    report = await rig.replay(await rig.release(judge=judge))
+    report = await replayed(rig, 3, judge=judge)
     assert not report.ok
     assert judge in report.why
     assert why in report.why
-
-
-# -- in a gateway ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alike", [True, False])
