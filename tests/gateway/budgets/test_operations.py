@@ -4,13 +4,14 @@ everything: no call passes for which there is no room, none is refused for which
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
 import pytest
 from fakes.some import some
+from fakes.transactions import done
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -53,14 +54,6 @@ def limit(most: float, **said: Any) -> Limit:
     """A budget that no other test has."""
     told: dict[str, Any] = {"name": f"b{next(NAMES)}", "unit": "tokens", "per": "agent", "window": "1h"} | said
     return Limit(Budget(limit=most, **told))
-
-
-def done(store: Store, do: Callable[[Transaction], T]) -> T:
-    """What an operation answers, in a transaction of its own."""
-    task = Task(do)
-    store.write([task])
-    assert task.refusal is None
-    return task.result  # type: ignore[return-value]
 
 
 def process(number: int) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from fakes.experiment import CANDIDATE, STABLE, policy, prompt
 from fakes.some import some
+from fakes.transactions import begun, done, link
 
 from penstock.gateway.app import open_store
 from penstock.gateway.calls.address import Address
@@ -19,14 +20,14 @@ from penstock.gateway.dialects import find
 from penstock.gateway.http.redact import Redactor
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.base import Mode
-from penstock.gateway.model.release import Entry, Pin, Release
+from penstock.gateway.model.release import Pin, Release
 from penstock.gateway.model.resource import Audience
 from penstock.gateway.releases.catalog import Pins, Uses
 from penstock.gateway.releases.operations import ReleaseOperations, Wanted
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
-from penstock.gateway.store.operation import Refused, Task
+from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.transaction import Transaction
 
@@ -119,11 +120,7 @@ class Rig:
         return done
 
     def do(self, operation: Callable[[Transaction], Any]) -> Any:
-        task = Task(operation)
-        self.store.write([task])
-        if task.refusal is not None:
-            raise task.refusal
-        return task.result
+        return done(self.store, operation)
 
     def start(self, only: Audience | None = None, split: float = 0.999, candidate: str = "v2") -> Release:
         """A release in its canary."""
@@ -131,14 +128,12 @@ class Rig:
             id="new", resource="travel", kind="prompt", stable="v1", candidate=candidate, policy=policy(),
             salt="s", only=only or Audience(),
         )  # fmt: skip
-        made: Release = self.do(lambda transaction: ReleaseOperations(transaction).start(new, entry("start"), 2))
-        for stage in ("checked", "replayed", "shadowed"):
-            self.move(made, stage=stage)
-        return self.move(made, stage="canary", split=split)
+        made: Release = self.do(lambda transaction: begun(transaction, new, split))
+        return made
 
     def move(self, release: Release, **update: Any) -> Release:
         made: Release = self.do(
-            lambda transaction: ReleaseOperations(transaction).change(release.id, None, update, entry("x"), 3)
+            lambda transaction: ReleaseOperations(transaction).change(release.id, None, update, link("x"), 3)
         )
         return made
 
@@ -171,10 +166,6 @@ class Rig:
         return pins["travel"]
 
 
-def entry(action: str) -> Entry:
-    return Entry(number=0, at_ns=0, who="test", action=action, before=None, after="draft")
-
-
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncGenerator[Rig]:
     with open_store(tmp_path) as store:
@@ -200,6 +191,14 @@ async def test_every_agent_of_a_rollout_is_on_its_arm(rig: Rig) -> None:
     assert only_arm(pins) == {(release.id, "candidate", "v2", 1, 0.999, False)}
     stored = some(ReleaseReader(rig.store).release(release.id))
     assert stored.assigned == 1
+
+
+async def test_a_rollout_that_began_before_a_release_takes_no_part(rig: Rig) -> None:
+    rig.pin("planner")
+    rig.start()
+    assert [(pin.agent, pin.version, pin.release) for pin in rig.pin("critic")] == [
+        ("planner", "v1", None), ("critic", "v1", None),
+    ]  # fmt: skip
 
 
 async def test_an_agent_that_the_release_does_not_speak_to_is_on_no_arm(rig: Rig) -> None:
@@ -284,7 +283,7 @@ async def test_a_rollback_reaches_rollouts_while_the_tape_is_full(rig: Rig) -> N
 
 async def test_what_was_held_before_its_checks_cannot_be_promoted(rig: Rig) -> None:
     new = Release(id="new", resource="travel", kind="prompt", stable="v1", candidate="v2", policy=policy(), salt="s")
-    made: Release = rig.do(lambda transaction: ReleaseOperations(transaction).start(new, entry("start"), 2))
+    made: Release = rig.do(lambda transaction: ReleaseOperations(transaction).start(new, link("start"), 2))
     rig.move(made, stage="held", held_in="draft")
     with pytest.raises(Refused, match="was held in draft: nobody has seen its candidate work yet"):
         rig.move(made, stage="promoted")

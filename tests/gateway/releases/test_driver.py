@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import aiohttp
 from fakes.engine import UNLOAD, engine
 from fakes.experiment import PATIENCE, policy
 from fakes.releasing import Bench, bench, counting
 from fakes.some import some
+from fakes.transactions import begun, done
 
 from penstock.gateway.app import open_store
 from penstock.gateway.canary.assignment import Asker
@@ -33,7 +34,7 @@ from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.transitions import entry
 from penstock.gateway.store import Store
 from penstock.gateway.store.feed import Feed
-from penstock.gateway.store.operation import Refused, Task
+from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
@@ -159,14 +160,6 @@ async def test_two_people_who_decide_at_once_are_both_heard(tmp_path: Path) -> N
 # --- who still needs an adapter ---
 
 
-def write(store: Store, operation: Callable[[Transaction], T]) -> T:
-    task = Task(operation)
-    store.write([task])
-    assert task.refusal is None
-    made: Any = task.result
-    return made
-
-
 def tried(store: Store, candidate: str, rollout: str, heard: int) -> None:
     """A rollout is pinned to a candidate whose release has ended, and was last heard of then."""
     new = Release(
@@ -174,19 +167,14 @@ def tried(store: Store, candidate: str, rollout: str, heard: int) -> None:
     )  # fmt: skip
 
     def operation(transaction: Transaction) -> None:
-        release = ReleaseOperations(transaction).start(new, entry("start", "ann", ""), 2)
-        for update in ({"stage": "checked"}, {"stage": "replayed"}, {"stage": "shadowed"}):
-            ReleaseOperations(transaction).change(release.id, None, update, entry("x", "ann", ""), 3)
-        ReleaseOperations(transaction).change(
-            release.id, None, {"stage": "canary", "split": 1.0}, entry("x", "ann", ""), 3
-        )
+        release = begun(transaction, new, 1.0)
         ReleaseOperations(transaction).pin(Wanted(rollout, Asker("", "policy", "online", {}), ["policy"]), 4)
         ReleaseOperations(transaction).change(
             release.id, None, {"stage": "aborted", "split": 0.0}, entry("abort", "ann", ""), 5
         )
         SpanOperations(transaction).add([Entry(rollout, "a1", start_ns=heard, end_ns=heard, status="ok")], heard)
 
-    write(store, operation)
+    done(store, operation)
     assert [pin.version for pin in ReleaseReader(store).pins(rollout)] == [candidate]
 
 
@@ -196,7 +184,7 @@ async def test_a_rollout_that_never_ends_needs_its_adapter_for_an_hour_after_its
         for number in (1, 2, 3):
             content = {"upstream": "u", "base": "base", "adapter": f"/adapters/{number}"}
             new = NewVersion(kind="model", content=content)
-            write(store, lambda transaction, new=new: ReleaseOperations(transaction).add_version("policy", new, 1))
+            done(store, lambda transaction, new=new: ReleaseOperations(transaction).add_version("policy", new, 1))
         tried(store, "v2", "young", now - QUIET_NS + MINUTE)
         tried(store, "v3", "old", now - QUIET_NS - MINUTE)
         async with engine() as vllm, aiohttp.ClientSession() as session:

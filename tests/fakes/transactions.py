@@ -1,0 +1,37 @@
+"""Transactions on a tape that no gateway serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from penstock.gateway.model.release import Entry, Release
+from penstock.gateway.releases.operations import ReleaseOperations
+from penstock.gateway.store import Store
+from penstock.gateway.store.operation import Task
+from penstock.gateway.store.transaction import Transaction
+
+T = TypeVar("T")
+
+
+def done(store: Store, do: Callable[[Transaction], T]) -> T:
+    """What an operation answers, in a transaction of its own; a refusal is raised."""
+    task = Task(do)
+    store.write([task])
+    if task.refusal is not None:
+        raise task.refusal
+    return cast(T, task.result)
+
+
+def link(action: str) -> Entry:
+    """A link of a release's chain."""
+    return Entry(number=0, at_ns=0, who="test", action=action, before=None, after="draft")
+
+
+def begun(transaction: Transaction, new: Release, split: float) -> Release:
+    """A release in its canary."""
+    operations = ReleaseOperations(transaction)
+    release = operations.start(new, link("start"), 2)
+    for stage in ("checked", "replayed", "shadowed"):
+        operations.change(release.id, None, {"stage": stage}, link("x"), 3)
+    return operations.change(release.id, None, {"stage": "canary", "split": split}, link("canary"), 4)
