@@ -1,9 +1,11 @@
-"""Budgets on the calls of a real gateway: how many pass, what is counted of them, and what clients are told."""
+"""Budgets on the calls of a real gateway: how many pass, what is counted of them, and what clients and
+`penstock budgets` say."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,12 @@ from fakes.process import upstream, upstreams
 from fakes.provider import serving
 from fakes.raw import reply
 from fakes.rig import inside
+from fakes.shell import Shell
+from rich.console import Console
 
 from penstock.gateway.demo.model import Answer
+from penstock.gateway.display.budgets import budgets, none
+from penstock.gateway.model.budget import BudgetPage, BudgetUse
 
 PRICED = {"dear": 500, "cheap": 2}
 """Dollars of a million tokens."""
@@ -223,3 +229,42 @@ async def test_models_of_routes_without_a_price_are_told_of_at_the_start(tmp_pat
         config = upstreams(provider.openai_url) + more + toml(budget(unit="usd", limit=1.0))
         async with running_here(tmp_path / "two", config) as gateway:
             assert "budget 'b' refuses calls for model 'policy' of [[route]], which has no price" in gateway.log
+
+
+@pytest.mark.parametrize(
+    ("configured", "name", "said"),
+    [
+        ([], None, "penstock.toml has no [[budget]]."),
+        ([], "day", "penstock.toml has no [[budget]]."),
+        (["day", "team"], None, "No call was counted yet of day, team."),
+        (["day", "team"], "team", "No call was counted yet of team."),
+        (["day", "team"], "night", "there is no budget 'night'; penstock.toml has day, team"),
+    ],
+)
+def test_why_there_is_no_row(configured: list[str], name: str | None, said: str) -> None:
+    assert none(BudgetPage(budgets=[], total=0, configured=configured), name) == said
+
+
+@pytest.mark.parametrize(
+    ("frees_ns", "said"),
+    [(None, "never"), (61 * 10**9, "1 m 01 s"), (1_999_999_999, "1 s"), (999_999_999, "now"), (0, "now"), (-5, "now")],
+)
+def test_when_it_frees(frees_ns: int | None, said: str) -> None:
+    use = BudgetUse(
+        budget="day", per="all", unit="calls", limit=10, used=1, reserved=0, running=0, window="1d", since_ns=0,
+        frees_ns=frees_ns,
+    )  # fmt: skip
+    console = Console(width=120, file=StringIO())
+    console.print(budgets(BudgetPage(budgets=[use], total=1, configured=["day"]), now_ns=0))
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().rstrip().endswith(said)
+
+
+async def test_a_budget_of_which_nothing_was_counted_is_named(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with world(tmp_path, budget(name="day", per="rollout")) as (gateway, _):
+        shell = Shell(gateway.url, tmp_path)
+        assert (await shell.run("budgets")).err == "No call was counted yet of day.\n"
+        unknown = await shell.run("budgets", "night")
+        assert (unknown.code, unknown.err) == (1, "penstock: there is no budget 'night'; penstock.toml has day\n")
+        await call(http, gateway, "anna")
+        assert "rollout anna" in (await shell.run("budgets")).text
