@@ -106,6 +106,11 @@ def test_an_observation_that_was_changed_gives_other_figures(trial: Trial) -> No
     assert all("figures" in one or "recomputed" in one for one in found(trial))
 
 
+def test_another_margin_gives_other_figures(trial: Trial) -> None:
+    trial.release = trial.release.model_copy(update={"margin": 0.2})
+    assert found(trial)
+
+
 def test_an_observation_that_is_not_there_is_found(trial: Trial) -> None:
     trial.seen.pop()
     assert found(trial) == [

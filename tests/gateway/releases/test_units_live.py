@@ -15,7 +15,7 @@ from penstock.gateway.cli.check import examine
 from penstock.gateway.cli.verify import checked
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.audit import Said
-from penstock.gateway.model.queue import Event, RolloutSpec
+from penstock.gateway.model.queue import Event
 from penstock.gateway.model.release import Assignment, Seen
 from penstock.gateway.model.rollout import Judgement
 
@@ -97,17 +97,6 @@ async def test_a_person_is_one_observation_and_every_reward_of_it_is_verified(tr
     assert (await client.pins("ada-later"))[0].number == 1, "it is on the arm, and not counted"
     done = await checked(client, release.id)
     assert (done.problems, done.observations, done.rewards, done.calls) == ([], 2, 4, 4)
-
-
-async def test_the_queue_names_a_person_in_the_metadata(traffic: Traffic, client: Client) -> None:
-    release = await traffic.start("travel", "v2", policy(0.5, unit="user.id"))
-    specs = [RolloutSpec(id=f"q-{at}", input="x", metadata={"user.id": "ada@example.com"}) for at in range(3)]
-    await client.enqueue(specs)
-    for at in range(3):
-        await traffic.call(f"q-{at}", baggage=f"user.id=somebody-else-{at}")
-    await call(traffic, "online", "ada")
-    now = (await client.release(release.id)).release
-    assert (now.assigned, now.joined) == (1, 3), "the metadata counts, and the baggage says the same person"
 
 
 async def test_a_hard_violation_in_a_later_rollout_of_a_person_rolls_back(traffic: Traffic, client: Client) -> None:

@@ -258,21 +258,6 @@ async def test_an_adapter_of_a_pinned_rollout_that_was_refused_once_is_tried_aga
     await until(lambda: vllm.adapters.keys() == {"policy@v1", "policy@v2"})
 
 
-async def test_what_was_held_before_its_checks_cannot_be_promoted(
-    traffic: Traffic, client: Client, vllm: FakeEngine
-) -> None:
-    await register(client, 1, 2)
-    answering = asyncio.Event()
-    vllm.plan(CHAT, Planned(before=answering))
-    new = NewRelease(candidate="v2", policy=policy(0.5, checked="required"))
-    release = await client.start_release("policy", new)
-    await vllm.until(CHAT)
-    await client.decide(release.id, "hold", ANN)
-    with pytest.raises(ClientError, match="was held in draft"):
-        await client.decide(release.id, "promote", ANN)
-    answering.set()
-
-
 async def test_a_call_that_waits_for_an_engine_is_not_sent_to_what_was_taken_back(
     traffic: Traffic, client: Client, vllm: FakeEngine, tape: Tape, http: aiohttp.ClientSession
 ) -> None:

@@ -7,13 +7,10 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
-from itertools import count
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -505,6 +502,28 @@ async def test_the_end_of_a_call_waits_when_the_queue_is_full(http: aiohttp.Clie
         assert await figure(rig, "penstock_recorder_wait_seconds_total") > 0
 
 
+async def test_where_the_tape_is_late_the_last_byte_of_an_answer_waits_for_it(
+    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a kill takes no answer that its client has had for long."""
+    monkeypatch.setattr(recorder_module, "_LATE_SECONDS", 0.0)
+    async with inside(tmp_path, http) as rig:
+        write, go_on = rig.gateway.store.write, threading.Event()
+
+        def late(*given: Any) -> int:
+            assert go_on.wait(PATIENCE)
+            return write(*given)
+
+        rig.gateway.store.write = late  # type: ignore[method-assign]
+        async with rig.upstream(answering(1)), rig.client() as client:
+            client.send(rig.call())
+            assert await client.exactly(len(OK) - 1) == OK[:-1]
+            await until(lambda: not rig.gateway.proxy.running)
+            assert client.end == "open"
+            go_on.set()
+            assert await client.exactly(1) == OK[-1:]
+
+
 async def totals(rig: Rig, condition: Callable[[Totals], bool]) -> Totals:
     """The sums of the attempt, as soon as the condition holds for them."""
     async with asyncio.timeout(PATIENCE):
@@ -599,64 +618,3 @@ async def kill_at(rig: Rig, calls: int) -> None:
     """Kills the gateway once that many calls are on the tape."""
     await totals(rig, lambda found: found.calls >= calls)
     os.kill(rig.base.pid, signal.SIGKILL)
-
-
-BUSY = "import time; end = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
-LATE = """
-import sys, time
-before = time.monotonic()
-while True:
-    time.sleep(0.01)
-    before, late = time.monotonic(), time.monotonic() - before
-    print(late, flush=True)
-"""
-"""How long its core is another's, all the time."""
-
-
-async def test_kill_9_on_a_busy_core_takes_no_answer_that_is_a_second_old(
-    http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
-    """Nor where the gateway was stopped for a moment before. What others had of its core at a time comes on top."""
-    answered: dict[str, float] = {}
-    with based(tmp_path) as base, ExitStack() as processes:
-        late = crowd(base.pid, processes)
-        rig = Rig(base, TapeView(base.url, http), "r")
-        async with rig.upstream(answering(10_000)):
-            hammers = [asyncio.ensure_future(note_answers(rig, number, answered)) for number in range(8)]
-            for signals in ((signal.SIGSTOP, signal.SIGCONT), (signal.SIGKILL,)):
-                enough = len(answered) + 50
-                await until(lambda enough=enough: len(answered) >= enough)
-                for one in signals:
-                    os.kill(base.pid, one)
-            killed = time.monotonic()
-            await asyncio.gather(*hammers)
-        late.kill()
-        others = max(map(float, late.communicate()[0].splitlines()))
-    with open_store(base.data) as store:
-        lost = [killed - at for name, at in answered.items() if store.rollout(name) is None]
-    assert max(lost, default=0) <= 1 + others
-
-
-def crowd(pid: int, processes: ExitStack) -> subprocess.Popen[str]:
-    """Gives a process one core, which others keep busy; the last of these says how long it did not get it."""
-    core = {min(os.sched_getaffinity(0))}
-    for task in os.listdir(f"/proc/{pid}/task"):
-        os.sched_setaffinity(int(task), core)
-    started: list[subprocess.Popen[str]] = []
-    for program in [BUSY] * 3 + [LATE]:
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        started.append(processes.enter_context(process))
-        processes.callback(process.kill)
-        os.sched_setaffinity(process.pid, core)
-    return started[-1]
-
-
-async def note_answers(rig: Rig, number: int, answered: dict[str, float]) -> None:
-    """Calls until the gateway is gone, each of a rollout of its own."""
-    with suppress(AssertionError, OSError):
-        async with rig.client() as client:
-            for call in count():
-                name = f"b{number}-{call}"
-                client.send(post(f"/rollout/{name}/attempt/a1{CHAT}", b'{"model":"m"}'))
-                await client.message()
-                answered[name] = time.monotonic()

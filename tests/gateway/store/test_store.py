@@ -446,14 +446,6 @@ def test_reading_in_another_process_beside_a_writer_that_grows_the_tape(tmp_path
         assert writer.figures()["map_bytes"] > 2 * SMALL
 
 
-def test_a_writer_in_another_process_is_refused(tmp_path: Path) -> None:
-    program = "import sys; from pathlib import Path; from penstock.gateway.store import Store; Store(Path(sys.argv[1]))"
-    with open_store(tmp_path):
-        other = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
-    assert other.returncode == 1
-    assert "another gateway (process" in other.stderr
-
-
 def test_no_tape_is_not_a_tape(tmp_path: Path) -> None:
     with pytest.raises(TapeError, match="holds no tape"):
         examine(tmp_path)
