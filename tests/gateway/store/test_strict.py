@@ -125,8 +125,10 @@ async def test_only_the_last_byte_waits(http: aiohttp.ClientSession, tmp_path: P
                 assert await client.exactly(len(answer) - 1) == answer[:-1]
             while rig.gateway.proxy.running:
                 await rig.tape.get("/healthz")
-            assert client.end == "open"
+            before = client.end, bytes(client.received)
             held.go.set()
+            assert before[0] == "open"
+            assert answer is UNTIL_CLOSE or before[1] == answer[:-1]
             assert await client.rest() == b"" if answer is UNTIL_CLOSE else await client.exactly(1) == answer[-1:]
 
 
