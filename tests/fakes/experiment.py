@@ -126,12 +126,12 @@ class Traffic:
 
     async def when(self, release: str, condition: Callable[[ReleaseView], bool]) -> ReleaseView:
         """The release as soon as the condition holds."""
-        view = await self.client.release(release)
+        view, pause = await self.client.release(release), 0.02
         try:
             async with asyncio.timeout(PATIENCE):
                 while not condition(view):
-                    await asyncio.sleep(0.02)
-                    view = await self.client.release(release)
+                    await asyncio.sleep(pause)
+                    view, pause = await self.client.release(release), min(1.5 * pause, 0.25)
         except TimeoutError:
             raise AssertionError(f"the release is {view}") from None
         return view

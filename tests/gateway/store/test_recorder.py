@@ -123,11 +123,29 @@ async def test_flush_returns_when_everything_before_it_is_written(rack: Rack) ->
     assert (rack.metrics.recorder_queue_bytes, rack.metrics.recorder_queue_calls) == (0, 0)
 
 
+class Clocks:
+    """What `GivingWay` reads: `now` passes for all, `loop` is what the loop has used of it."""
+
+    now = loop = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def pthread_getcpuclockid(self, thread: int) -> int:
+        assert thread == threading.get_ident()
+        return 7
+
+    def clock_gettime(self, clock: int) -> float:
+        assert clock == 7
+        return self.loop
+
+
 async def test_it_gives_way_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise an event loop on the same core waits for a whole commit."""
     given: list[int] = []
-    rack = Rack()
+    monkeypatch.setattr(giving_way, "time", Clocks())
     monkeypatch.setattr(giving_way, "_YIELD", lambda: given.append(0))
+    rack = Rack()
     for number in range(10):
         rack.put(f"few{number}")
     await rack.recorder.flush()
@@ -153,6 +171,7 @@ def test_it_gives_way_the_less_often_the_more_waits(
     """Otherwise an event loop that is never idle fills the queue."""
     given: list[int] = []
     monkeypatch.setattr(giving_way, "_YIELD", lambda: given.append(0))
+    monkeypatch.setattr(giving_way, "time", Clocks())
     metrics = Metrics()
     metrics.recorder_queue_bytes = size
     way = giving_way.GivingWay(metrics)
@@ -160,23 +179,6 @@ def test_it_gives_way_the_less_often_the_more_waits(
     for _ in range(64):
         way(calls, hurry=False)
     assert len(given) == times
-
-
-class Clocks:
-    """What `GivingWay` reads: `now` passes for all, `loop` is what the loop has used of it."""
-
-    now = loop = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def pthread_getcpuclockid(self, thread: int) -> int:
-        assert thread == threading.get_ident()
-        return 7
-
-    def clock_gettime(self, clock: int) -> float:
-        assert clock == 7
-        return self.loop
 
 
 @pytest.mark.parametrize(
