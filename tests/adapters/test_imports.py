@@ -8,40 +8,41 @@ import sys
 
 from fakes.process import ROOT
 
-HEAVY = (
+CLIENTS = (
     "aiohttp",
     "lmdb",
     "torch",
     "transformers",
     "verl",
-    "pyarrow",
     "penstock.gateway.client.client",
     "penstock.gateway.store",
 )
+ARRAYS = ("numpy", "pyarrow")
+WITHOUT = "from penstock.adapters import chat, preferences, export, making"
+"""What needs no numpy."""
 
 
-def loaded(program: str, names: tuple[str, ...]) -> list[str]:
-    """Which of these modules a program loads."""
+def loaded(*programs: str, names: tuple[str, ...] = (*CLIENTS, *ARRAYS)) -> list[list[str]]:
+    """Which of these modules are loaded after each of these programs, in one process."""
     found = f"(name for name in {names!r} if name in sys.modules)"
-    told = f"{program}\nimport sys\nprint(*{found}, file=sys.stderr)"
+    told = "\n".join(f"{one}\nimport sys\nprint(*{found}, file=sys.stderr)" for one in programs)
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", told], env=env, capture_output=True, text=True, check=True)
-    return done.stderr.split()
+    return [line.split() for line in done.stderr.splitlines()]
 
 
-def test_the_pure_modules_load_no_client_and_no_framework() -> None:
-    modules = "samples, chat, preferences, triplets, verl, export, making"
-    assert loaded(f"from penstock.adapters import {modules}", HEAVY) == []
-    # The test would see it.
-    assert "aiohttp" in loaded("import penstock.adapters.source", HEAVY)
+def test_the_pure_modules_load_no_client_and_no_framework_and_only_samples_numpy() -> None:
+    assert loaded(WITHOUT, "from penstock.adapters import samples, triplets, verl") == [[], ["numpy"]]
 
 
-def test_conversations_and_preferences_are_made_without_numpy() -> None:
-    assert loaded("from penstock.adapters import chat, preferences, export, making, source", ("numpy", "pyarrow")) == []
-    assert loaded("from penstock.adapters import samples", ("numpy",)) == ["numpy"]
+def test_conversations_and_preferences_are_loaded_from_a_gateway_without_numpy() -> None:
+    (found,) = loaded(f"{WITHOUT}, source")
+    # The test above would see it.
+    assert "aiohttp" in found
+    assert not {*ARRAYS} & {*found}
 
 
 def test_help_needs_no_numpy() -> None:
     program = "from penstock.gateway.__main__ import main\n"
     program += "try:\n    main(['samples', '--help'])\nexcept SystemExit:\n    pass"
-    assert loaded(program, ("numpy", "aiohttp", "pydantic", "pyarrow")) == []
+    assert loaded(program, names=("aiohttp", "pydantic", *ARRAYS)) == [[]]

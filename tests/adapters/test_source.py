@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from itertools import product
 from typing import Any
 
 import aiohttp
@@ -15,7 +16,6 @@ from fakes.tokens import Json, answer, message, streamed
 from penstock.adapters import source
 from penstock.adapters.samples import samples
 from penstock.adapters.source import Query, changed, load
-from penstock.adapters.turns import Episode
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Event, RolloutSpec
 from penstock.gateway.model.rollout import Judgement, RolloutStatus, RolloutSummary
@@ -58,25 +58,20 @@ async def agent(
         said = [*said, message("assistant", [len(prompt), len(prompt) + 1]), message("user", [50 + turn])]
 
 
-async def episodes(client: Client, filter: str = "") -> list[Episode]:
-    return [one async for one in load(client, client.rollouts(filter))]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("encoding", ["", "gzip", "br"])
 async def test_what_went_through_the_gateway_is_one_sample(
-    gateway: Gateway, http: aiohttp.ClientSession, provider: Provider, client: Client, stream: bool, encoding: str
+    gateway: Gateway, http: aiohttp.ClientSession, provider: Provider, client: Client
 ) -> None:
-    provider.encoding = encoding
-    await agent(gateway, http, "r1", 3, stream)
-    await client.reward("r1", "a1", Judgement(value=0.5, dimensions={"style": 1.0}))
-    (episode,) = await episodes(client)
-    (made,), report = samples(episode)
-    assert made.prompt.tolist() == [1, 2]
-    assert made.response.tolist() == [2, 3, 50, 5, 6, 51, 8, 9]
-    assert made.mask.tolist() == [True, True, False, True, True, False, True, True]
-    assert (made.reward, made.rewards, made.group, report.dropped) == (0.5, {"style": 1.0}, "r1", [])
-    assert (made.logprobs[made.mask] < 0).all()
+    for encoding, stream in product(("", "gzip", "br"), (False, True)):
+        provider.encoding, name = encoding, f"r-{encoding}-{stream}"
+        await agent(gateway, http, name, 3, stream)
+        await client.reward(name, "a1", Judgement(value=0.5, dimensions={"style": 1.0}))
+        (episode,) = [one async for one in load(client, [name])]
+        (made,), report = samples(episode)
+        assert made.prompt.tolist() == [1, 2], name
+        assert made.response.tolist() == [2, 3, 50, 5, 6, 51, 8, 9], name
+        assert made.mask.tolist() == [True, True, False, True, True, False, True, True], name
+        assert (made.reward, made.rewards, made.group, report.dropped) == (0.5, {"style": 1.0}, name, [])
+        assert (made.logprobs[made.mask] < 0).all(), name
 
 
 async def test_episodes_come_in_order_and_whoever_has_enough_leaves(
@@ -146,10 +141,8 @@ async def test_what_is_new_since_a_cursor(gateway: Gateway, http: aiohttp.Client
     assert (await changed(client, 0))[0] == []
     await client.cancel("q1")
     assert [it.id for it in (await changed(client, 0))[0]] == ["q1"]
-    assert [it.id for it in (await changed(client, 0, Query(status=frozenset({RolloutStatus.RUNNING}))))[0]] == [
-        "r1",
-        "r2",
-    ]
+    running = Query(status=frozenset({RolloutStatus.RUNNING}))
+    assert [it.id for it in (await changed(client, 0, running))[0]] == ["r1", "r2"]
 
 
 async def test_a_rollout_that_is_not_there_is_an_error(client: Client) -> None:
@@ -167,7 +160,7 @@ async def test_a_call_that_failed_is_reported(
         _ = await response.read()
     # When a reward is answered, every earlier call can be read.
     await client.reward("r1", "a1", Judgement(value=1.0))
-    (episode,) = await episodes(client)
+    (episode,) = [one async for one in load(client, client.rollouts())]
     made, report = samples(episode)
     assert (len(made), [one.reason for one in report.dropped]) == (1, ["error"])
 
