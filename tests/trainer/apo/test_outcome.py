@@ -12,7 +12,7 @@ pytest.importorskip("openai", reason="the agent is one on the SDK of OpenAI: pip
 
 from conftest import StartGateway
 from fakes.apo_engine import LEAK
-from fakes.process import ROOT, upstreams
+from fakes.process import PATHS, upstreams
 from fakes.shell import Shell
 
 from examples import shop, shop_model
@@ -20,31 +20,31 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.resource import NewVersion
 from penstock.trainer.apo.report.result import RunResult
 
-# A guard against hanging only: a hundred agents on a machine that may be slow.
+# A guard against hanging only: dozens of agents on a machine that may be slow.
 pytestmark = pytest.mark.timeout(600)
 APO = """\
 engine = "fakes.apo_engine:propose"
 run = {name = "shop", directory = "run"}
 texts = {prompts = ["shop"]}
 tasks = {file = "tasks.jsonl", key = "customer"}
-budget = {rollouts = 80}
+budget = {rollouts = 40}
 reflection = {model = "thinker", price_out = 10.0}
 test = {repeats = 1}
 publish = {release = "auto"}
 
 [rollouts]
-run = ["--workers=4", "--callable=examples.shop:agent", "--preload", "--reward=examples.shop:reward"]
+run = ["--workers=4", "--callable=fakes.light_shop:agent", "--preload", "--reward=fakes.light_shop:reward"]
 """
 
 
 async def test_a_run_keeps_what_it_has_come_to_and_is_over(start_gateway: StartGateway, tmp_path: Path) -> None:
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in shop.tasks()))
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in shop.tasks()[::3]))
     (tmp_path / "apo.toml").write_text(APO)
     async with shop_model.serving() as models:
         gateway = await start_gateway(upstreams(openai=f"{models}/v1"))
         shell = Shell(gateway.url, tmp_path)
         shell.patience = 300.0
-        shell.env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
+        shell.env["PYTHONPATH"] = PATHS
         async with Client(gateway.url) as client:
             _ = await client.add_version(
                 "shop", NewVersion(kind="prompt", content={"text": shop.PROMPT, "sent": True}, version="v1")

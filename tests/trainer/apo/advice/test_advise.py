@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
 from fakes.ports import steady_ports
-from fakes.process import Gateway
+from fakes.process import PATHS, Gateway
 from fakes.provider import Provider
 from fakes.shell import Shell
 
@@ -39,9 +39,9 @@ key = "customer"
 model = "thinker"
 price_in = 1000
 """
-RUNNER = '[rollouts]\nrun = ["--workers=8", "--callable=examples.shop:agent", "--preload", "--reward={judge}"]\n'
+RUNNER = '[rollouts]\nrun = ["--workers=8", "--callable=fakes.light_shop:agent", "--preload", "--reward={judge}"]\n'
 JUDGE = """\
-from examples.shop import reward
+from fakes.light_shop import reward
 def silent(task, output, transcript):
     return None
 """
@@ -61,11 +61,12 @@ async def home(gateway: Gateway, provider: Provider, tmp_path: Path) -> AsyncGen
 def shell(gateway: Gateway, home: Path) -> Shell:
     made = Shell(gateway.url, home)
     made.patience = 120.0
+    made.env["PYTHONPATH"] = PATHS
     return made
 
 
-def config(home: Path, judge: str = "judges:reward", more: str = "") -> str:
-    path = home / "apo.toml"
+def config(home: Path, judge: str = "judges:reward", more: str = "", name: str = "apo") -> str:
+    path = home / f"{name}.toml"
     path.write_text(APO.format(home=home) + RUNNER.format(judge=judge) + more)
     return str(path)
 
@@ -120,7 +121,7 @@ async def test_earlier_rollouts_count_where_they_are_of_a_task_of_the_train_spli
         given = {"train": splits.train[0], "test": splits.test[0]}
         specs = [RolloutSpec(id=f"old-{name}", input=task.input, mode="online") for name, task in given.items()]
         await client.enqueue(specs)
-        words = ["run", "--mode", "online", "--callable", "examples.shop:agent", "--reward", "judges:reward"]
+        words = ["run", "--mode", "online", "--callable", "fakes.light_shop:agent", "--reward", "judges:reward"]
         done = await shell(gateway, home).run(*words)
         assert done.code == 0, done.err
         tape = Tape(client, loaded.reward, None)
@@ -148,19 +149,15 @@ async def test_without_a_gateway_it_says_so_at_once(home: Path) -> None:
     assert len(done.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(["--rollouts", "5"], "--rollouts"), (["--tasks", "nowhere.jsonl"], "nowhere.jsonl"), (["--agent"], "--agent")],
-)
-async def test_wrong_arguments_are_named(gateway: Gateway, home: Path, words: list[str], said: str) -> None:
-    done = await shell(gateway, home).run("train", "apo", "advise", config(home), *words)
-    assert done.code != 0
-    assert said in done.err + done.text
-    assert "Traceback" not in done.err
-
-
-async def test_a_judge_that_is_not_there_is_named(gateway: Gateway, home: Path) -> None:
-    done = await shell(gateway, home).run("train", "apo", "advise", config(home, "judges:nobody"))
-    assert done.code == 1
-    assert "rollouts.run: --reward: " in done.err
-    assert "Traceback" not in done.err
+async def test_wrong_arguments_and_a_judge_that_is_not_there_are_named(gateway: Gateway, home: Path) -> None:
+    good, bad = config(home), config(home, "judges:nobody", name="nobody")
+    for words, said in (
+        ([good, "--rollouts", "5"], "--rollouts"),
+        ([good, "--tasks", "nowhere.jsonl"], "nowhere.jsonl"),
+        ([good, "--agent"], "--agent"),
+        ([bad], "rollouts.run: --reward: "),
+    ):
+        done = await shell(gateway, home).run("train", "apo", "advise", *words)
+        assert done.code != 0, words
+        assert said in done.err + done.text
+        assert "Traceback" not in done.err
