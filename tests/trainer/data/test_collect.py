@@ -208,8 +208,11 @@ async def test_a_release_that_an_earlier_life_has_left_is_taken_over(
     held = asyncio.Event()
     vllm.plan(LOAD, Planned(before=held))
     killed = asyncio.ensure_future(publisher.train_on("run.1"))
-    while not await client.releases("policy", live=True):  # noqa: ASYNC110 - a few requests
-        await asyncio.sleep(0)
+
+    async def begun() -> bool:
+        return bool(await client.releases("policy", live=True))
+
+    await until(begun)
     killed.cancel()
     with suppress(asyncio.CancelledError):
         await killed
