@@ -1,6 +1,6 @@
 """A training that is killed where it hurts most: its second checkpoint is complete on disk and has not its name yet.
 
-    python -m fakes.interrupted_training MODEL DIRECTORY
+    with fork(interrupted_training.run, model, directory) as (process, said): ...
 
 trains three steps with a checkpoint after the second and the third, says `saved` after the first of these and
 `renaming` when it is about to give the other its name, and waits to be killed.
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from fakes.lives import as_its_own
 from fakes.tiny_model import VOCABULARY, config
 from fakes.training import random_examples
 
@@ -38,24 +38,20 @@ def step(engine: Engine) -> dict[str, float]:
     return engine.step(micro_batches(examples, 64, "packed"), engine.policy())
 
 
-def main(model: Path, directory: Path) -> None:
-    """See above."""
-    torch.set_num_threads(1)
+def run(says: Connection, model: Path, directory: Path) -> None:
+    """In a process of its own."""
+    as_its_own()
     engine = Engine(settings(model))
     checkpoints = Checkpoints(directory, 2)
     for _ in range(2):
         step(engine)
     checkpoints.save(2, {"engine": engine.state(), "place": {"tasks": 7}})
-    print("saved", flush=True)
+    says.send("saved")
     step(engine)
 
     def never(*_: Any) -> None:
-        print("renaming", flush=True)
+        says.send("renaming")
         threading.Event().wait()
 
     os.rename = never
     checkpoints.save(3, {"engine": engine.state()})
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

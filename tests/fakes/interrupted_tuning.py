@@ -1,6 +1,6 @@
 """`penstock train` that is killed where it hurts most: a checkpoint is complete on disk and has not its name yet.
 
-    python -m fakes.interrupted_tuning STEP train sft train.toml --gateway URL
+    with fork(interrupted_tuning.run, 4, ["train", "sft", "train.toml", "--gateway", url]) as (process, said): ...
 
 says `renaming` when it is about to give the checkpoint of that step its name, and waits to be killed.
 """
@@ -8,25 +8,28 @@ says `renaming` when it is about to give the checkpoint of that step its name, a
 from __future__ import annotations
 
 import os
-import sys
 import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
+from fakes.lives import as_its_own
 
 from penstock.gateway.__main__ import main
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    rename, last = os.rename, f"step-{int(sys.argv[1]):08d}"
+
+def run(says: Connection, step: int, words: Sequence[str]) -> None:
+    """In a process of its own."""
+    as_its_own()
+    rename, last = os.rename, f"step-{step:08d}"
 
     def until(source: Any, target: Any) -> None:
         """Renames all but the one."""
         if Path(target).name == last:
-            print("renaming", flush=True)
+            says.send("renaming")
             threading.Event().wait()
         rename(source, target)
 
     os.rename = until
-    main(sys.argv[2:])
+    main(list(words))

@@ -4,6 +4,9 @@ imported torch once.
     async with begun(home / "train.toml", gateway.url) as life:
         await life.said("step 1/3")
         await life.kill()
+
+The runner that a run starts, and its check, do not wait for imports either (`fakes.preloaded`): what the run has
+started passes signals on to it, all but SIGKILL. `own_runner`: it is what the run has started itself.
 """
 
 from __future__ import annotations
@@ -15,14 +18,24 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fakes.forkserver import forking
+from fakes.preloaded import door
 from fakes.process import PATHS, child
+
+PYTHON = f"""#!{sys.executable} -IS
+import os, sys
+if sys.argv[1:4] != ["-P", "-m", "penstock"]:
+    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])
+del sys.argv[1:4]
+"""
+"""The head of a Python whose `python -P -m penstock` is a program that knocks at a door."""
 
 
 def forkserver() -> ForkServerContext:
@@ -83,41 +96,70 @@ class Life:
 
 
 @asynccontextmanager
-async def begun(config: Path, gateway: str, *flags: str) -> AsyncGenerator[Life]:
+async def begun(config: Path, gateway: str, *flags: str, own_runner: bool = False) -> AsyncGenerator[Life]:
     """A run with this `train.toml` and these flags, killed at the end if it has not ended."""
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = forkserver().Process(target=_live, args=(config, gateway, flags, there))
-    process.start()
-    there.close()
-    output = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(os.dup(here.fileno()), "rb")
-    )
-    here.close()
-    life = Life(process, output)
-    try:
-        yield life
-    finally:
-        process.kill()
-        _ = await life.ended()
-        transport.close()
-        print(life.text)
+    with quick_python() as quick:
+        python = Path(sys.executable) if own_runner else quick
+        with fork(_live, config, gateway, flags, python) as (process, here):
+            output = asyncio.StreamReader()
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(output), os.fdopen(os.dup(here.fileno()), "rb")
+            )
+            here.close()
+            life = Life(process, output)
+            try:
+                yield life
+            finally:
+                process.kill()
+                _ = await life.ended()
+                transport.close()
+                print(life.text)
 
 
-def _live(config: Path, gateway: str, flags: Sequence[str], output: Connection) -> None:
+@contextmanager
+def quick_python() -> Generator[Path]:
+    """What starts Python, and commands of Penstock as forks of a process that has imported them."""
+    with TemporaryDirectory() as home, door(Path(home, "door")) as knocks:
+        made = Path(home, "python")
+        made.write_text(PYTHON + knocks)
+        made.chmod(0o755)
+        yield made
+
+
+def as_its_own() -> None:
+    """As in every process of its own: nothing of the one that it is forked from."""
     import torch
 
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def fork(target: Callable[..., None], *arguments: object) -> Generator[tuple[ForkServerProcess, Connection]]:
+    """A process that runs a function, which reports by the connection that is its first argument; killed at the end."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = forkserver().Process(target=target, args=(there, *arguments))
+    process.start()
+    there.close()
+    try:
+        yield process, here
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+
+
+def _live(output: Connection, config: Path, gateway: str, flags: Sequence[str], python: Path) -> None:
     from penstock.gateway.__main__ import main
 
     for number in (1, 2):
         os.dup2(output.fileno(), number)
     output.close()
-    # As in every process of its own: nothing of the one that it is forked from.
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    as_its_own()
     os.environ["PYTHONPATH"] = PATHS
+    sys.executable = str(python)
     sys.stderr = os.fdopen(2, "w", buffering=1)
-    torch.set_num_threads(1)
     main(["train", "grpo", str(config), "--gateway", gateway, *flags])

@@ -51,9 +51,9 @@ class Stage:
     steps: int
     flags: Sequence[str] = ()
 
-    def life(self) -> AbstractAsyncContextManager[Life]:
+    def life(self, own_runner: bool = False) -> AbstractAsyncContextManager[Life]:
         """The same command, given once more."""
-        return begun(self.home / "train.toml", self.gateway.url, *self.flags)
+        return begun(self.home / "train.toml", self.gateway.url, *self.flags, own_runner=own_runner)
 
     async def to_the_end(self) -> None:
         """A life that nothing happens to."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import resource
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from fakes.lives import as_its_own
 from fakes.settings import merged
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -61,3 +65,20 @@ def config(path: Path, **sections: dict[str, Any]) -> Config:
         "optimiser": {"learning_rate": 0.01},
     }
     return Config.model_validate(merged(given, sections))
+
+
+def peak(says: Connection, path: Path, tokens: int) -> None:
+    """Says the MiB that a process had at most for a step of so many trained tokens of a vocabulary of 150,000."""
+    from penstock.trainer.engines.local import Engine
+    from penstock.trainer.mathematics.batch import MicroBatch
+
+    as_its_own()
+    engine = Engine(config(path, engine={"layout": "padded"}))
+    rows, columns = (one.ravel() for one in np.indices((tokens // 64, 64)))
+    ids = (np.arange(tokens // 64 * 65, dtype=np.int32) % 150_000).reshape(-1, 65)
+    places, ones = np.tile(np.arange(65, dtype=np.int32), (len(ids), 1)), np.ones(tokens, np.float32)
+    engine.step(
+        [MicroBatch(ids, places, rows, columns + 1, (ones / tokens).astype(np.float32), ones, ones * -11, rows, rows)],
+        engine.policy(),
+    )
+    says.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)

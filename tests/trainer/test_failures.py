@@ -25,6 +25,7 @@ import pytest_asyncio
 
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
+from fakes.lives import Life
 from fakes.process import PATHS
 from fakes.settings import Sections
 from fakes.staging import GROUPS, RUNNER, SIZE, Learnt, Stage, staged
@@ -78,11 +79,17 @@ async def alone(tmp_path: Path, model: Path) -> AsyncGenerator[Stage]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Learnt:
-    """What a run comes to that nothing happens to."""
+async def unharmed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> AsyncGenerator[Stage]:
+    """After a run that nothing happened to."""
     async with begin(tmp_path_factory.mktemp("whole"), model, RUNNER) as stage:
         await stage.to_the_end()
-        found = await stage.learnt()
+        yield stage
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole(unharmed: Stage) -> Learnt:
+    """What it comes to."""
+    found = await unharmed.learnt()
     assert len(found) == STEPS
     assert all(step["loss"] and step["tokens"] == GROUPS * SIZE * 6 for step in found)
     return found
@@ -206,7 +213,7 @@ async def test_a_trainer_that_is_stopped_does_not_wait_for_a_gateway_that_is_awa
 async def test_a_runner_of_ours_that_dies_stops_the_run(tmp_path: Path, model: Path, whole: Learnt) -> None:
     async with begin(tmp_path, model, ["--lease=10s", *RUNNER]) as stage:
         stage.hold(1)
-        async with stage.life() as life:
+        async with stage.life(own_runner=True) as life:
             await stage.in_step(life, 2)
             os.kill(life.child(b"penstock\0run"), signal.SIGKILL)
             assert await life.ended() == 1
@@ -229,30 +236,29 @@ async def test_a_runner_elsewhere_that_dies_is_replaced_by_another(alone: Stage,
     assert await alone.learnt() == whole
 
 
-@pytest.mark.parametrize(
-    ("size", "said"),
-    [
-        (4_000, r"adapters/run\.2 could not be written: .*File too large"),
-        (
-            40_000,
-            r"step-00000002 could not be written: .*File too large.*; the last good checkpoint is .*step-00000001$",
-        ),
-    ],
-    ids=["adapter", "checkpoint"],
-)
-async def test_a_disk_that_is_full_stops_the_run(stage: Stage, whole: Learnt, size: int, said: str) -> None:
+async def test_a_disk_that_is_full_stops_the_run(stage: Stage, whole: Learnt) -> None:
+    """First while an adapter is written, then, with more room, while a checkpoint is."""
     stage.hold(1)
     async with stage.life() as life:
         await stage.in_step(life, 2)
-        life.file_limit(size)
+        life.file_limit(4_000)
         stage.let_go()
-        assert await life.ended() == 1
-        assert re.search(said, life.text, re.MULTILINE), life.text
+        await stops(stage, life, r"adapters/run\.2 could not be written: .*File too large")
+    async with stage.life() as life:
+        life.file_limit(40_000)
+        said = r"step-00000002 could not be written: .*File too large.*; the last good checkpoint is .*step-00000001$"
+        await stops(stage, life, said)
+    await stage.to_the_end()
+    assert await stage.learnt() == whole
+
+
+async def stops(stage: Stage, life: Life, said: str) -> None:
+    """It fails with this, and what was good is there."""
+    assert await life.ended() == 1
+    assert re.search(said, life.text, re.MULTILINE), life.text
     found = sorted(path.name for path in (stage.home / "run").rglob("step-*") if path.is_dir())
     assert found == ["step-00000001"]
     assert (await told(stage)).startswith("failed\n")
-    await stage.to_the_end()
-    assert await stage.learnt() == whole
 
 
 def left(processes: list[int]) -> list[int]:
@@ -286,10 +292,9 @@ async def test_a_real_vllm_that_is_killed_is_started_again(tmp_path: Path, vllm_
     assert not left(processes)
 
 
-async def test_a_run_whose_directory_is_gone_is_not_begun_anew_under_its_name(stage: Stage) -> None:
+async def test_a_run_whose_directory_is_gone_is_not_begun_anew_under_its_name(unharmed: Stage) -> None:
     """It would find the rollouts of its earlier life, and agents would never see its weights."""
-    await stage.to_the_end()
-    shutil.rmtree(stage.home / "run")
-    async with stage.life() as life:
+    shutil.rmtree(unharmed.home / "run")
+    async with unharmed.life() as life:
         assert await life.ended() == 1
-        assert f"run.name: 'run' has published policy@run.{STEPS} already, and {stage.home}/run/adapters" in life.text
+    assert f"run.name: 'run' has published policy@run.{STEPS} already, and {unharmed.home}/run/adapters" in life.text

@@ -16,6 +16,8 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.model.resource import NewVersion
 
+# A guard against hanging only: a dozen agents, each a process, on a machine that may be slow.
+pytestmark = pytest.mark.timeout(300)
 PROMPT = "You answer customers of a shop."
 AGENT = f"""
 import json, os, sys, urllib.request
@@ -72,7 +74,7 @@ async def train(shell: Shell, function: str = FUNCTION, *more: str) -> Done:
     return await shell.run("train", "custom", *words)
 
 
-async def test_the_algorithm_of_the_documentation_finds_the_best_paraphrase(
+async def test_the_algorithm_of_the_documentation_finds_the_best_paraphrase_and_runs_nothing_twice(
     shell: Shell, gateway: Gateway, provider: Provider
 ) -> None:
     provider.script = model = Model()
@@ -85,26 +87,16 @@ async def test_the_algorithm_of_the_documentation_finds_the_best_paraphrase(
         points = [point async for point in client.points("words")]
         events = [event.text async for event in client.run_events("words")]
     texts = {one.version: one.content["text"] for one in view.versions}
-    assert (run.kind, run.status, run.config) == (
-        "custom",
-        "succeeded",
-        {"prompt": "shop", "model": "writer", "count": 3},
-    )
+    expected = {"prompt": "shop", "model": "writer", "count": 3}
+    assert (run.kind, run.status, run.config) == ("custom", "succeeded", expected)
     assert texts[made.version] == WAYS[1]
     assert view.stable.version != made.version
     assert [point.values for point in points] == [{"reward": 0.0}, {"reward": 0.0}, {"reward": 1.0}, {"reward": 0.0}]
     assert any(f"shop@{made.version} is the best of 4: 1.000" in event for event in events)
     assert (model.asked.count("writer"), model.asked.count("m")) == (3, 12)
-
-
-async def test_what_has_run_is_found_again(shell: Shell, provider: Provider) -> None:
-    provider.script = model = Model()
-    first = await train(shell)
-    assert first.code == 0, first.err
-    asked = len(model.asked)
-    second = await train(shell)
-    assert second.code == 0, second.err
-    assert len(model.asked) == asked
+    again = await train(shell, FUNCTION, "--name", "words")
+    assert again.code == 0, again.err
+    assert len(model.asked) == 15
 
 
 BAD = """
@@ -133,29 +125,27 @@ def plain(run):
 """
 
 
-@pytest.mark.parametrize(
-    ("function", "code", "message"),
-    [
-        ("bad:nameless", 1, "each rollout needs a name (id), so that it is found again after a crash"),
-        ("bad:slotless", 1, "slots: missing {order}"),
-        ("bad:half", 1, "slots: the text has half a character, which cannot be sent"),
-        ("bad:asks_half", 0, "an answer to half a "),
-        ("bad:idle", 0, "nothing to do"),
-        ("bad:wrong", 1, "ZeroDivisionError: a bug"),
-        ("bad:plain", 2, "function: bad:plain is not a function that is defined with `async def`"),
-        ("bad", 2, "function: 'bad' is not module:function"),
-        ("bad:none", 2, "function: 'bad' has no 'none'"),
-    ],
-)
-async def test_what_is_wrong_is_said(
-    shell: Shell, gateway: Gateway, provider: Provider, function: str, code: int, message: str
-) -> None:
+WRONG = {
+    "bad:nameless": (1, "each rollout needs a name (id), so that it is found again after a crash"),
+    "bad:slotless": (1, "slots: missing {order}"),
+    "bad:half": (1, "slots: the text has half a character, which cannot be sent"),
+    "bad:asks_half": (0, "an answer to half a "),
+    "bad:idle": (0, "nothing to do"),
+    "bad:wrong": (1, "ZeroDivisionError: a bug"),
+    "bad:plain": (2, "function: bad:plain is not a function that is defined with `async def`"),
+    "bad": (2, "function: 'bad' is not module:function"),
+    "bad:none": (2, "function: 'bad' has no 'none'"),
+}
+
+
+async def test_what_is_wrong_is_said(shell: Shell, gateway: Gateway, provider: Provider) -> None:
     provider.script = lambda asked: Answer(f"an answer to {asked['messages'][0]['content']}")
     (shell.folder / "bad.py").write_text(BAD)
     async with Client(gateway.url) as client:
         await client.add_version("slots", NewVersion(kind="prompt", content={"text": "Order {order}.", "sent": True}))
-    done = await shell.run("train", "custom", function)
-    assert (done.code, message in done.err) == (code, True), done.err
+    for number, (function, (code, message)) in enumerate(WRONG.items()):
+        done = await shell.run("train", "custom", function, "--name", f"wrong-{number}")
+        assert (done.code, message in done.err) == (code, True), (function, done.err)
 
 
 REFUSED = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
 import torch
-from fakes.process import PATHS
-from fakes.tiny_model import VOCABULARY, config, make_model
+from fakes.lives import fork
+from fakes.tiny_model import VOCABULARY, config, make_model, peak
 from fakes.training import random_examples
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
@@ -62,35 +60,14 @@ def test_a_model_that_bends_its_logits_is_not_done_in_pieces(tmp_path: Path, mon
         torch.testing.assert_close(other, one)
 
 
-MEASURE = """
-import resource, sys
-import numpy as np, torch
-from pathlib import Path
-from fakes.tiny_model import config
-from penstock.trainer.engines.local import Engine
-from penstock.trainer.mathematics.batch import MicroBatch
-
-engine, tokens = Engine(config(Path(sys.argv[1]), engine={"layout": "padded"})), int(sys.argv[2])
-rows, columns = (one.ravel() for one in np.indices((tokens // 64, 64)))
-ids = (np.arange(tokens // 64 * 65, dtype=np.int32) % 150_000).reshape(-1, 65)
-ones = np.ones(tokens, np.float32)
-batch = MicroBatch(ids, np.tile(np.arange(65, dtype=np.int32), (len(ids), 1)), rows, columns + 1, ones / tokens, ones,
-                   ones * -11, rows, rows)
-engine.step([batch], engine.policy())
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
-"""
+def measured(path: Path, tokens: int) -> int:
+    with fork(peak, path, tokens) as (_, says):
+        return says.recv()
 
 
-def peak(path: Path, tokens: int) -> int:
-    """MiB that a process had at most for a step of so many trained tokens of a vocabulary of 150,000."""
-    words = (sys.executable, "-c", MEASURE, path, str(tokens))
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env={"PYTHONPATH": PATHS})
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
-
-
+@pytest.mark.timeout(300)
 def test_memory_does_not_grow_with_tokens(tmp_path: Path) -> None:
     path = make_model(tmp_path, vocab_size=150_000, hidden_size=8, num_hidden_layers=1)
-    few, many = peak(path, 256), peak(path, 1024)
+    few, many = measured(path, 256), measured(path, 1024)
     # Whole, the logits alone would be 440 MiB more, and their gradients as much again.
     assert many - few < 200, (few, many)

@@ -25,7 +25,7 @@ async def test_on_resume_no_attempt_begins_before_the_engine_is_ready(tmp_path: 
     }
     async with staged(tmp_path, model, 2, own) as stage:
         stage.hold(1)
-        async with stage.life() as life:
+        async with stage.life(own_runner=True) as life:
             await stage.in_step(life, 2)
             # Its runner would let the agents finish.
             os.kill(life.child(b"penstock\0run"), signal.SIGKILL)

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
@@ -57,27 +58,34 @@ async def step_has_ended(client: Client, step: int) -> None:
                 return
 
 
+async def trained(stage: Stage) -> Learnt:
+    """Goes to the end. Held-out tasks of a step have its weights, although the next one has made others meanwhile."""
+    await stage.to_the_end()
+    learnt, answered = await results(stage)
+    assert {step: versions for (mode, step), versions in answered.items() if mode == "val"} == {
+        step: {(f"run.{step}", "vllm")} for step in range(STEPS + 1)
+    }
+    return learnt
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Learnt:
+    """What a run comes to that nothing happens to."""
+    home = tmp_path_factory.mktemp("whole")
+    async with staged(home, model, STEPS, sections(home)) as stage:
+        learnt = await trained(stage)
+    assert all(step[REWARD] is not None for step in learnt)
+    return learnt
+
+
 @pytest.mark.parametrize("ahead", [False, True])
-async def test_held_out_tasks_run_beside_the_next_step(tmp_path: Path, model: Path, ahead: bool) -> None:
-    found: list[Learnt] = []
-    for name in ("whole", "killed"):
-        home = tmp_path / name
-        home.mkdir()
-        async with staged(home, model, STEPS, sections(home, ahead)) as stage:
-            if name == "killed":
-                await killed_beside_step_2(stage)
-            await stage.to_the_end()
-            learnt, answered = await results(stage)
-        found.append(learnt)
-        # Those of a step have the weights of that step, although the next one has made others meanwhile.
-        assert {step: versions for (mode, step), versions in answered.items() if mode == "val"} == {
-            step: {(f"run.{step}", "vllm")} for step in range(STEPS + 1)
-        }
-    assert all(step[REWARD] is not None for step in found[0])
+async def test_held_out_tasks_run_beside_the_next_step(tmp_path: Path, model: Path, whole: Learnt, ahead: bool) -> None:
+    async with staged(tmp_path, model, STEPS, sections(tmp_path, ahead)) as stage:
+        await killed_beside_step_2(stage)
+        killed = await trained(stage)
     # Whether a rollout of the step that is ahead begins before or after the weights are published is chance.
     same = (REWARD,) if ahead else METRICS
-    whole, killed = ([[step[name] for name in same] for step in learnt] for learnt in found)
-    assert whole == killed
+    assert [[step[name] for name in same] for step in killed] == [[step[name] for name in same] for step in whole]
 
 
 async def killed_beside_step_2(stage: Stage) -> None:

@@ -28,7 +28,7 @@ CELLS = ("cells/old_old", "cells/new_old", "cells/old_new", "cells/new_new")
 
 
 @asynccontextmanager
-async def begun(home: Path, model: Path, **sections: dict[str, object]) -> AsyncGenerator[Stage]:
+async def begun(home: Path, model: Path) -> AsyncGenerator[Stage]:
     own: Sections = {
         "run": {"checkpoint_every": 2},
         "model": {"rank": 4},
@@ -39,7 +39,7 @@ async def begun(home: Path, model: Path, **sections: dict[str, object]) -> Async
         "publish": {"keep": 2, "release": "canary", "policy": home / "policy.toml"},
     }
     (home / "policy.toml").write_text(POLICY)
-    async with staged(home, model, STEPS, own | sections) as stage:
+    async with staged(home, model, STEPS, own) as stage:
         settings = toml({"texts": {"prompts": ["shop"]}, "reflection": {"model": "none"}})
         (home / "apo.toml").write_text(f'engine = "fakes.prompted:propose"\n{settings}')
         stage.flags = ("--prompts", str(home / "apo.toml"))
@@ -74,6 +74,7 @@ async def test_a_run_of_both_goes_on_after_kill_9_and_ends_with_a_pair(tmp_path:
         cells = await points(stage)
         best = await made(stage, "\n".join([PROMPT, *RULES]))
         await look(stage, best)
+        await is_no_run_of_weights(stage)
     async with begun(tmp_path / "killed", model) as stage:
         async with stage.life() as life:
             # Its last checkpoint is of step 2, so the second round is held again.
@@ -118,10 +119,9 @@ async def look(stage: Stage, best: str) -> None:
     assert f"release {release.id} shows run.{STEPS} with shop@{best} to production" in told
 
 
-async def test_a_checkpoint_of_another_kind_of_run_is_refused(tmp_path: Path, model: Path) -> None:
-    async with begun(tmp_path, model, run={"checkpoint_every": 1, "steps": 1}) as stage:
-        await stage.to_the_end()
-        stage.flags = ()
-        async with stage.life() as life:
-            assert await life.ended() == 1
-            assert "the checkpoint is of a run with --prompts" in life.text
+async def is_no_run_of_weights(stage: Stage) -> None:
+    """A checkpoint of another kind of run is refused."""
+    stage.flags = ()
+    async with stage.life() as life:
+        assert await life.ended() == 1
+        assert "the checkpoint is of a run with --prompts" in life.text

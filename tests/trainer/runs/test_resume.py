@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +13,8 @@ import pytest
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
 import torch
-from fakes.interrupted_training import settings, step
-from fakes.process import PATHS
+from fakes.interrupted_training import run, settings, step
+from fakes.lives import fork
 from fakes.tiny_model import config
 
 from penstock.gateway.model.toml import ConfigError
@@ -25,17 +22,14 @@ from penstock.trainer.engines.checkpoint import Checkpoints, write_directory
 from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import Engine
 
+# The process that others are forked from imports torch first.
+pytestmark = pytest.mark.timeout(300)
+
 
 def killed(model: Path, directory: Path) -> None:
     """A training in a process of its own, killed while it saves step 3."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "fakes.interrupted_training", model, directory],
-        env=os.environ | {"PYTHONPATH": PATHS}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    with child:
-        assert child.stdout is not None
-        assert [child.stdout.readline().strip() for _ in range(2)] == ["saved", "renaming"]
-        child.send_signal(signal.SIGKILL)
+    with fork(run, model, directory) as (_, says):
+        assert [says.recv() for _ in range(2)] == ["saved", "renaming"]
 
 
 def test_it_goes_on_exactly_after_kill_9(model: Path, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
@@ -17,25 +19,21 @@ from penstock.gateway.model.run import Point
 
 pytestmark = pytest.mark.timeout(300)
 
-TASKS = 12
+STEPS, TASKS = 3, 12
 
 
-def sections(home: Path, steps_between: int = 1) -> Sections:
+def sections(home: Path) -> Sections:
     """Two suites, the second with three rollouts of each of its tasks, and a curriculum."""
-    for name, count in (("easy", 2), ("hard", 3)):
-        write(home, name, count)
+    for name, count in (("many", TASKS), ("easy", 2), ("hard", 3)):
+        write_tasks(home, *(f"{name}{number}" for number in range(count)), name=name)
     hard = {"name": "hard", "tasks": home / "hard.jsonl", "samples": 3, "passed": 0.5}
     return {
         "run": {"checkpoint_every": 1},
         "model": {"rank": 4},
         "rollouts": {"run": RUNNER, "curriculum": True, "ahead": False, "tasks": home / "many.jsonl"},
         "engine": {"batch_tokens": 512},
-        "evaluate": {"every": steps_between, "suite": [{"name": "easy", "tasks": home / "easy.jsonl"}, hard]},
+        "evaluate": {"every": 1, "suite": [{"name": "easy", "tasks": home / "easy.jsonl"}, hard]},
     }
-
-
-def write(home: Path, name: str, count: int) -> None:
-    write_tasks(home, *(f"{name}{number}" for number in range(count)), name=name)
 
 
 async def points(client: Client) -> list[Point]:
@@ -47,14 +45,30 @@ async def asked(client: Client) -> dict[str, Any]:
     return {one.group or "": one.input async for one in client.rollouts("mode:train")}
 
 
-async def test_each_suite_is_reported_and_the_first_decides(tmp_path: Path, model: Path) -> None:
-    write(tmp_path, "many", TASKS)
-    async with staged(tmp_path, model, 2, sections(tmp_path)) as stage:
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What a run comes to that nothing happens to."""
+
+    points: list[Point]
+    said: list[str]
+    held_out: list[str | None]
+    """Groups of the rollouts of both suites."""
+    asked: dict[str, Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Whole:
+    home = tmp_path_factory.mktemp("whole")
+    async with staged(home, model, STEPS, sections(home)) as stage:
         await stage.to_the_end()
         async with stage.client as client:
-            found = await points(client)
             said = [event.text async for event in client.run_events("run")]
             held_out = [one.group async for one in client.rollouts("mode:val")]
+            return Whole(await points(client), said, held_out, await asked(client))
+
+
+async def test_each_suite_is_reported_and_the_first_decides(whole: Whole) -> None:
+    found = whole.points
     for point in found:
         names = {name for name in point.values if name.startswith("evaluation/")}
         bounds = {f"evaluation/{name}/reward{end}" for name in ("easy", "hard") for end in ("", "_low", "_high")}
@@ -65,36 +79,32 @@ async def test_each_suite_is_reported_and_the_first_decides(tmp_path: Path, mode
         assert values["evaluation/easy/reward_low"] <= values["evaluation/easy/reward"]
     best = max((point.values["evaluation/easy/reward"] or 0.0) for point in found)
     assert (
-        any(text.endswith(f"evaluation/easy/reward {best:.4g}") for text in said)
+        any(text.endswith(f"evaluation/easy/reward {best:.4g}") for text in whole.said)
         or best == found[0].values["evaluation/easy/reward"]
     )
-    assert not any("best" in text and "hard" in text for text in said)
-    assert {len([one for one in held_out if f"-val-{step}.hard-" in (one or "")]) for step in range(3)} == {9}
+    assert not any("best" in text and "hard" in text for text in whole.said)
+    assert {
+        len([one for one in whole.held_out if f"-val-{step}.hard-" in (one or "")]) for step in range(STEPS + 1)
+    } == {9}
     for point in found[1:]:
         assert 0 <= (point.values["groups/differ"] or 0.0) <= 1
         assert (point.values["curriculum/tried"] or 0.0) == pytest.approx(point.step * GROUPS / TASKS)
 
 
-async def test_a_run_that_was_killed_takes_the_same_tasks(tmp_path: Path, model: Path) -> None:
+async def test_a_run_that_was_killed_takes_the_same_tasks(tmp_path: Path, model: Path, whole: Whole) -> None:
     """What the first step has taught of the tasks comes out of the checkpoint."""
-    asked_of: list[dict[str, Any]] = []
-    for name in ("whole", "killed"):
-        home = tmp_path / name
-        home.mkdir()
-        write(home, "many", TASKS)
-        async with staged(home, model, 3, sections(home, steps_between=9)) as stage:
-            if name == "killed":
-                await killed_in_step_2(stage)
-            await stage.to_the_end()
-            async with stage.client as client:
-                asked_of.append(await asked(client))
-                assert (await points(client))[-1].values["curriculum/tried"] == pytest.approx(3 * GROUPS / TASKS)
-    assert asked_of[0] == asked_of[1]
-    assert len(asked_of[0]) == 3 * GROUPS
+    async with staged(tmp_path, model, STEPS, sections(tmp_path)) as stage:
+        await killed_in_step_2(stage)
+        await stage.to_the_end()
+        async with stage.client as client:
+            assert await asked(client) == whole.asked
+            last = (await points(client))[-1]
+    assert last.values["curriculum/tried"] == pytest.approx(STEPS * GROUPS / TASKS)
+    assert len(whole.asked) == STEPS * GROUPS
 
 
 async def killed_in_step_2(stage: Stage) -> None:
-    stage.hold(1)
+    stage.hold(1, "many")
     async with stage.life() as life:
         await stage.in_step(life, 2)
         await life.kill()
@@ -103,5 +113,5 @@ async def killed_in_step_2(stage: Stage) -> None:
 
 def test_a_step_asks_as_many_as_it_is_told() -> None:
     """The test above counts on it: no task is taken twice while there are others that were never tried."""
-    assert 3 * GROUPS < TASKS
+    assert STEPS * GROUPS < TASKS
     assert SIZE > 1

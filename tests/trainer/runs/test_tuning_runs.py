@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
-from conftest import StartGateway
-from fakes.engine import FakeEngine
-from fakes.process import PATHS, Gateway, upstream
-from fakes.provider import Provider
+from fakes import interrupted_tuning
+from fakes.engine import engine
+from fakes.lives import fork
+from fakes.process import Gateway, running, upstream
+from fakes.provider import serving
 from fakes.schooling import BAD, GOOD, PER_GROUP, school, script
 from fakes.settings import Sections, merged, toml
 from fakes.tiny_model import make_model, make_tokenizer
@@ -35,7 +37,7 @@ from penstock.trainer.runs import runner, tuning
 from penstock.trainer.serving.publish import PublishError
 
 # A guard against hanging only: several real processes and trainings on a machine that may be slow.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 GROUPS = 6
 
 
@@ -46,25 +48,41 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-async def served(start_gateway: StartGateway, provider: Provider, vllm: FakeEngine) -> Gateway:
-    provider.script = script
-    both = upstream("teacher", provider.openai_url, "openai") + upstream("vllm", vllm.openai_url, "openai")
-    return await start_gateway(both)
+@asynccontextmanager
+async def teaching(home: Path) -> AsyncGenerator[Gateway]:
+    """A gateway with groups on its tape, in which every other rollout is good."""
+    async with serving() as provider, engine() as vllm:
+        provider.script = script
+        both = upstream("teacher", provider.openai_url, "openai") + upstream("vllm", vllm.openai_url, "openai")
+        async with running(home, both) as gateway:
+            await more(gateway, range(GROUPS))
+            yield gateway
 
 
-@pytest.fixture
-async def taught(served: Gateway, client: Client, http: aiohttp.ClientSession) -> Gateway:
-    """With groups on its tape, in which every other rollout is good."""
-    await school(client, http, served.url, range(GROUPS))
-    return served
+async def more(gateway: Gateway, groups: Iterable[int]) -> None:
+    """So many groups more."""
+    async with Client(gateway.url) as client, aiohttp.ClientSession() as http:
+        await school(client, http, gateway.url, groups)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def taught(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Gateway]:
+    """Every run has a name of its own, and a model of that name."""
+    async with teaching(tmp_path_factory.mktemp("gateway")) as gateway:
+        yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(taught: Gateway) -> AsyncGenerator[Client]:
+    async with Client(taught.url) as made:
+        yield made
 
 
 def settings(path: Path, home: Path, name: str, **sections: dict[str, Any]) -> Sections:
     """What train.toml says."""
     given: Sections = {
         "run": {"name": name, "directory": str(home / name), "checkpoint_every": 2},
-        "model": {"path": str(path), "rank": 4},
+        "model": {"path": str(path), "rank": 4, "name": name},
         "engine": {"batch_tokens": 256},
         "optimiser": {"learning_rate": 0.03, "schedule": "cosine"},
         "data": {"held_out": 0.3, "batch": 4, "epochs": 4},
@@ -95,7 +113,7 @@ async def test_good_answers_are_learnt(taught: Gateway, client: Client, model: P
     await tuned("sft", taught.url, settings(model, tmp_path, "tuned", publish={"release": "canary"}))
     run = await client.run("tuned")
     assert (run.kind, run.status, run.steps) == ("sft", "succeeded", 8)
-    assert [(one.name, one.version) for one in run.made] == [("policy", "tuned.8")]
+    assert [(one.name, one.version) for one in run.made] == [("tuned", "tuned.8")]
     first, *others = await points(client, "tuned")
     assert [point.step for point in others] == list(range(1, 9))
     # Of six groups two are held out; of four rollouts two are good.
@@ -108,13 +126,13 @@ async def test_good_answers_are_learnt(taught: Gateway, client: Client, model: P
     assert {"loss", "tokens", "epoch", "tokens_per_second", "grad_norm"} <= others[-1].values.keys()
     assert {point.step for point in others if "evaluation/loss" in point.values} == {4, 8}
     assert (tmp_path / "tuned" / "adapters" / "tuned.8" / "adapter_model.safetensors").exists()
-    (release,) = await client.releases("policy")
+    (release,) = await client.releases("tuned")
     assert (release.candidate, release.only.modes, release.policy.stages[-1].approval) == ("tuned.8", ["online"], True)
     said = await events(client, "tuned")
     assert any("computes on the CPU" in text for text in said)
     # Said again it is all there: nothing is trained, registered or released twice.
     await tuned("sft", taught.url, settings(model, tmp_path, "tuned", publish={"release": "canary"}))
-    assert len(await client.releases("policy")) == 1
+    assert len(await client.releases("tuned")) == 1
     assert await points(client, "tuned") == [first, *others]
 
 
@@ -130,14 +148,14 @@ async def test_the_better_is_preferred(taught: Gateway, client: Client, model: P
     assert last["evaluation/accuracy"] == 1
     assert (last["evaluation/margin"] or 0) > 0.1
     assert {"loss", "accuracy", "margin", "chosen", "rejected", "tokens"} <= last.keys()
-    assert not await client.releases("policy")
+    assert not await client.releases("prefers")
 
 
 async def test_weights_that_are_published_are_not_replaced(taught: Gateway, model: Path, tmp_path: Path) -> None:
-    first = settings(model, tmp_path, "tuned", data={"epochs": 1})
+    first = settings(model, tmp_path, "taken", data={"epochs": 1})
     await tuned("sft", taught.url, first)
-    other = settings(model, tmp_path / "other", "tuned", data={"epochs": 1}, optimiser={"learning_rate": 0.1})
-    with pytest.raises(PublishError, match=r"run\.name: 'tuned' has published policy@tuned\.2 already"):
+    other = settings(model, tmp_path / "other", "taken", data={"epochs": 1}, optimiser={"learning_rate": 0.1})
+    with pytest.raises(PublishError, match=r"run\.name: 'taken' has published taken@taken\.2 already"):
         await tuned("sft", taught.url, other)
     await tuned("sft", taught.url, first)
 
@@ -149,31 +167,34 @@ async def test_updates_that_change_nothing_are_told(
     assert sum("nothing was learnt: the gradient is not finite" in text for text in await events(client, "wild")) == 1
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
-async def test_a_killed_run_goes_on_to_the_same_weights(
-    kind: Tuning, taught: Gateway, client: Client, http: aiohttp.ClientSession, model: Path, tmp_path: Path
-) -> None:
-    epochs = {"epochs": 4 if kind == "sft" else 3}
-    whole, broken = (settings(model, tmp_path, name, data=epochs) for name in ("a", "b"))
-    await tuned(kind, taught.url, whole)
-    await killed(kind, taught.url, broken | {"publish": {"release": "auto"}}, tmp_path)
-    # `--release` is stronger than the file.
-    assert (await client.run("b")).config["publish"]["release"] == "none"
-    assert sorted(path.name for path in (tmp_path / "b" / "checkpoints").iterdir()) == [
-        ".step-00000004.partial", "step-00000002",
-    ]  # fmt: skip
-    # What comes after its start is not for this run, nor is a judgement that is revised.
-    await school(client, http, taught.url, [GROUPS])
-    attempt = (await client.rollout("task-0-0")).attempts[0].id
-    await client.reward("task-0-0", attempt, Judgement(value=-1.0, source="user"))
-    await tuned(kind, taught.url, broken)
-    made = [tmp_path / name / "adapters" / f"{name}.{8 if kind == 'sft' else 12}" for name in ("a", "b")]
-    one, other = ((path / "adapter_model.safetensors").read_bytes() for path in made)
-    assert one == other
-    told = [await points(client, name) for name in ("a", "b")]
-    assert [exact(point) for point in told[0]] == [exact(point) for point in told[1]]
-    run = await client.run("b")
-    assert (run.resumed, run.since_step, run.status) == (1, 3, "succeeded")
+async def test_a_killed_run_goes_on_to_the_same_weights(model: Path, tmp_path: Path) -> None:
+    steps: dict[Tuning, int] = {"sft": 8, "dpo": 12}
+    broken: dict[Tuning, Sections] = {}
+    async with teaching(tmp_path / "gateway") as gateway, Client(gateway.url) as client:
+        for kind in steps:
+            epochs = {"epochs": 4 if kind == "sft" else 3}
+            whole, broken[kind] = (settings(model, tmp_path, f"{kind}-{name}", data=epochs) for name in "ab")
+            await tuned(kind, gateway.url, whole)
+            await killed(kind, gateway.url, broken[kind] | {"publish": {"release": "auto"}}, tmp_path)
+            # `--release` is stronger than the file.
+            assert (await client.run(f"{kind}-b")).config["publish"]["release"] == "none"
+            assert sorted(path.name for path in (tmp_path / f"{kind}-b" / "checkpoints").iterdir()) == [
+                ".step-00000004.partial", "step-00000002",
+            ]  # fmt: skip
+        # What comes after its start is not for this run, nor is a judgement that is revised.
+        await more(gateway, [GROUPS])
+        attempt = (await client.rollout("task-0-0")).attempts[0].id
+        await client.reward("task-0-0", attempt, Judgement(value=-1.0, source="user"))
+        for kind, last in steps.items():
+            await tuned(kind, gateway.url, broken[kind])
+            names = [f"{kind}-a", f"{kind}-b"]
+            made = [tmp_path / name / "adapters" / f"{name}.{last}" for name in names]
+            one, other = ((path / "adapter_model.safetensors").read_bytes() for path in made)
+            assert one == other
+            told = [await points(client, name) for name in names]
+            assert [exact(point) for point in told[0]] == [exact(point) for point in told[1]]
+            run = await client.run(f"{kind}-b")
+            assert (run.resumed, run.since_step, run.status) == (1, 3, "succeeded")
 
 
 def exact(point: Point) -> dict[str, float | None]:
@@ -184,16 +205,9 @@ def exact(point: Point) -> dict[str, float | None]:
 async def killed(kind: Tuning, url: str, sections: Sections, home: Path) -> None:
     """A run in a process of its own, with `--release none`, killed while it saves step 4."""
     (home / "train.toml").write_text(toml(sections))
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fakes.interrupted_tuning", "4", "train", kind, home / "train.toml"),
-        *("--release", "none", "--gateway", url),
-        env=os.environ | {"PYTHONPATH": PATHS},
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert child.stdout is not None
-    assert (await child.stdout.readline()).strip() == b"renaming"
-    child.kill()
-    _ = await child.communicate()
+    words = ["train", kind, str(home / "train.toml"), "--release", "none", "--gateway", url]
+    with fork(interrupted_tuning.run, 4, words) as (_, says):
+        assert await asyncio.to_thread(says.recv) == "renaming"
 
 
 async def test_of_a_group_the_best_are_taken(taught: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
@@ -214,19 +228,19 @@ async def test_all_weights_become_a_directory(taught: Gateway, client: Client, m
         await tuned("sft", taught.url, full | {"publish": {"release": "auto"}})
 
 
-async def test_files_are_learnt_from_too(served: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
+async def test_files_are_learnt_from_too(taught: Gateway, client: Client, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
     question = [{"role": "user", "content": "water?"}]
     good, bad = [{"role": "assistant", "content": GOOD}], [{"role": "assistant", "content": BAD}]
     file.write_text("".join(json.dumps({"messages": [*question, *good]}) + "\n" for _ in range(3)))
-    await tuned("sft", served.url, settings(model, tmp_path, "f", data={"file": str(file)}, sft={"reward": None}))
+    await tuned("sft", taught.url, settings(model, tmp_path, "f", data={"file": str(file)}, sft={"reward": None}))
     assert [(row["rollout"], row["messages"][1]["content"]) for row in kept(tmp_path, "f")] == [
         (f"line-{number}", GOOD) for number in (1, 2, 3)
     ]
     # A pair: what stands in the prompt is told and not trained on.
     file.write_text(json.dumps({"prompt": [*question, *good, *question], "chosen": good, "rejected": bad}) + "\n")
     await tuned(
-        "dpo", served.url, settings(model, tmp_path, "p", data={"file": str(file), "held_out": 0.0, "epochs": 3})
+        "dpo", taught.url, settings(model, tmp_path, "p", data={"file": str(file), "held_out": 0.0, "epochs": 3})
     )
     assert [[one.get("weight") for one in row["messages"]] for row in kept(tmp_path, "p")] == [
         [None, 0, None, None]
@@ -248,14 +262,14 @@ async def test_files_are_learnt_from_too(served: Gateway, client: Client, model:
     ],
 )  # fmt: skip
 async def test_what_is_wrong_with_a_file_is_said(
-    kind: Tuning, line: str, problem: str, served: Gateway, client: Client, model: Path, tmp_path: Path
+    kind: Tuning, line: str, problem: str, taught: Gateway, client: Client, model: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "chats.jsonl"
     file.write_text('{"messages": [{"role": "user", "content": "x"}]}\n' + line)
-    wanted = settings(model, tmp_path, "f", data={"file": str(file)}, sft={"reward": None})
+    wanted = settings(model, tmp_path, "wrong", data={"file": str(file)}, sft={"reward": None})
     with pytest.raises(ConfigError, match=problem):
-        await tuned(kind, served.url, wanted)
-    assert [run async for run in client.runs()] == []
+        await tuned(kind, taught.url, wanted)
+    assert "wrong" not in [run.id async for run in client.runs()]
 
 
 async def test_what_does_not_go_together_is_refused(taught: Gateway, model: Path, tmp_path: Path) -> None:
@@ -299,7 +313,7 @@ async def test_where_the_gateway_knows_no_such_server_the_weights_are_there(
     nowhere = settings(model, tmp_path, "lost", data={"epochs": 1}, inference={"upstream": "nowhere"})
     await tuned("sft", taught.url, nowhere)
     assert (tmp_path / "lost" / "adapters" / "lost.2").is_dir()
-    assert any("not registered: policy@base cannot be registered" in text for text in await events(client, "lost"))
+    assert any("not registered: lost@base cannot be registered" in text for text in await events(client, "lost"))
     # Who wants a release is told before the training.
     late = settings(model, tmp_path, "late", publish={"release": "auto"}, inference={"upstream": "nowhere"})
     with pytest.raises(PublishError, match="cannot be registered"):
