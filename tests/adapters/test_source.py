@@ -39,12 +39,7 @@ def engine(provider: Provider) -> None:
 
 
 async def agent(
-    gateway: Gateway,
-    http: aiohttp.ClientSession,
-    rollout: str,
-    turns: int,
-    stream: bool = False,
-    attempt: str = "a1",
+    gateway: Gateway, http: aiohttp.ClientSession, rollout: str, turns: int, stream: bool = False, attempt: str = "a1"
 ) -> None:
     """Asks, and asks on."""
     said = [message("user", [1, 2])]

@@ -21,11 +21,7 @@ steps = st.lists(
 
 @given(rollouts=st.integers(0, 60), reflections=limits, tokens=limits, money=limits, steps=steps)
 def test_no_order_of_taking_and_giving_back_exceeds_a_budget(
-    rollouts: int,
-    reflections: int | None,
-    tokens: int | None,
-    money: int | None,
-    steps: list[tuple[str, int, int]],
+    rollouts: int, reflections: int | None, tokens: int | None, money: int | None, steps: list[tuple[str, int, int]]
 ) -> None:
     budget = Budget(rollouts, reflections, tokens, money)
     asked: list[tuple[int, int]] = []

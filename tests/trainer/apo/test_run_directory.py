@@ -15,11 +15,7 @@ from penstock.trainer.apo.run_directory import SEARCHES, RunDirectory, digest
 from penstock.trainer.apo.splits import split
 
 SPLITS = split(tasks(40), 0)
-GIVEN: dict[str, Any] = {
-    "texts": {"prompts": ["desk"]},
-    "tasks": {"file": "tasks.jsonl"},
-    "reflection": {"model": "m"},
-}
+GIVEN: dict[str, Any] = {"texts": {"prompts": ["desk"]}, "tasks": {"file": "tasks.jsonl"}, "reflection": {"model": "m"}}
 OTHER: dict[str, Any] = {
     "run": {"name": "other"},
     "texts": {"prompts": ["desk", "door"]},

@@ -20,10 +20,7 @@ def text(role: str, said: str) -> Message:
 
 def turn(*messages: Message, answer: Message | None = None, error: str | None = None) -> Turn:
     return Turn(
-        dialect="chat",
-        messages=list(messages),
-        choices=[] if answer is None else [Choice(message=answer)],
-        error=error,
+        dialect="chat", messages=list(messages), choices=[] if answer is None else [Choice(message=answer)], error=error
     )
 
 
@@ -115,11 +112,7 @@ def test_a_result_that_is_no_text_is_told_as_json_and_one_that_failed_is_called_
         Part(type="refusal", text="I will not."),
     ]
     found = told(transcript(turn(Message(role="user", parts=results))))
-    assert found.split("\n")[1:] == [
-        '[user] result: {"rows": [1]}',
-        "[user] failed: no such tea",
-        "[user] I will not.",
-    ]
+    assert found.split("\n")[1:] == ['[user] result: {"rows": [1]}', "[user] failed: no such tea", "[user] I will not."]
 
 
 def test_a_rollout_without_calls_is_its_task() -> None:

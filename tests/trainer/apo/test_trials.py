@@ -74,7 +74,4 @@ def test_a_trial_without_a_reward_is_left_out_of_the_mean(rewards: list[float | 
 
 def test_an_order_names_candidate_task_and_number() -> None:
     pool = Pool(SEED)
-    assert [pool.order(SEED.id, "t0"), pool.order(SEED.id, "t0")] == [
-        Order(SEED.id, "t0", 0),
-        Order(SEED.id, "t0", 1),
-    ]
+    assert [pool.order(SEED.id, "t0"), pool.order(SEED.id, "t0")] == [Order(SEED.id, "t0", 0), Order(SEED.id, "t0", 1)]

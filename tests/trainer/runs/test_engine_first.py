@@ -18,11 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 async def test_on_resume_no_attempt_begins_before_the_engine_is_ready(tmp_path: Path, model: Path) -> None:
-    own: Sections = {
-        "run": {"checkpoint_every": 1},
-        "model": {"rank": 4},
-        "rollouts": {"run": ["--lease=3s", *RUNNER]},
-    }
+    own: Sections = {"run": {"checkpoint_every": 1}, "model": {"rank": 4}, "rollouts": {"run": ["--lease=3s", *RUNNER]}}
     async with staged(tmp_path, model, 2, own) as stage:
         stage.hold(1)
         async with stage.life(own_runner=True) as life:
