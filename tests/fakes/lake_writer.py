@@ -1,4 +1,4 @@
-"""Writes a lake until it is killed: `python -m fakes.lake_writer TAPE TO`. It says `step` before each chunk."""
+"""Writes a lake until it is killed: `python -m fakes.lake_writer TAPE TO`; says `step` for each chunk, then `done`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from penstock.gateway.store import Store
 
 
 def main() -> None:
-    """Ends when everything is written."""
     with Store(Path(sys.argv[1]), readonly=True) as store:
         lake = Lake(store, Place(sys.argv[2]), Prices(), bodies=True, rows=20)
         while lake.step() is not None:
             print("step", flush=True)
+        print("done", flush=True)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import pty
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Any
 from fakes.preloaded import penstock
 from fakes.process import PATIENCE, ROOT
 
+PIPE = asyncio.subprocess.PIPE
 PENSTOCK = (sys.executable, "-m", "penstock")
 Refused = Callable[..., tuple[object, str]]
 """What is said of words and variables that are not taken: (exit code, words)."""
@@ -30,6 +33,12 @@ class Done:
     def text(self) -> str:
         return self.out.decode()
 
+    @property
+    def rows(self) -> list[Any]:
+        """The lines of JSON of a command that has done what it should."""
+        assert (self.code, self.err) == (0, "")
+        return [json.loads(line) for line in self.text.splitlines()]
+
 
 class Shell:
     """A shell in a folder, with a gateway to speak to."""
@@ -44,16 +53,15 @@ class Shell:
         self.env = inherited | {"PENSTOCK_GATEWAY": url, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
 
     async def start(
-        self, *arguments: str, stdin: Any = None, stdout: Any = asyncio.subprocess.PIPE, **env: str
+        self, *arguments: str, stdin: Any = None, stdout: Any = PIPE, stderr: Any = PIPE, **env: str
     ) -> asyncio.subprocess.Process:
         """A command that runs."""
-        said = asyncio.subprocess.PIPE
         if self.command == PENSTOCK:
             return await penstock(
-                *arguments, env=self.env | env, cwd=self.folder, stdin=stdin, stdout=stdout, stderr=said
+                *arguments, env=self.env | env, cwd=self.folder, stdin=stdin, stdout=stdout, stderr=stderr
             )
         return await asyncio.create_subprocess_exec(
-            *self.command, *arguments, env=self.env | env, cwd=self.folder, stdin=stdin, stdout=stdout, stderr=said
+            *self.command, *arguments, env=self.env | env, cwd=self.folder, stdin=stdin, stdout=stdout, stderr=stderr
         )
 
     async def run(self, *arguments: str, stdin: bytes | None = None, **env: str) -> Done:
@@ -85,3 +93,27 @@ class Shell:
             os.close(writer)
         _, err = await self.end_of(process, arguments)
         return err.decode()
+
+    async def typed(self, keys: bytes, *arguments: str, TERM: str = "dumb") -> str:
+        """What a command says on a terminal to somebody who types this, once it has ended well."""
+        ours, theirs = pty.openpty()
+        try:
+            process = await self.start(*arguments, stdin=theirs, stdout=theirs, stderr=theirs, COLUMNS="100", TERM=TERM)
+        finally:
+            os.close(theirs)
+        os.write(ours, keys)
+        try:
+            return (await asyncio.wait_for(asyncio.to_thread(_drained, ours), self.patience)).decode()
+        finally:
+            os.close(ours)
+            assert await process.wait() == 0
+
+
+def _drained(terminal: int) -> bytes:
+    """All that is said on it."""
+    said = b""
+    while True:
+        try:
+            said += os.read(terminal, 65536)
+        except OSError:  # the other side has gone
+            return said

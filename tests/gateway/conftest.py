@@ -1,17 +1,22 @@
-"""The rig of the data plane's tests: one gateway process a module, one rollout a test."""
+"""The rig of the data plane's tests: one gateway process a module, one rollout a test; and gateways of one test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import aiohttp
 import pytest
+from fakes.local import Local, locally
+from fakes.process import upstreams
+from fakes.provider import Provider
 from fakes.rig import Base, Rig, Within, based, inside
 from fakes.tape import Tape
 from fakes.two_upstreams import Two, pair
+
+from penstock.gateway.client.client import Client
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +42,20 @@ def base(gateway_config: str, upstream_config: str, tmp_path_factory: pytest.Tem
 def rig(base: Base, http: aiohttp.ClientSession) -> Rig:
     """The module's gateway, at a rollout of the test's own."""
     return Rig(base, Tape(base.url, http), f"r-{uuid4().hex[:12]}")
+
+
+@pytest.fixture
+async def local(tmp_path: Path, provider: Provider) -> AsyncGenerator[Local]:
+    """A gateway of the test's own, in its process, in front of the provider."""
+    async with locally(tmp_path / "local", upstreams(openai=provider.openai_url, anthropic=provider.url)) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(local: Local) -> AsyncGenerator[Client]:
+    """A client of that gateway."""
+    async with Client(local.url) as made:
+        yield made
 
 
 @pytest.fixture

@@ -7,19 +7,22 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from conftest import StartGateway
 from fakes.experiment import policy, prompt
 from fakes.hook import SECRET
+from fakes.local import Local, locally
 from fakes.mcp_wire import config, mcp_server
 from fakes.memory_tape import MemoryTape, call, serving
-from fakes.process import Gateway, upstreams
+from fakes.process import upstreams
 from fakes.provider import Provider
 from fakes.tape import Tape
 from jsonschema import Draft202012Validator
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
 
 from penstock.gateway.api import html_docs
 from penstock.gateway.api.openapi import document, field_docs
@@ -31,6 +34,7 @@ from penstock.gateway.model.audit import Said
 from penstock.gateway.model.release import NewRelease
 
 DOC = document(ROUTES, "1.2.3")
+REGISTRY: Any = Registry[Any]().with_resource("urn:document", DRAFT202012.create_resource(DOC)).crawl()
 OPERATIONS = [(path, method, op) for path, ops in DOC["paths"].items() for method, op in ops.items()]
 
 
@@ -127,34 +131,25 @@ async def ready(client: Client, action: str) -> str:
 
 
 @pytest.fixture
-async def gateway(start_gateway: StartGateway, provider: Provider) -> AsyncGenerator[Gateway]:
+async def local(provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Local]:
     """In front of the provider and of a server of tools."""
+    monkeypatch.setenv("PAGER_SECRET", SECRET)
     async with mcp_server(sessions=False) as server:
         own = upstreams(openai=provider.openai_url, anthropic=provider.url)
         # Nobody listens there: that is an answer, too.
         hook = '[[webhook]]\nname = "pager"\nurl = "http://127.0.0.1:1/"\nsecret_env = "PAGER_SECRET"\n'
-        yield await start_gateway(f"{own}\n{config(server)}\n{hook}", env={"PAGER_SECRET": SECRET})
+        async with locally(tmp_path, f"{own}\n{config(server)}\n{hook}") as made:
+            yield made
 
 
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    """Of the gateway."""
-    async with Client(gateway.url) as made:
-        yield made
-
-
-async def test_the_server_answers_as_described(
-    http: aiohttp.ClientSession, gateway: Gateway, tape: Tape, client: Client
-) -> None:
+async def test_the_server_answers_as_described(http: aiohttp.ClientSession, local: Local, client: Client) -> None:
     """Every operation in turn, against one gateway; JSON answers are held against the schema of the document."""
-    asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    async with http.post(f"{gateway.openai('r1')}/chat/completions", json=asked) as response:
-        answered = (await response.json())["id"]
-    await tape.spans("r1", 1)
+    answered = (await local.ask(http, "r1"))["id"]
+    await Tape(local.url, http).spans("r1", 1)
     for text in ("zero", "one"):
         await client.add_version("known", prompt(f"Text {text}"))
     lists = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-    async with http.post(f"{gateway.url}/mcp/tools", json=lists) as response:
+    async with http.post(f"{local.url}/mcp/tools", json=lists) as response:
         assert response.status == 200
     while not (await client.server_definitions("tools")).versions:  # noqa: ASYNC110 - a few requests
         await asyncio.sleep(0)
@@ -172,7 +167,7 @@ async def test_the_server_answers_as_described(
             "server": "tools",
             "webhook": "pager",
         }
-        url = gateway.url + path.format(rid=rid, aid="a1", wid="w1", sequence=1, **names)
+        url = local.url + path.format(rid=rid, aid="a1", wid="w1", sequence=1, **names)
         needed = {
             "/api/changes": {"follow": "false"},
             "/api/whole": {"ids": rid},
@@ -207,7 +202,7 @@ async def test_errors_and_pages_of_changes_are_as_described(http: aiohttp.Client
 
 
 def validate(value: Any, schema: dict[str, Any]) -> None:
-    validator: Any = Draft202012Validator({**schema, "components": DOC["components"]})
+    validator: Any = Draft202012Validator({"$ref": "urn:document" + schema["$ref"]}, registry=REGISTRY)
     validator.validate(value)
 
 

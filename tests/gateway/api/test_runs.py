@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from conftest import StartGateway
 from fakes.experiment import prompt
+from fakes.local import Local, locally
 from fakes.process import Gateway
 from fakes.shell import Shell
 from fakes.waiting import until
@@ -23,14 +23,12 @@ from penstock.gateway.model.run import Made, NewRun, Point, Run, RunChange, RunE
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    async with Client(gateway.url) as connected:
-        yield connected
-
-
 def at(step: int, **values: float) -> Point:
     return Point(step=step, time_ns=1000 + step, values=dict(values))
+
+
+def points(*given: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+    return {"points": [{"step": step, "values": values} for step, values in given]}
 
 
 async def test_a_run_from_its_start_to_its_end(client: Client) -> None:
@@ -85,22 +83,6 @@ async def test_curves_are_cut_out_and_thinned(client: Client) -> None:
     assert raised.value.status == 404
 
 
-async def test_a_resume_supersedes_and_fences(client: Client) -> None:
-    await client.start_run(NewRun(id="r", kind="grpo"))
-    await client.add_points("r", [at(step, reward=step) for step in range(10)], resumed=0)
-    await client.add_points("r", [at(6, reward=-6)], since_step=6, resumed=1)
-    await client.add_points("r", [at(7, reward=-7)], resumed=1)
-    await client.add_points("r", [at(6, reward=-6)], since_step=6, resumed=1)
-    (curve,) = await client.curves("r")
-    assert curve.mean == [0, 1, 2, 3, 4, 5, -6, -7]
-    with pytest.raises(ClientError, match="another trainer has taken it over") as raised:
-        await client.add_points("r", [at(8, reward=8)], resumed=0)
-    assert raised.value.status == 409
-    assert [event.text async for event in client.run_events("r")] == ["resumed from step 6"]
-    found = await client.run("r")
-    assert (found.resumed, found.since_step, found.step) == (1, 6, 7)
-
-
 async def test_lists_turn_their_pages(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, kind in enumerate(("grpo", "sft", "grpo", "dpo", "grpo")):
         await client.start_run(NewRun(id=f"r{number}", kind=kind))
@@ -147,67 +129,38 @@ async def test_a_silent_run_speaks_again(client: Client) -> None:
     assert (await client.add_points("r", [])).status == "running"
 
 
+R, METRICS = "/api/runs", "/api/runs/r/metrics"
 WRONG: list[tuple[str, Any, int, str]] = [
-    ("/api/runs", {"kind": "ppo"}, 400, "kind: 'ppo' is not 'grpo', 'sft', 'dpo', 'apo' or 'custom'"),
-    ("/api/runs", {"kind": "sft", "id": "a b"}, 400, "id: 'a b' is not an id: up to 128 letters"),
-    ("/api/runs", {"kind": "sft", "step": 3}, 400, "did you mean 'steps'?"),
-    ("/api/runs", {"kind": "sft", "config": "x" * 262_143}, 400, "config: 262,145 bytes of JSON; at most 262,144"),
-    ("/api/runs/none/metrics", {}, 404, "there is no run 'none'; `penstock runs list` lists them"),
-    ("/api/runs/none/finish", {"status": "failed"}, 404, "there is no run 'none'"),
-    ("/api/runs/r/finish", {"status": "silent"}, 400, "status: 'silent' is not"),
-    ("/api/runs/a%20b/finish", {"status": "failed"}, 400, "run: 'a b' is not an id"),
-    (
-        "/api/runs/r/metrics",
-        {"points": [{"step": -1, "values": {"a": 1}}]},
-        400,
-        "points.0.step: -1 is not",
-    ),
-    (
-        "/api/runs/r/metrics",
-        {"points": [{"step": 1, "values": {}}]},
-        400,
-        "points.0.values: it has 0 items, not 1 or more",
-    ),
-    (
-        "/api/runs/r/metrics",
-        {"points": [{"step": 1, "values": {"a": "x"}}]},
-        400,
-        "points.0.values.a: 'x' is not a number",
-    ),
-    ("/api/runs/r/metrics", {"points": [{"step": 1, "values": {"a b": 1}}]}, 400, "points.0.values.a b"),
-    (
-        "/api/runs/r/metrics",
-        {"points": [{"step": 1, "values": {"a": 1}}] * 10_001},
-        400,
-        "it has 10,001 items, not 10,000 or less",
-    ),
-    (
-        "/api/runs/r/metrics",
-        {"points": [{"step": n, "values": dict.fromkeys(map(str, range(500)), 1)} for n in range(41)]},
-        400,
-        "20,500 values; at most 20,000 go into one request, send several",
-    ),
-    ("/api/runs/r/metrics", {"since_step": 1, "resumed": 0}, 400, "resumed: the first resume is 1"),
-    ("/api/runs/r/events", {"events": [{"text": ""}]}, 400, "events.0.text: '' is not text of 1 character or more"),
-    (
-        "/api/runs/r/events",
-        {"events": [{"text": "x", "level": "fatal"}]},
-        400,
-        "events.0.level: 'fatal' is not 'info'",
-    ),
+    (R, {"kind": "ppo"}, 400, "kind: 'ppo' is not 'grpo', 'sft', 'dpo', 'apo' or 'custom'"),
+    (R, {"kind": "sft", "id": "a b"}, 400, "id: 'a b' is not an id"),
+    (R, {"kind": "sft", "step": 3}, 400, "did you mean 'steps'?"),
+    (R, {"kind": "sft", "config": "x" * 262_143}, 400, "config: 262,145 bytes of JSON; at most 262,144"),
+    (f"{R}/none/metrics", {}, 404, "there is no run 'none'; `penstock runs list`"),
+    (f"{R}/none/finish", {"status": "failed"}, 404, "there is no run 'none'"),
+    (f"{R}/r/finish", {"status": "silent"}, 400, "status: 'silent' is not"),
+    (f"{R}/a%20b/finish", {"status": "failed"}, 400, "run: 'a b' is not an id"),
+    (METRICS, points((-1, {"a": 1})), 400, "points.0.step: -1 is not"),
+    (METRICS, points((1, {})), 400, "points.0.values: it has 0 items, not 1 or more"),
+    (METRICS, points((1, {"a": "x"})), 400, "points.0.values.a: 'x' is not a number"),
+    (METRICS, points((1, {"a b": 1})), 400, "points.0.values.a b"),
+    (METRICS, points(*[(1, {"a": 1})] * 10_001), 400, "it has 10,001 items, not 10,000 or less"),
+    (METRICS, points(*[(1, dict.fromkeys(map(str, range(500)), 1))] * 41), 400, "20,500 values; at most 20,000"),
+    (METRICS, {"since_step": 1, "resumed": 0}, 400, "resumed: the first resume is 1"),
+    (f"{R}/r/events", {"events": [{"text": ""}]}, 400, "events.0.text: '' is not text of 1 character or more"),
+    (f"{R}/r/events", {"events": [{"text": "x", "level": "fatal"}]}, 400, "events.0.level: 'fatal' is not 'info'"),
 ]
 
 
-async def test_what_is_wrong_is_said(client: Client, gateway: Gateway, http: aiohttp.ClientSession) -> None:
+async def test_what_is_wrong_is_said(client: Client, local: Local, http: aiohttp.ClientSession) -> None:
     await client.start_run(NewRun(id="r", kind="sft"))
     for path, body, status, said in WRONG:
-        async with http.post(gateway.url + path, json=body) as response:
+        async with http.post(local.url + path, json=body) as response:
             found = (await response.json())["error"]["message"]
             assert (response.status, said in found) == (status, True), (path, found)
     for query, said in (("cursor=x", "cursor is not a cursor"), ("status=lost", "status: 'lost' is not")):
-        async with http.get(f"{gateway.url}/api/runs?{query}") as response:
+        async with http.get(f"{local.url}/api/runs?{query}") as response:
             assert said in (await response.json())["error"]["message"]
-    async with http.get(f"{gateway.url}/api/runs/r/events?cursor=WyJydW5zIiwgM10") as response:
+    async with http.get(f"{local.url}/api/runs/r/events?cursor=WyJydW5zIiwgM10") as response:
         assert "cursor is a cursor of another list" in (await response.json())["error"]["message"]
     await client.add_points("r", [Point(step=0, values={f"m{n}": 1.0 for n in range(100)})])
     with pytest.raises(ClientError, match="100 metrics of up to 10,000 points; ask for 500,000 at most"):
@@ -215,26 +168,24 @@ async def test_what_is_wrong_is_said(client: Client, gateway: Gateway, http: aio
 
 
 async def test_numbers_that_json_does_not_know_are_null(
-    client: Client, gateway: Gateway, http: aiohttp.ClientSession
+    client: Client, local: Local, http: aiohttp.ClientSession
 ) -> None:
     await client.start_run(NewRun(id="r", kind="sft"))
     body = json.dumps({"points": [{"step": 0, "values": {"a": NAN, "b": INF, "c": None, "d": 1e308}}]})
     headers = {"Content-Type": "application/json"}
-    async with http.post(f"{gateway.url}/api/runs/r/metrics", data=body, headers=headers) as response:
+    async with http.post(f"{local.url}/api/runs/r/metrics", data=body, headers=headers) as response:
         assert response.status == 200
     (point,) = [point async for point in client.points("r")]
     assert point.values == {"a": None, "b": None, "c": None, "d": 1e308}
 
 
-async def test_the_admin_key_is_asked_for(start_gateway: StartGateway) -> None:
-    gateway = await start_gateway("", env={"PENSTOCK_ADMIN_KEY": "a long admin key"})
-    async with Client(gateway.url) as client:
-        with pytest.raises(ClientError, match="the admin key is missing"):
-            await client.start_run(NewRun(kind="sft"))
-        with pytest.raises(ClientError, match="the admin key is missing"):
-            await client.run("r")
-    async with Client(gateway.url, "a long admin key") as client:
-        assert (await client.start_run(NewRun(kind="sft"))).id == "sft-1"
+async def test_the_admin_key_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "a long admin key")
+    async with locally(tmp_path) as made, Client(made.url) as stranger, Client(made.url, "a long admin key") as owner:
+        for step in (stranger.start_run(NewRun(kind="sft")), stranger.run("r")):
+            with pytest.raises(ClientError, match="the admin key is missing"):
+                await step
+        assert (await owner.start_run(NewRun(kind="sft"))).id == "sft-1"
 
 
 # -- kill -9 -----------------------------------------------------------------------------------------------------------

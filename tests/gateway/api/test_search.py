@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.process import Gateway, upstreams
+from fakes.local import Local, locally
+from fakes.process import upstreams
 from fakes.provider import Provider
 from fakes.shell import Shell
 from fakes.waiting import until
@@ -17,7 +18,7 @@ from penstock.gateway.demo.model import Answer, Call
 from penstock.gateway.model.search import SearchPage, SearchRow
 
 
-async def talk(gateway: Gateway, http: aiohttp.ClientSession, rollout: str, question: str) -> None:
+async def talk(gateway: Local, http: aiohttp.ClientSession, rollout: str, question: str) -> None:
     """A conversation of two calls: a question, a tool call, its result, an answer. The second call is streamed."""
     said = [{"role": "system", "content": "You sell seats."}, {"role": "user", "content": question}]
     url = gateway.openai(rollout) + "/chat/completions"
@@ -30,22 +31,21 @@ async def talk(gateway: Gateway, http: aiohttp.ClientSession, rollout: str, ques
 
 @pytest.fixture(params=["always", "never"])
 async def talked(
-    request: pytest.FixtureRequest, start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession
-) -> Gateway:
-    """A gateway of two rollouts."""
+    request: pytest.FixtureRequest, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
+) -> AsyncGenerator[Local]:
     calls = [Answer("", (Call("c1", "find_seat", '{"where":"window"}'),)), Answer("Take it: 21C is yours.")]
     provider.script = [*calls, *calls]
-    gateway = await start_gateway(upstreams(openai=provider.openai_url) + f'[index]\nwhen = "{request.param}"\n')
-    for rollout in ("rome", "oslo"):
-        await talk(gateway, http, rollout, f"A seat to {rollout.title()}, please")
-    async with Client(gateway.url) as client:
+    config = upstreams(openai=provider.openai_url) + f'[index]\nwhen = "{request.param}"\n'
+    async with locally(tmp_path, config) as gateway, Client(gateway.url) as client:
+        for rollout in ("rome", "oslo"):
+            await talk(gateway, http, rollout, f"A seat to {rollout.title()}, please")
 
         async def is_there() -> bool:
             ended = [span async for span in client.recent_spans("status:ok")]
             return len(ended) == 4 and (request.param == "never" or (await client.index()).status == "ready")
 
         await until(is_there)
-    return gateway
+        yield gateway
 
 
 def shown(found: list[SearchRow]) -> list[str]:
@@ -68,56 +68,39 @@ CASES: list[tuple[str, str, list[str]]] = [
 ]
 
 
-async def test_it_finds_what_was_said_where_it_was_said_first(talked: Gateway) -> None:
+async def test_it_finds_what_was_said_where_it_was_said_first(talked: Local, tmp_path: Path) -> None:
     async with Client(talked.url) as client:
         for text, filter, wanted in CASES:
             assert shown([one async for one in client.search(text, filter)]) == wanted, (text, filter)
+        await pages_and_words(client)
+        await raw_bytes_and_tools_are_found_by_filters(client)
+    await a_person_searches(Shell(talked.url, tmp_path))
 
 
-async def test_pages_and_words(talked: Gateway) -> None:
-    async with Client(talked.url) as client:
-        assert len([one async for one in client.search("21c", limit=1)]) == 1
-        assert [one async for one in client.search("ea", words=True)] == []
-        assert len([one async for one in client.search("seat", words=True)]) == 4
-        params = {"text": "seat", "limit": 3}
-        page = await client.get("/api/search", SearchPage, params)
-        rest = await client.get("/api/search", SearchPage, params | {"cursor": page.next})
-        assert ([len(it.rows) for it in (page, rest)], rest.next) == ([3, 1], None)
+async def pages_and_words(client: Client) -> None:
+    assert len([one async for one in client.search("21c", limit=1)]) == 1
+    assert [one async for one in client.search("ea", words=True)] == []
+    assert len([one async for one in client.search("seat", words=True)]) == 4
+    params = {"text": "seat", "limit": 3}
+    page = await client.get("/api/search", SearchPage, params)
+    rest = await client.get("/api/search", SearchPage, params | {"cursor": page.next})
+    assert ([len(it.rows) for it in (page, rest)], rest.next) == ([3, 1], None)
 
 
-async def test_raw_bytes_and_tools_are_found_by_filters(talked: Gateway) -> None:
-    async with Client(talked.url) as client:
-
-        async def calls(filter: str) -> list[str]:
-            return sorted([f"{span.rollout}#{span.sequence}" async for span in client.recent_spans(filter)])
-
-        everything = ["oslo#1", "oslo#2", "rome#1", "rome#2"]
-        assert await calls('raw~"You sell"') == everything
-        assert await calls('text~"You sell"') == ["oslo#1", "rome#1"]
-        assert await calls("tool:find_seat") == ["oslo#1", "rome#1"]
-        assert await calls('raw~"role"') == everything
-        assert await calls('text~"\\"role\\""') == []
-
-
-@pytest.mark.parametrize(
-    ("params", "field"),
-    [
-        ({}, "text"),
-        ({"text": ""}, "text"),
-        ({"text": "x", "filter": "role:tol"}, "filter"),
-        ({"text": "x", "cursor": "x"}, "cursor"),
-    ],
-)
-async def test_a_wrong_search_is_refused(
-    gateway: Gateway, http: aiohttp.ClientSession, params: dict[str, str], field: str
-) -> None:
-    async with http.get(f"{gateway.url}/api/search", params=params) as answer:
-        assert answer.status == 400
-        assert (await answer.json())["error"]["field"] == field
+async def raw_bytes_and_tools_are_found_by_filters(client: Client) -> None:
+    everything = ["oslo#1", "oslo#2", "rome#1", "rome#2"]
+    for filter, wanted in {
+        'raw~"You sell"': everything,
+        'text~"You sell"': ["oslo#1", "rome#1"],
+        "tool:find_seat": ["oslo#1", "rome#1"],
+        'raw~"role"': everything,
+        'text~"\\"role\\""': [],
+    }.items():
+        found = [f"{span.rollout}#{span.sequence}" async for span in client.recent_spans(filter)]
+        assert sorted(found) == wanted, filter
 
 
-async def test_a_person_searches(talked: Gateway, tmp_path: Path) -> None:
-    shell = Shell(talked.url, tmp_path)
+async def a_person_searches(shell: Shell) -> None:
     found = await shell.run("search", "21C", "role:tool", "rollout:rome")
     assert found.code == 0, found.err
     first, second = found.text.splitlines()
@@ -128,5 +111,15 @@ async def test_a_person_searches(talked: Gateway, tmp_path: Path) -> None:
     assert (nothing.code, nothing.text) == (0, "")
     assert nothing.err.startswith("No call says that; ")
     wrong = await shell.run("search", "x", "role:tol")
-    assert wrong.code == 1
-    assert "did you mean 'tool'" in wrong.err
+    assert (wrong.code, "did you mean 'tool'" in wrong.err) == (1, True)
+
+
+async def test_a_wrong_search_is_refused(local: Local, http: aiohttp.ClientSession) -> None:
+    for params, field in (
+        ({}, "text"),
+        ({"text": ""}, "text"),
+        ({"text": "x", "filter": "role:tol"}, "filter"),
+        ({"text": "x", "cursor": "x"}, "cursor"),
+    ):
+        async with http.get(f"{local.url}/api/search", params=params) as answer:
+            assert (answer.status, (await answer.json())["error"]["field"]) == (400, field)

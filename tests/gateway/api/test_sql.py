@@ -10,13 +10,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from conftest import StartGateway
-from fakes.process import Gateway, upstreams
-from fakes.provider import Provider
+from fakes.local import Local, locally
+from fakes.process import PATIENCE
 from fakes.shell import Shell
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.index.sql import runner
 from penstock.gateway.index.sql.views import VIEWS
 from penstock.gateway.model.sql import SqlRequest
 
@@ -25,26 +25,28 @@ pq: Any = import_module("pyarrow.parquet")
 COUNT = "select agent, count(*) as calls from spans where kind = 'llm' group by agent"
 
 
-async def called(gateway: Gateway, http: aiohttp.ClientSession, calls: int) -> None:
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No index and no process is late because the machine is busy."""
+    for name in ("INDEX_S", "START_S"):
+        monkeypatch.setattr(runner, name, PATIENCE)
+
+
+async def called(local: Local, http: aiohttp.ClientSession, calls: int) -> None:
     """Some calls, all on the tape."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi, there"}]}
-    async with Client(gateway.url) as client:
+    async with Client(local.url) as client:
         for _ in range(calls):
-            async with http.post(gateway.openai("r1") + "/chat/completions", json=body) as answer:
-                assert answer.status == 200
+            await local.ask(http, "r1", said="hi, there")
         await client.transcript("r1", "a1")
 
 
-async def test_a_person_asks(
-    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
+async def test_a_person_asks(local: Local, http: aiohttp.ClientSession, tmp_path: Path) -> None:
     """On a tape that is too small to have an index, which the first question starts."""
-    gateway = await start_gateway(upstreams(openai=provider.openai_url))
-    await called(gateway, http, 3)
-    shell = Shell(gateway.url, tmp_path)
+    await called(local, http, 3)
+    shell = Shell(local.url, tmp_path)
     found = await shell.run("sql", "select rollout, count(*) as calls from spans where kind = 'llm' group by rollout")
     assert (found.code, found.text) == (0, "rollout  calls\nr1           3\n"), found.err
-    await called(gateway, http, 1)
+    await called(local, http, 1)
     rows = await shell.run("sql", "select text from messages where role = 'user'", "--json", "--limit", "1")
     assert [json.loads(line) for line in rows.text.splitlines()] == [{"text": "hi, there"}]
     assert rows.err == "There are more than 1 row: --limit 10 asks for more of them.\n"
@@ -66,27 +68,23 @@ async def test_a_person_asks(
     assert views.text.startswith("rollouts: One task given to one agent, as it stands now.\ncolumn ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["drop table spans"], 1, "penstock: only SELECT, DESCRIBE and SUMMARIZE are answered"),
-        (["select * from nothing"], 1, "penstock: there is no view 'nothing': the views are attempts messages"),
-        (["select nothing from spans"], 1, 'penstock: Binder Error: Referenced column "nothing" not found'),
+async def test_what_goes_wrong_is_said(local: Local, tmp_path: Path) -> None:
+    shell = Shell(local.url, tmp_path)
+    wrong: list[tuple[list[str], int, str]] = [
+        (["drop table spans"], 1, "only SELECT, DESCRIBE and SUMMARIZE are answered"),
+        (["select * from nothing"], 1, "there is no view 'nothing': the views are attempts messages"),
+        (["select nothing from spans"], 1, 'Binder Error: Referenced column "nothing" not found'),
         (["select 1", "--timeout", "2h"], 2, "timeout"),
-        (["select 1", "--output", "x"], 2, "penstock: --output needs --format csv or --format parquet"),
-        (["select 1", "--format", "csv", "-o", "/nowhere/x"], 1, "penstock: /nowhere/x: No such file or directory"),
-    ],
-)
-async def test_what_goes_wrong_is_said(
-    gateway: Gateway, tmp_path: Path, arguments: list[str], code: int, said: str
-) -> None:
-    found = await Shell(gateway.url, tmp_path).run("sql", *arguments)
-    assert (found.code, found.text) == (code, "")
-    assert said in " ".join(found.err.split())
+        (["select 1", "--output", "x"], 2, "--output needs --format csv or --format parquet"),
+        (["select 1", "--format", "csv", "-o", "/nowhere/x"], 1, "/nowhere/x: No such file or directory"),
+    ]
+    for arguments, code, said in wrong:
+        found = await shell.run("sql", *arguments)
+        assert (found.code, found.text, said in " ".join(found.err.split())) == (code, "", True), found.err
 
 
-async def test_a_full_disk_leaves_a_file_as_it_was(gateway: Gateway, tmp_path: Path) -> None:
-    shell = Shell(gateway.url, tmp_path)
+async def test_a_full_disk_leaves_a_file_as_it_was(local: Local, tmp_path: Path) -> None:
+    shell = Shell(local.url, tmp_path)
     (tmp_path / "out.csv").write_text("before")
     query = "select repeat('x', 4000) as much"
     command = f'ulimit -f 1; exec {shell.command[0]} -m penstock sql "{query}" --format csv -o out.csv'
@@ -98,12 +96,15 @@ async def test_a_full_disk_leaves_a_file_as_it_was(gateway: Gateway, tmp_path: P
     assert (tmp_path / "out.csv").read_text() == "before"
 
 
-async def test_a_key_that_reads_may_ask(start_gateway: StartGateway, http: aiohttp.ClientSession) -> None:
-    keys = {"PENSTOCK_ADMIN_KEY": "a" * 32, "PENSTOCK_READ_KEY": "r" * 32}
-    gateway = await start_gateway('[index]\nsql = "off"\n', env=keys)
-    async with http.post(f"{gateway.url}/api/sql", json={"query": "select 1"}) as answer:
-        assert answer.status == 401
-    async with Client(gateway.url, "r" * 32) as client:
-        assert [view.name for view in (await client.sql_views()).views] == list(VIEWS)
-        with pytest.raises(ClientError, match=r"SQL is turned off"):
-            await client.sql(SqlRequest(query="select 1"))
+async def test_a_key_that_reads_may_ask(
+    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ADMIN", "READ"):
+        monkeypatch.setenv(f"PENSTOCK_{name}_KEY", name * 8)
+    async with locally(tmp_path, '[index]\nsql = "off"\n') as gateway:
+        async with http.post(f"{gateway.url}/api/sql", json={"query": "select 1"}) as answer:
+            assert answer.status == 401
+        async with Client(gateway.url, "READ" * 8) as client:
+            assert [view.name for view in (await client.sql_views()).views] == list(VIEWS)
+            with pytest.raises(ClientError, match=r"SQL is turned off"):
+                await client.sql(SqlRequest(query="select 1"))

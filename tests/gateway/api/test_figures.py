@@ -1,4 +1,4 @@
-"""Figures by what calls have in common, by a scan; tests/gateway/index/test_equality.py has the index."""
+"""Sums over the newest spans, and by what calls have in common, by a scan (index/test_equality.py has the index)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
-from conftest import Gateway, StartGateway
+from fakes.local import Local
 from fakes.memory_tape import T0, MemoryTape, call
 from fakes.provider import Provider
 from fakes.shell import Shell
 
 from penstock.gateway.api.breakdown import scanned, unread_rows
+from penstock.gateway.api.stats import gather
+from penstock.gateway.api.tool_stats import failed
 from penstock.gateway.calls.call_log import OTHER, count_unread
 from penstock.gateway.demo.model import Answer
 from penstock.gateway.filters.query import parse
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.attributes import SHADOW_OF, UNREAD
+from penstock.gateway.model.answers import RewardStats
+from penstock.gateway.model.attributes import REPLAY_OF, SHADOW_OF, UNREAD
 from penstock.gateway.model.breakdown import BreakdownRow
 from penstock.gateway.model.grouping import By
-from penstock.gateway.model.span import Usage
+from penstock.gateway.model.release_calls import own, rehearsed
+from penstock.gateway.model.rollout import Reward, RolloutStatus, RolloutSummary
+from penstock.gateway.model.span import Span, Usage
 
 
 def asked(tape: MemoryTape, by: By, filter: str = "", most: int = 1000) -> dict[str, BreakdownRow]:
@@ -103,20 +108,18 @@ def test_costs_are_summed_and_calls_without_a_price_are_counted() -> None:
     assert (row.cost, row.reported, rows["a"].reported) == (pytest.approx(0.25 + 0.625 + 2.5), 1, 0)
 
 
-async def test_a_person_asks(start_gateway: StartGateway, tmp_path: Path) -> None:
-    shell = Shell((await start_gateway("")).url, tmp_path)
+async def test_a_person_asks(local: Local, tmp_path: Path) -> None:
+    shell = Shell(local.url, tmp_path)
     shown = await shell.run("stats", "--by", "agent", "--since", "7d", "status:ok")
     assert shown.code == 0, shown.err
-    said = "Sums over the whole tape; reward is the mean of rollouts that have one, cost is in USD.\n"
-    assert shown.text.startswith(said)
-    wrong = await shell.run("stats", "--since", "7d")
-    assert (wrong.code, "go with --by" in wrong.err) == (2, True)
-    wrong = await shell.run("stats", "--by", "agents")
-    assert wrong.code != 0
-    assert "agent" in wrong.err
-    wrong = await shell.run("stats", "--by", "agent", "modle:x")
-    assert wrong.code != 0
-    assert "did you mean" in wrong.err
+    assert shown.text.startswith("Sums over the whole tape; ")
+    for words, way_out in (
+        (("--since", "7d"), "go with --by"),
+        (("--by", "agents"), "agent"),
+        (("--by", "agent", "modle:x"), "did you mean"),
+    ):
+        wrong = await shell.run("stats", *words)
+        assert (wrong.code != 0, way_out in wrong.err) == (True, True), wrong.err
 
 
 # -- what was not read --
@@ -142,20 +145,136 @@ def test_paths_are_counted_up_to_a_bound() -> None:
     assert metrics.unread["chat", OTHER] == 200
 
 
-async def test_a_person_asks_what_was_not_read(gateway: Gateway, provider: Provider, tmp_path: Path) -> None:
-    shell = Shell(gateway.url, tmp_path)
+async def test_a_person_asks_what_was_not_read(local: Local, provider: Provider, tmp_path: Path) -> None:
+    shell = Shell(local.url, tmp_path)
     shown = await shell.run("unread")
     assert (shown.code, shown.text, "read" in shown.err) == (0, "", True)
     provider.script = [Answer("hi"), Answer("hi", extra={"novel": {"answer": "a text that nobody reads"}})]
-    ask = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     async with ClientSession() as http:
         for rollout in ("known", "new"):
-            async with http.post(f"{gateway.url}/rollout/{rollout}/v1/chat/completions", json=ask) as response:
-                assert response.status == 200
+            await local.ask(http, rollout)
         shown = await shell.run("unread", "unread:novel*")
         assert ("novel.answer" in shown.text, "new/a1#1" in shown.text, shown.code) == (True, True, 0)
         assert "novel.answer" in (await shell.run("show", "new")).text
         assert "unread" in (await shell.run("doctor", "new")).text
         assert "unread" not in (await shell.run("doctor", "known")).text
-        async with http.get(f"{gateway.url}/metrics") as response:
+        async with http.get(f"{local.url}/metrics") as response:
             assert 'penstock_unread_total{dialect="chat",key="novel.answer"} 1.0' in await response.text()
+
+
+# -- the newest spans --
+
+
+def reward(sequence: int, **about: float | str | bool | None) -> Span:
+    given = Reward.model_validate(about)
+    return call(sequence, kind="reward", name="reward", model=None, usage=None, attributes=given.attributes())
+
+
+async def test_calls_rewards_and_events_are_told_apart() -> None:
+    tape = MemoryTape()
+    for span in (
+        call(1),
+        call(2, status="error"),
+        call(3, kind="event", name="stdout", model=None, usage=None),
+        reward(4, value=1.0, source="runner"),
+        reward(5, value=0.5, source="judge"),
+        reward(6, value=-100.0, source="agent", trusted=False),
+    ):
+        tape.add(span)
+    figures = await gather(tape, 100, Metrics())
+    assert (figures.counted_spans, figures.complete) == (6, True)
+    assert figures.by_status == {"ok": 1, "error": 1}
+    assert figures.by_kind == {"llm": 2, "event": 1, "reward": 3}
+    assert list(figures.by_model) == ["gpt-5-mini"]
+    assert figures.rewards == RewardStats(
+        count=3, untrusted=1, mean=0.75, by_source={"runner": 1, "judge": 1, "agent": 1}
+    )
+
+
+async def test_what_was_asked_for_a_release_is_in_no_sum() -> None:
+    tape = MemoryTape()
+    tape.add(call(1))
+    tape.add(reward(2, value=1.0))
+    for number, mark in enumerate((REPLAY_OF, SHADOW_OF), 3):
+        tape.add(call(number, rollout="x-1-shadow", attributes={mark: "r1/a1#1"}, status="error"))
+    rehearsal = "x-1-rehearsal-a2-1-candidate"
+    tape.add(call(1, rollout=rehearsal, attributes={REPLAY_OF: "r1/a1"}))
+    tape.add(reward(2, value=0.0).model_copy(update={"rollout": rehearsal}))
+    figures = await gather(tape, 100, Metrics())
+    assert (figures.counted_spans, figures.by_kind) == (6, {"llm": 4, "reward": 2})
+    assert (figures.totals.calls, figures.by_status, figures.by_model["gpt-5-mini"].calls) == (1, {"ok": 1}, 1)
+    assert (figures.rewards.count, figures.rewards.mean) == (1, 1.0)
+
+
+FAILED: dict[str, Any] = {"status": RolloutStatus.FAILED}
+
+
+def run(rollout: str, sequence: int, tool: str = "search", server: str = "web", **about: Any) -> Span:
+    named = {"gen_ai.tool.name": tool}
+    return call(sequence, rollout, kind="tool", model=None, usage=None, upstream=server, attributes=named, **about)
+
+
+async def test_tools_are_summed_with_the_rollouts_that_ran_them() -> None:
+    tape = MemoryTape()
+    for number in range(1, 5):
+        # r1 and r2 fail, r3 succeeds, nobody says how r4 went.
+        statuses: dict[int, dict[str, Any]] = {1: FAILED, 2: FAILED, 3: {"status": RolloutStatus.SUCCEEDED}}
+        tape.add(call(1, f"r{number}"), None, **statuses.get(number, {}))
+    for number, name in enumerate(("r1", "r1", "r2", "r3", "r4"), 2):
+        tape.add(run(name, number, ms=100 * number))
+    tape.add(run("r1", 9, "fetch", status="error", error="tool_error"))
+    tape.add(run("r3", 9, server="other", status="cancelled"))
+    tape.add(run("r3", 10, status="open", ms=0).model_copy(update={"end_ns": None}))
+    search, other, fetch = (await gather(tape, 100, Metrics())).by_tool
+    assert (search.server, search.tool, search.calls, search.errors, search.cancelled) == ("web", "search", 5, 0, 0)
+    assert (search.median_ns, search.p95_ns) == (400_000_000, 600_000_000)
+    assert (search.rollouts, search.failed, search.share_of_failed, search.share_of_others) == (3, 2, 1.0, 1.0)
+    assert (fetch.tool, fetch.calls, fetch.errors, fetch.share_of_failed, fetch.share_of_others) == (
+        "fetch", 1, 1, 0.5, 0.0,
+    )  # fmt: skip
+    assert (other.server, other.tool, other.calls, other.cancelled) == ("other", "search", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "reward", "bad"),
+    [
+        ("failed", None, True),
+        ("failed", 1.0, True),
+        ("succeeded", None, False),
+        ("succeeded", 0.0, True),
+        ("running", 0.5, False),
+        ("running", -1.0, True),
+        ("running", None, None),
+        ("cancelled", None, None),
+    ],
+)
+def test_when_a_rollout_has_failed(status: str, reward: float | None, bad: bool | None) -> None:
+    assert failed(RolloutSummary(id="r1", status=RolloutStatus(status), reward=reward)) == bad
+
+
+async def test_without_tools_no_rollout_is_looked_up() -> None:
+    tape = MemoryTape()
+    tape.add(call(1))
+    tape.rollout = lambda rid: pytest.fail(rid)
+    assert (await gather(tape, 100, Metrics())).by_tool == []
+
+
+@pytest.mark.parametrize(
+    ("rollout", "is_one"),
+    [
+        ("x-1-rehearsal-a2-17-candidate", True),
+        ("x-1-rehearsal-a2-17-incumbent", True),
+        ("x-1-rehearsal", False),
+        ("x-1-rehearsal-a2-17-other", False),
+        ("rehearsal-a2-17-candidate", False),
+        ("r1", False),
+    ],
+)
+def test_a_run_of_a_rehearsal_is_known_by_its_name(rollout: str, is_one: bool) -> None:
+    assert rehearsed(rollout) == own(call(1, rollout=rollout)) == is_one
+
+
+async def test_dimensions_alone_have_no_mean() -> None:
+    tape = MemoryTape()
+    tape.add(call(1, kind="reward", attributes=Reward(dimensions={"style": 1.0}).attributes()))
+    assert (await gather(tape, 100, Metrics())).rewards.mean is None
