@@ -37,7 +37,6 @@ def a_rollout() -> RolloutSummary:
 
 
 def nouns(what: str) -> list[BaseModel]:
-    """Two rows of each kind, with odd ones among them."""
     tape = MemoryTape()
     head = call(1, versions={"policy": "v1"}, stream=True)
     tape.add(head, chat_exchange([{"role": "user", "content": "hi\u2028"}], {"content": "ho"}, temperature=0.5))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import StartGateway
+from fakes.local import Local, locally
 from fakes.mcp_wire import Client, call, config, mcp_server
-from fakes.process import PATIENCE, Gateway
+from fakes.process import PATIENCE
 from fakes.shell import Shell
 from fakes.tape import Tape
 
@@ -32,10 +33,10 @@ verdict = "dry"
 
 
 @pytest.fixture
-async def gateway(start_gateway: StartGateway, http: aiohttp.ClientSession) -> Gateway:
-    """Three rollouts on the tape; one has read /etc, and badly."""
-    async with mcp_server(sessions=False) as server:
-        gateway = await start_gateway(config(server))
+async def shell(tmp_path: Path, http: aiohttp.ClientSession) -> AsyncGenerator[Shell]:
+    """Beside a gateway with three rollouts on its tape; one has read /etc, and badly."""
+    (tmp_path / "rules.toml").write_text(RULES)
+    async with mcp_server(sessions=False) as server, locally(tmp_path, config(server)) as gateway:
         for rollout, path, reward in (("r1", "/srv/a", 1.0), ("r2", "/etc/passwd", 0.0), ("r3", "/srv/b", 0.5)):
             client = Client(f"{gateway.address(rollout)}/mcp/tools", http, {})
             for message in (call("echo", {"path": path}), {"jsonrpc": "2.0", "id": 9, "method": "tools/list"}):
@@ -43,13 +44,7 @@ async def gateway(start_gateway: StartGateway, http: aiohttp.ClientSession) -> G
             _ = await Tape(gateway.url, http).spans(rollout, 2)
             async with Control(gateway.url) as control:
                 _ = await control.reward(rollout, "a1", Judgement(value=reward))
-        return gateway
-
-
-@pytest.fixture
-def shell(gateway: Gateway, tmp_path: Path) -> Shell:
-    (tmp_path / "rules.toml").write_text(RULES)
-    return Shell(gateway.url, tmp_path)
+        yield Shell(gateway.url, tmp_path)
 
 
 async def test_rules_are_tried_on_recorded_calls(shell: Shell) -> None:
@@ -62,41 +57,28 @@ async def test_rules_are_tried_on_recorded_calls(shell: Shell) -> None:
         ["listed-as-it-is", "dry", "2", "-", "2", "0.75", "0", "too", "little", "to", "tell"],
     ]
     assert lines[-1].split() == ["r2/a1#1", "deny", "no-etc", "tools", "echo", "-"]
-
-
-async def test_as_json_and_for_some(shell: Shell) -> None:
-    done = await shell.run("policy", "test", "rules.toml", "rollout:r1,r2", "--json")
-    told = json.loads(done.text)
+    told = json.loads((await shell.run("policy", "test", "rules.toml", "rollout:r1,r2", "--json")).text)
     assert (told["calls"], told["denied"], told["stopped"][0]["rollout"]) == (2, 1, "r2")
-
-
-async def test_nothing_to_try_them_on(shell: Shell) -> None:
     done = await shell.run("policy", "test", "rules.toml", "rollout:nobody")
     assert (done.code, done.text) == (0, "")
-    assert done.err.startswith(
-        "No recorded tool call matches: tools are recorded where an agent reaches its MCP servers"
-    )
+    assert done.err.startswith("No recorded tool call matches: ")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+async def test_a_wrong_file_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    shell = Shell("http://127.0.0.1:9", tmp_path)
+    for text, said in (
         ("port = 1\n", "rules.toml has no [[policy]]: add a rule with a name and a verdict"),
         ('[[policy]]\nname = "a"\nverdict = "stop"\n', "policy 'a': verdict: 'stop' is not 'allow', 'deny'"),
         ('[[polcy]]\nname = "a"\n', "polcy: unknown key; did you mean 'policy'?"),
-    ],
-)
-async def test_a_wrong_file_is_said_before_anything_is_asked(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "rules.toml").write_text(text)
-    done = await Shell("http://127.0.0.1:9", tmp_path).run("policy", "test", "rules.toml")
-    assert done.code == 1
-    assert said in done.err
+    ):
+        (tmp_path / "rules.toml").write_text(text)
+        done = await shell.run("policy", "test", "rules.toml")
+        assert (done.code, said in done.err) == (1, True), done.err
 
 
-async def test_a_person_answers(start_gateway: StartGateway, tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async with mcp_server(sessions=False) as server:
-        rule = '[[policy]]\nname = "ask"\nverdict = "ask"\nmessage = "Really?"\n'
-        gateway = await start_gateway(config(server) + rule)
+async def test_a_person_answers(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    rule = '[[policy]]\nname = "ask"\nverdict = "ask"\nmessage = "Really?"\n'
+    async with mcp_server(sessions=False) as server, locally(tmp_path, config(server) + rule) as gateway:
         shell = Shell(gateway.url, tmp_path)
         none = await shell.run("policy", "waiting")
         assert (none.code, none.text, none.err) == (0, "", "No tool call waits for a person.\n")
@@ -118,7 +100,7 @@ async def test_a_person_answers(start_gateway: StartGateway, tmp_path: Path, htt
         assert len(server.asked) == 1
 
 
-async def _asked(gateway: Gateway) -> str:
+async def _asked(gateway: Local) -> str:
     async with Control(gateway.url) as control, asyncio.timeout(PATIENCE):
         found: list[str] = []
         while not found:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from conftest import StartGateway
+import pytest
+from fakes.local import locally
 from fakes.shell import Shell
 
 from penstock.gateway.model.prices import Prices
@@ -47,11 +48,11 @@ async def test_nonsense_changes_nothing(tmp_path: Path) -> None:
     assert target.read_text() == OWN
 
 
-async def test_an_old_list_warns(start_gateway: StartGateway, tmp_path: Path) -> None:
+async def test_an_old_list_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "prices.toml").write_text(OWN)
-    gateway = await start_gateway(f'prices = "{tmp_path / "prices.toml"}"\n')
-    assert "the list of prices is of 2026-01-01" in gateway.log
-    shell = Shell(gateway.url, tmp_path)
-    for words in (("prices",), ("stats",), ("stats", "--by", "model")):
-        shown = await shell.run(*words)
-        assert (shown.code, "2026-01-01" in shown.text, "prices update" in shown.text) == (0, True, True), shown.err
+    async with locally(tmp_path, f'prices = "{tmp_path / "prices.toml"}"\n') as gateway:
+        assert "the list of prices is of 2026-01-01" in caplog.text
+        shell = Shell(gateway.url, tmp_path)
+        for words in (("prices",), ("stats",), ("stats", "--by", "model")):
+            shown = await shell.run(*words)
+            assert (shown.code, "2026-01-01" in shown.text, "prices update" in shown.text) == (0, True, True), shown.err

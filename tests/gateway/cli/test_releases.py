@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
-import pty
 import re
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from itertools import count
 from pathlib import Path
@@ -18,36 +18,27 @@ from typing import Any
 import aiohttp
 import lmdb
 import pytest
-from conftest import StartGateway
 from fakes.experiment import CANDIDATE, SKIP, STABLE, Traffic, policy, prompt
-from fakes.goldens import check_golden, check_widths, text_of
-from fakes.preloaded import penstock
-from fakes.process import PATIENCE, ROOT, Gateway, upstreams
-from fakes.provider import Provider
-from fakes.shell import Done, Shell
+from fakes.local import Local, locally
+from fakes.process import PATIENCE, Gateway, upstreams
+from fakes.provider import serving
+from fakes.shell import Shell
 from fakes.tape import Tape
-from fakes.trials import START, Trial, steady
-from rich.console import Group
-from rich.text import Text
 
 from penstock.gateway.__main__ import main
-from penstock.gateway.cli import watch
+from penstock.gateway.cli import prompts, watch
 from penstock.gateway.cli import watch_release as watching
-from penstock.gateway.cli.tables import GROUPS
 from penstock.gateway.cli.verify import checked
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.display import releases, resources
-from penstock.gateway.display.releases import bar
+from penstock.gateway.client.console import Failure
 from penstock.gateway.model.audit import Said
-from penstock.gateway.model.coverage import Coverage, Difference, LastMiss
-from penstock.gateway.model.policy import Guards, Policy, Stage
+from penstock.gateway.model.policy import Stage
 from penstock.gateway.model.release import Assignment, Entry, NewRelease, Release, ReleaseView, Seen
-from penstock.gateway.model.resource import Audience, Resource, ResourceList, ResourceView, Rule, Stable
+from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.template import Template
-from penstock.gateway.prompts.induce import Proposal
-from penstock.gateway.prompts.recognise import Known, Recognised
+from penstock.gateway.prompts.induce import FEWEST, Proposal
 from penstock.gateway.store.environment import DATABASES
 
 SHORT = (
@@ -56,31 +47,23 @@ SHORT = (
 )
 
 
-@pytest.fixture
-def shell(gateway: Gateway, tmp_path: Path) -> Shell:
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(STABLE)
     (tmp_path / "two.txt").write_text(CANDIDATE)
     (tmp_path / "short.toml").write_text(SHORT)
-    return Shell(gateway.url, tmp_path)
 
 
 @pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    async with Client(gateway.url) as connected:
-        yield connected
+async def traffic(local: Local, client: Client, http: aiohttp.ClientSession) -> Traffic:
+    return await registered(local.url, client, http)
 
 
-@pytest.fixture
-async def traffic(gateway: Gateway, client: Client, http: aiohttp.ClientSession) -> Traffic:
+async def registered(url: str, client: Client, http: aiohttp.ClientSession) -> Traffic:
     """Agents of a registered prompt that has a second version."""
     _ = await client.add_version("travel", prompt(STABLE, sent=True))
     _ = await client.add_version("travel", prompt(CANDIDATE))
-    return Traffic(gateway.url, http, client)
-
-
-def objects(done: Done) -> list[Any]:
-    assert (done.code, done.err) == (0, "")
-    return [json.loads(line) for line in done.text.splitlines()]
+    return Traffic(url, http, client)
 
 
 def names(prefix: str, count: int) -> list[str]:
@@ -100,11 +83,11 @@ async def test_versions_are_added_shown_and_compared(shell: Shell) -> None:
     again = await shell.run("resource", "add", "travel", "--file", "-", "--sent", stdin=STABLE.encode())
     assert again.text == "travel@v1 was registered already with the slots date.\n"
     second = ("resource", "add", "travel", "--file", "two.txt", "--parent", "v1", "--version", "careful")
-    (made,) = objects(await shell.run(*second, "--note", "ask first", "--json"))
+    (made,) = (await shell.run(*second, "--note", "ask first", "--json")).rows
     assert (made["version"], made["parent"], made["note"], made["content"]["text"]) == (
         "careful", "v1", "ask first", CANDIDATE,
     )  # fmt: skip
-    assert made["author"] == objects(await shell.run("resource", "show", "travel@careful", "--json"))[0]["author"] != ""
+    assert made["author"] == (await shell.run("resource", "show", "travel@careful", "--json")).rows[0]["author"] != ""
     listed, shown, one, diff = await asyncio.gather(
         shell.run("resource", "list"),
         shell.run("resource", "show", "travel"),
@@ -121,12 +104,12 @@ async def test_versions_are_added_shown_and_compared(shell: Shell) -> None:
 
 async def test_models_and_tools_are_resources_too(shell: Shell) -> None:
     model = ("resource", "add", "policy", "--upstream", "fake-openai", "--base", "m", "--adapter")
-    (one,) = objects(await shell.run(*model, "/a/1", "--version", "v12", "--json"))
+    (one,) = (await shell.run(*model, "/a/1", "--version", "v12", "--json")).rows
     assert (one["kind"], one["content"]) == ("model", {"upstream": "fake-openai", "base": "m", "adapter": "/a/1"})
     await shell.run(*model, "/a/2", "--served", "fresh")
     fields = await shell.run("resource", "diff", "policy", "v12", "v2")
     assert "-adapter: /a/1\n+adapter: /a/2\n+served: fresh\n" in fields.text
-    (tool,) = objects(await shell.run("resource", "add", "find", "--tool", "find", "--file", "one.txt", "--json"))
+    (tool,) = (await shell.run("resource", "add", "find", "--tool", "find", "--file", "one.txt", "--json")).rows
     assert (tool["kind"], tool["content"]["tool"]) == ("tool-text", "find")
 
 
@@ -191,9 +174,9 @@ async def asked(traffic: Traffic, count: int) -> None:
 
 
 async def test_a_prompt_is_discovered_registered_and_told(
-    shell: Shell, gateway: Gateway, client: Client, http: aiohttp.ClientSession
+    shell: Shell, local: Local, client: Client, http: aiohttp.ClientSession
 ) -> None:
-    await asked(Traffic(gateway.url, http, client), 25)
+    await asked(Traffic(local.url, http, client), 25)
     shown = await shell.run("prompts", "discover")
     assert shown.text.startswith("1 prompt in 25 calls.\n\n1.  25 messages  100.0% of its call-site  no agent named")
     assert "not registered\nYou are a travel agent of Acme Air. Today is " in shown.text
@@ -203,20 +186,20 @@ async def test_a_prompt_is_discovered_registered_and_told(
     (version,) = (await client.resource("travel")).versions
     assert (version.author, version.content["sent"]) == ("ann", True)
     assert version.note == "discovered in 25 messages, 100.0% of its call-site"
-    (found,) = objects(await shell.run("prompts", "discover", "status:ok", "--json"))
+    (found,) = (await shell.run("prompts", "discover", "status:ok", "--json")).rows
     assert (found["registered"], found["messages"], found["template"]) == ("travel", 25, version.content["text"])
     text = STABLE.replace("{date}", "day 99 of the month").encode()
-    (told,) = objects(await shell.run("prompts", "check", "-", "--json", stdin=text))
+    (told,) = (await shell.run("prompts", "check", "-", "--json", stdin=text)).rows
     assert (told["resource"], list(told["slots"])) == ("travel", ["slot1"])
     assert (await shell.run("prompts", "check", "-", stdin=text)).text.startswith("This is travel.\nslot ")
     assert (await shell.run("prompts", "check", "-", "--tool", "find", stdin=text)).code == 1
 
 
 async def test_what_a_release_has_written_is_not_discovered(
-    shell: Shell, gateway: Gateway, client: Client, http: aiohttp.ClientSession
+    shell: Shell, local: Local, client: Client, http: aiohttp.ClientSession
 ) -> None:
     """Nor what the gateway asked by itself: only what agents send is theirs."""
-    traffic = Traffic(gateway.url, http, client)
+    traffic = Traffic(local.url, http, client)
     await asked(traffic, 3)
     few = await shell.run("prompts", "discover")
     assert few.text == (
@@ -235,8 +218,8 @@ async def test_what_a_release_has_written_is_not_discovered(
     await client.decide(release.id, "promote", Said(who="ann"))
     for number in range(25):
         await traffic.call(f"n{number}", STABLE.replace("{date}", f"day {number} of next month"))
-    await Tape(gateway.url, http).written()
-    found = objects(await shell.run("prompts", "discover", "--json"))
+    await Tape(local.url, http).written()
+    found = (await shell.run("prompts", "discover", "--json")).rows
     assert [(one["registered"], one["template"]) for one in found] == [("travel", found[0]["template"])]
     assert "careful" not in found[0]["template"]
     shown, stats = await shell.run("prompts", "discover"), await client.stats()
@@ -246,45 +229,44 @@ async def test_what_a_release_has_written_is_not_discovered(
     assert said in shown.text
 
 
-async def test_a_terminal_is_asked(shell: Shell, gateway: Gateway, client: Client, http: aiohttp.ClientSession) -> None:
-    await asked(Traffic(gateway.url, http, client), 25)
-    said = await typed(shell, b"booking\n", "prompts", "discover")
+FOUND: list[tuple[Proposal, str | None]] = [
+    (Proposal(Template((f"You are {who}. ", ""), ("rest",)), 20, 1.0, {}, None, who), None) for who in ("one", "two")
+]
+
+
+@pytest.mark.parametrize("number", [0, 3, -1])
+def test_a_number_that_is_not_shown_registers_nothing(number: int) -> None:
+    assert prompts._chosen(FOUND, 2) is FOUND[1][0]
+    with pytest.raises(Failure, match=f"--number: {number} is not 1 to 2"):
+        prompts._chosen(FOUND, number)
+
+
+def test_who_ends_the_questions_registers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    prompts._offer("http://127.0.0.1:9", FOUND, "ann")
+
+
+async def test_half_of_a_surrogate_pair_is_shown(shell: Shell, local: Local, http: aiohttp.ClientSession) -> None:
+    """What JavaScript makes of a text that it cuts in the middle of a character."""
+    for number in range(FEWEST):
+        said = f'"You are the order desk of Acme. Be brief. Customer: {number} \\ud83d"'
+        body = f'{{"model":"m","messages":[{{"role":"system","content":{said}}},{{"role":"user","content":"hi"}}]}}'
+        headers = {"Content-Type": "application/json"}
+        async with http.post(f"{local.openai(f'r{number}')}/chat/completions", data=body, headers=headers) as answer:
+            _ = await answer.read()
+    await Tape(local.url, http).written()
+    found = await shell.run("prompts", "discover", "--json")
+    assert (found.code, found.err) == (0, "")
+    assert "\\ud83d" in found.text
+
+
+async def test_a_terminal_is_asked(shell: Shell, local: Local, client: Client, http: aiohttp.ClientSession) -> None:
+    await asked(Traffic(local.url, http, client), 25)
+    said = await shell.typed(b"booking\n", "prompts", "discover")
     assert "Register prompt 1? A name, or nothing to leave it: " in said
     assert "booking@v1 is registered" in said
     assert [one.name for one in await client.resources()] == ["booking"]
-    assert "Register prompt" not in await typed(shell, b"", "prompts", "discover")
-
-
-async def typed(shell: Shell, keys: bytes, *arguments: str, TERM: str = "dumb") -> str:
-    """What a command says on a terminal to somebody who types this."""
-    ours, theirs = pty.openpty()
-    try:
-        process = await penstock(
-            *arguments,
-            env=shell.env | {"COLUMNS": "100", "TERM": TERM}, cwd=shell.folder,
-            stdin=theirs, stdout=theirs, stderr=theirs,
-        )  # fmt: skip
-    finally:
-        os.close(theirs)
-    os.write(ours, keys)
-    try:
-        return (await asyncio.wait_for(asyncio.to_thread(_drained, ours), PATIENCE)).decode()
-    finally:
-        os.close(ours)
-        assert await process.wait() == 0
-
-
-def _drained(terminal: int) -> bytes:
-    said = b""
-    while True:
-        try:
-            piece = os.read(terminal, 65536)
-        except OSError:
-            # Linux says so when the other side has gone.
-            return said
-        if not piece:
-            return said
-        said += piece
+    assert "Register prompt" not in await shell.typed(b"", "prompts", "discover")
 
 
 # --- releases ---
@@ -315,7 +297,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     assert sum(map(int, shown["counted"][1:])) == view.release.counted
     assert sum(map(int, shown["assigned"][1:])) == view.release.assigned
     assert max(map(len, status.text.splitlines())) <= 80
-    (told,) = objects(await shell.run("release", "status", "travel-1", "--json"))
+    (told,) = (await shell.run("release", "status", "travel-1", "--json")).rows
     assert told["figures"] == view.figures
     verified = await shell.run("release", "verify", "travel")
     assert (verified.code, verified.err) == (0, "")
@@ -333,16 +315,21 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     assert [name for name in os.listdir(shell.folder) if name.startswith(".")] == []
 
 
-async def test_watching_goes_on_when_the_gateway_is_restarted(shell: Shell, traffic: Traffic, gateway: Gateway) -> None:
-    release = await traffic.start("travel", "v2", policy(0.5))
-    watching = await shell.start("release", "watch", "travel")
-    assert watching.stdout is not None
-    while "canary → canary" not in (await asyncio.wait_for(watching.stdout.readline(), PATIENCE)).decode():
-        pass
-    await gateway.kill()
-    await gateway.start(gateway.port)
-    await traffic.client.decide(release.id, "abort", Said(who="ann", why="enough"))
-    rest, err = await shell.end_of(watching)
+async def test_watching_goes_on_when_the_gateway_is_restarted(
+    gateway: Gateway, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    shell = Shell(gateway.url, tmp_path)
+    async with Client(gateway.url) as client:
+        traffic = await registered(gateway.url, client, http)
+        release = await traffic.start("travel", "v2", policy(0.5))
+        watching = await shell.start("release", "watch", "travel")
+        assert watching.stdout is not None
+        while "canary → canary" not in (await asyncio.wait_for(watching.stdout.readline(), PATIENCE)).decode():
+            pass
+        await gateway.kill()
+        await gateway.start(gateway.port)
+        await client.decide(release.id, "abort", Said(who="ann", why="enough"))
+        rest, err = await shell.end_of(watching)
     assert (watching.returncode, err) == (0, b"")
     assert "abort → aborted  by ann (claimed)  enough\n" in rest.decode()
 
@@ -385,7 +372,7 @@ async def test_people_decide(shell: Shell, traffic: Traffic, client: Client) -> 
     await traffic.start("travel", "v2", policy(0.5))
     said: list[tuple[str, ...]] = [("hold", "held"), ("resume", "canary"), ("promote", "promoted")]
     for action, stage in said:
-        (release,) = objects(await shell.run("release", action, "travel", "--why", f"to {action} it", "--json"))
+        (release,) = (await shell.run("release", action, "travel", "--why", f"to {action} it", "--json")).rows
         assert (release["stage"], release["reason"]) == (stage, f"to {action} it")
     assert (await client.resource("travel")).stable.version == "v2"
     over = await shell.run("release", "abort", "travel-1")
@@ -397,9 +384,9 @@ async def test_people_decide(shell: Shell, traffic: Traffic, client: Client) -> 
         shell.run("release", "history", "travel", "--json"),
     )
     assert words(listed.text)[1][:4] == ["travel-1", "promoted", "v1", "v2"]
-    assert objects(live) == []
-    assert [entry["action"] for entry in objects(entries)][-3:] == ["hold", "resume", "promote"]
-    assert objects(entries)[-1]["who"] != ""
+    assert live.rows == []
+    assert [entry["action"] for entry in entries.rows][-3:] == ["hold", "resume", "promote"]
+    assert entries.rows[-1]["who"] != ""
     assert history.text.splitlines()[0] == "travel-1  promoted"
     assert (await shell.run("release", "verify", "travel")).code == 0
 
@@ -444,7 +431,7 @@ async def test_watching_as_json_and_until_interrupted(shell: Shell, traffic: Tra
 
 async def test_a_terminal_is_drawn_over_until_the_end(shell: Shell, traffic: Traffic, client: Client) -> None:
     await traffic.start("travel", "v2", policy(0.5))
-    drawing = asyncio.ensure_future(typed(shell, b"", "release", "watch", "travel", TERM="xterm"))
+    drawing = asyncio.ensure_future(shell.typed(b"", "release", "watch", "travel", TERM="xterm"))
     _ = await traffic.run(names("r", 5), lambda arm: 1.0)
     _ = await shell.run("release", "abort", "travel", "--why", "enough")
     said = await drawing
@@ -478,68 +465,73 @@ class Forged(Client):
             yield assignment, seen
 
 
-@pytest.mark.parametrize(
-    ("update", "problem"),
-    [
-        ({"raw_reward": 0.25, "reward": 0.25}, "was counted with the reward 0.25, a1#3 on the tape says 1.0"),
-        ({"reward": 0.5}, "a reward of 1 is a goodness of 1, not 0.5"),
-        ({"span": "a1#9"}, "names the reward a1#9, which is not on the tape"),
-        ({"span": "a1#1"}, "names a1#1 as its reward, which is a span of kind llm"),
-        ({"span": None}, "has the goodness 1 and names no reward"),
-    ],
-)
-async def test_a_reward_that_is_not_on_the_tape_is_found(
-    gateway: Gateway, traffic: Traffic, update: dict[str, Any], problem: str
-) -> None:
+async def counted(traffic: Traffic, rollouts: int) -> None:
     await traffic.start("travel", "v2", policy(0.5, rollouts=100))
-    _ = await traffic.run(names("r", 6), lambda arm: 1.0)
-    _ = await traffic.when("travel-1", lambda view: view.release.counted == 6)
-    async with Forged(gateway.url, 4, {}) as honest, Forged(gateway.url, 4, update) as forged:
+    _ = await traffic.run(names("r", rollouts), lambda arm: 1.0)
+    _ = await traffic.when("travel-1", lambda view: view.release.counted == rollouts)
+
+
+FORGED: list[tuple[dict[str, Any], str]] = [
+    ({"raw_reward": 0.25, "reward": 0.25}, "was counted with the reward 0.25, a1#3 on the tape says 1.0"),
+    ({"reward": 0.5}, "a reward of 1 is a goodness of 1, not 0.5"),
+    ({"span": "a1#9"}, "names the reward a1#9, which is not on the tape"),
+    ({"span": "a1#1"}, "names a1#1 as its reward, which is a span of kind llm"),
+    ({"span": None}, "has the goodness 1 and names no reward"),
+]
+
+
+async def test_a_reward_that_is_not_on_the_tape_is_found(local: Local, traffic: Traffic) -> None:
+    await counted(traffic, 6)
+    async with Forged(local.url, 4, {}) as honest:
         assert (await checked(honest, "travel-1")).problems == []
-        found = await checked(forged, "travel-1")
-    assert [line for line in found.problems if problem in line] == found.problems[-1:]
-    assert found.problems[-1].startswith("observation 4 of rollout r")
+    for update, problem in FORGED:
+        async with Forged(local.url, 4, update) as forged:
+            found = (await checked(forged, "travel-1")).problems
+        assert [line for line in found if problem in line] == found[-1:]
+        assert found[-1].startswith("observation 4 of rollout r")
 
 
-async def test_a_tape_that_was_changed_is_not_verified(shell: Shell, traffic: Traffic, gateway: Gateway) -> None:
-    await traffic.start("travel", "v2", policy(0.5, rollouts=100))
-    _ = await traffic.run(names("r", 6), lambda arm: 1.0)
-    _ = await traffic.when("travel-1", lambda view: view.release.counted == 6)
-    assert (await shell.run("release", "verify", "travel")).code == 0
-    await gateway.terminate()
-    with lmdb.open(str(gateway.data / "tape"), max_dbs=len(DATABASES)) as env:
-        replace_first(env, b"seen", b'"reward":1.0', b'"reward":0.0')
-        replace_first(env, b"audit", b"skipped by the policy", b"skipped by the weather")
-    await gateway.start(gateway.port)
-    done = await shell.run("release", "verify", "travel")
+async def test_a_tape_that_was_changed_is_not_verified(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with serving() as provider:
+        config = upstreams(openai=provider.openai_url)
+        async with locally(tmp_path, config) as made, Client(made.url) as client:
+            await counted(await registered(made.url, client, http), 6)
+            assert (await Shell(made.url, tmp_path).run("release", "verify", "travel")).code == 0
+        with lmdb.open(str(made.data / "tape"), max_dbs=len(DATABASES)) as env:
+            replace_first(env, b"seen", b'"reward":1.0', b'"reward":0.0')
+            replace_first(env, b"audit", b"skipped by the policy", b"skipped by the weather")
+        async with locally(tmp_path, config) as made:
+            shell = Shell(made.url, tmp_path)
+            done = await shell.run("release", "verify", "travel")
+            as_json = await shell.run("release", "verify", "travel", "--json")
     first, second, *_ = done.text.splitlines()
     assert (done.code, done.err) == (1, f"penstock: travel-1 is not verified: {len(done.text.splitlines())} problems\n")
     assert first.startswith("entry 2 was changed, or the one before it: its hash does not agree")
     assert "a reward of 1 is a goodness of 1, not 0.0" in done.text
-    (found,) = map(json.loads, (await shell.run("release", "verify", "travel", "--json")).text.splitlines())
+    (found,) = map(json.loads, as_json.text.splitlines())
     assert found["problems"][:2] == [first, second]
 
 
 async def test_an_edited_text_and_a_call_of_another_version_are_found(
-    shell: Shell, traffic: Traffic, gateway: Gateway, client: Client
+    http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    await traffic.start("travel", "v2", policy(0.5, rollouts=100))
-    await traffic.run(names("r", 16), lambda arm: 1.0)
-    pins = {name: (await client.pins(name))[0] for name in names("r", 16)}
-    name = next(name for name, pin in pins.items() if pin.arm == "candidate")
-    verified = await shell.run("release", "verify", "travel")
-    assert ", 32 calls by its arm's version." in verified.text, verified.err
-    async with Misled(gateway.url, name) as misled:
-        problems = (await checked(misled, "travel-1")).problems
-    assert problems == [f"call a1#1 of rollout {name} was served by travel@v1, its arm candidate has v2"]
-    await gateway.terminate()
-    with lmdb.open(str(gateway.data / "tape"), max_dbs=len(DATABASES)) as env:
-        replace_first(env, b"resources", b"Ask before you book.", b"Book at once, always")
-    await gateway.start(gateway.port)
-    done = await shell.run("release", "verify", "travel")
-    assert (done.code, done.text) == (
-        1, "travel@v2 says something else than when the release began: its content was edited\n",
-    )  # fmt: skip
+    async with serving() as provider:
+        config = upstreams(openai=provider.openai_url)
+        async with locally(tmp_path, config) as made, Client(made.url) as client:
+            await counted(await registered(made.url, client, http), 16)
+            pins = {name: (await client.pins(name))[0] for name in names("r", 16)}
+            name = next(name for name, pin in pins.items() if pin.arm == "candidate")
+            verified = await Shell(made.url, tmp_path).run("release", "verify", "travel")
+            assert ", 32 calls by its arm's version." in verified.text, verified.err
+            async with Misled(made.url, name) as misled:
+                problems = (await checked(misled, "travel-1")).problems
+        assert problems == [f"call a1#1 of rollout {name} was served by travel@v1, its arm candidate has v2"]
+        with lmdb.open(str(made.data / "tape"), max_dbs=len(DATABASES)) as env:
+            replace_first(env, b"resources", b"Ask before you book.", b"Book at once, always")
+        async with locally(tmp_path, config) as made:
+            done = await Shell(made.url, tmp_path).run("release", "verify", "travel")
+    said = "travel@v2 says something else than when the release began: its content was edited\n"
+    assert (done.code, done.text) == (1, said)
 
 
 class Misled(Client):
@@ -556,36 +548,35 @@ class Misled(Client):
 
 
 async def test_a_chain_that_was_made_anew_is_found_by_signatures_and_by_an_anchor(
-    start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
+    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever writes the tape computes every hash again: only the key and the head that was kept are not his."""
-    key = "kept-somewhere-else"
-    gateway = await start_gateway(upstreams(openai=provider.openai_url), env={"PENSTOCK_AUDIT_KEY": key})
-    shell = Shell(gateway.url, tmp_path)
-    async with Client(gateway.url) as client:
-        await client.add_version("travel", prompt(STABLE, sent=True))
-        await client.add_version("travel", prompt(CANDIDATE))
-        await Traffic(gateway.url, http, client).start("travel", "v2", policy(0.5))
-        await client.decide("travel-1", "hold", Said(who="ann"))
-    kept = (await shell.run("release", "anchor")).text
-    assert kept.split()[:2] == ["travel-1", "6"]
-    (tmp_path / "anchors.txt").write_text(kept)
-    ask = ("release", "verify", "travel", "--anchor", "anchors.txt")
-    verified = await shell.run(*ask, PENSTOCK_AUDIT_KEY=key)
-    assert "Signatures and anchors agree." in verified.text, verified.err
-    wrong = await shell.run("release", "verify", "travel", PENSTOCK_AUDIT_KEY="another")
-    assert "entry 1 is signed by another key, or its signature was changed" in wrong.text
-    assert key.encode() not in (gateway.data / "tape" / "data.mdb").read_bytes()
-    await gateway.terminate()
-    make_anew(gateway.data / "tape", lambda it: it.model_copy(update={"who": "bob"} if it.who == "ann" else {}))
-    await gateway.start(gateway.port)
-    assert (await shell.run("release", "verify", "travel")).code == 0
-    signed = await shell.run("release", "verify", "travel", PENSTOCK_AUDIT_KEY=key)
-    assert signed.text == "entry 6 is signed by another key, or its signature was changed\n"
-    anchored = await shell.run(*ask)
-    assert anchored.text == "entry 6 is not the one that was anchored: it has another hash\n"
-    broken = await shell.run(*ask[:-1], "-", stdin=b"travel-1 six abc")
-    assert (broken.code, "line 1 is no anchor" in broken.err) == (1, True)
+    key, ask = "kept-somewhere-else", ("release", "verify", "travel", "--anchor", "anchors.txt")
+    monkeypatch.setenv("PENSTOCK_AUDIT_KEY", key)
+    async with serving() as provider:
+        config = upstreams(openai=provider.openai_url)
+        async with locally(tmp_path, config) as made, Client(made.url) as client:
+            shell = Shell(made.url, tmp_path)
+            await (await registered(made.url, client, http)).start("travel", "v2", policy(0.5))
+            await client.decide("travel-1", "hold", Said(who="ann"))
+            kept = (await shell.run("release", "anchor")).text
+            assert kept.split()[:2] == ["travel-1", "6"]
+            (tmp_path / "anchors.txt").write_text(kept)
+            verified = await shell.run(*ask, PENSTOCK_AUDIT_KEY=key)
+            assert "Signatures and anchors agree." in verified.text, verified.err
+            wrong = await shell.run("release", "verify", "travel", PENSTOCK_AUDIT_KEY="another")
+            assert "entry 1 is signed by another key, or its signature was changed" in wrong.text
+            assert key.encode() not in (made.data / "tape" / "data.mdb").read_bytes()
+        make_anew(made.data / "tape", lambda it: it.model_copy(update={"who": "bob"} if it.who == "ann" else {}))
+        async with locally(tmp_path, config) as made:
+            shell = Shell(made.url, tmp_path)
+            assert (await shell.run("release", "verify", "travel")).code == 0
+            signed = await shell.run("release", "verify", "travel", PENSTOCK_AUDIT_KEY=key)
+            assert signed.text == "entry 6 is signed by another key, or its signature was changed\n"
+            anchored = await shell.run(*ask)
+            assert anchored.text == "entry 6 is not the one that was anchored: it has another hash\n"
+            broken = await shell.run(*ask[:-1], "-", stdin=b"travel-1 six abc")
+            assert (broken.code, "line 1 is no anchor" in broken.err) == (1, True)
 
 
 def make_anew(tape: Path, edit: Callable[[Entry], Entry]) -> None:
@@ -605,161 +596,7 @@ def make_anew(tape: Path, edit: Callable[[Entry], Entry]) -> None:
 
 
 def replace_first(env: lmdb.Environment, database: bytes, old: bytes, new: bytes) -> None:
-    """Changes the first record that has it."""
     db = env.open_db(database, create=False)
     with env.begin(db=db, write=True) as txn:
         key, record = next((key, record) for key, record in txn.cursor() if old in record)
         assert txn.put(key, record.replace(old, new, 1))
-
-
-# --- help ---
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["release", "--help"], ["release", "start", "--help"]])
-async def test_help_loads_neither_client_nor_model(arguments: list[str]) -> None:
-    program = f"""
-import sys
-from penstock.gateway.__main__ import main
-try:
-    main({arguments!r})
-except SystemExit:
-    pass
-heavy = ("aiohttp", "lmdb", "pydantic", "gateway.client.client", "gateway.model.release", "gateway.dialects")
-print("LOADED", *sorted(name for name in heavy if name in sys.modules))
-"""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await process.communicate()
-    assert out.decode().splitlines()[-1] == "LOADED"
-
-
-async def test_help_of_the_groups_looks_as_it_did(shell: Shell) -> None:
-    pages = await asyncio.gather(
-        *(shell.run(*it, "--help", COLUMNS="100") for it in (*([name] for name in GROUPS), ["resource", "add"]))
-    )
-    check_golden("help-releases", "\n".join(page.text for page in pages))
-
-
-# --- pictures ---
-
-NOW = START + 9 * 3600 * 10**9
-
-
-def ramped() -> Trial:
-    trial = Trial.of().prepare(replayed={"skipped": True}, shadowed={"ok": False}).run(900, steady(0.7, 0.72))
-    for _ in range(40):
-        trial.assign()
-    return trial
-
-
-def held_back() -> Trial:
-    """One in its holdback."""
-    trial = Trial.of(Policy(guards=Guards(margin=0.3)), margin=0.1).prepare()
-    while trial.release.split < 0.95:
-        trial.run(1, steady(0.7, 0.75, trial.release.assigned))
-    return trial.run(812, steady(0.7, 0.65))
-
-
-def test_a_release_looks_as_it_did() -> None:
-    trial = ramped()
-    pieces = [releases.status(trial.view, trial.audit, (21, 19), NOW)]
-    harmful = Trial.of(only=Audience(agents=["planner"])).prepare().run(3000, steady(0.7, 0.4))
-    assert harmful.release.stage == "rolled_back"
-    pieces.append(releases.status(harmful.view, harmful.audit, (0, 0), NOW))
-    held = Trial.of().prepare().person("hold", "held", "lunch", held_in="canary")
-    view = held.view.model_copy(update={"coverage": {"planner": drifted()}})
-    pieces.append(releases.status(view, held.audit, (0, 0), NOW))
-    early = Trial.of(Policy(hold_split=True), margin=0.0)
-    checking = early.view.model_copy(update={"doing": "check", "done": 1, "total": 3})
-    pieces.append(releases.status(checking, early.audit, (0, 0), NOW))
-    back = held_back()
-    pieces.append(releases.status(back.view, back.audit, (3, 70), NOW, 1))
-    check_widths("release-status", Group(*(one for it in pieces for one in (it, Text()))))
-
-
-def test_lists_and_chains_look_as_they_did() -> None:
-    trial = ramped().person("rollback", "rolled_back", split=0.0)
-    rows = [trial.release, Trial.of(id="x-2", resource="x").release]
-    shown = [releases.releases(rows, NOW), Text(), releases.history(trial.release, trial.audit)]
-    check_widths("release-history", Group(*shown))
-
-
-def test_resources_look_as_they_did() -> None:
-    text = "Hi {name}.\nUse {{braces}}.\n"
-    one = version("v1", "prompt", {"text": text, "sent": True}, author="ann")
-    two = version("v2", "prompt", {"text": "Hello {name}!"}, parent="v1", note="shorter")
-    frozen = version("v3", "prompt", {"text": "It is 2026-11-22 10:30. You are in /home/ann.", "sent": True})
-    weights = version("v1", "model", {"upstream": "vllm", "base": "m", "adapter": "/a/1"}, name="policy")
-    rule = Rule(only=Audience(agents=["planner"], modes=["val"]), version="v2")
-    view = ResourceView(name="planner", kind="prompt", stable=Stable(version="v1", rules=[rule]), versions=[one, two])
-    view.coverage = drifted()
-    model = ResourceView(name="policy", kind="model", stable=Stable(version="v1"), versions=[weights])
-    pictures = [
-        resources.listed(ResourceList(resources=[view, model], unread={"encoding": 2, "nan": 1}), NOW),
-        resources.resource(view.model_copy(update={"releases": ["planner-3"]}), NOW),
-        resources.resource(model, NOW),
-        resources.version(one),
-        resources.difference(one, two),
-        resources.difference(two, two),
-        resources.added(two, [one]),
-        resources.added(frozen, []),
-        resources.added(one, [one]),
-        resources.added(two, []),
-        resources.listed(ResourceList(resources=[view.model_copy(update={"versions": [two], "coverage": None})]), NOW),
-    ]
-    check_widths("resources", Group(*(piece for it in pictures for piece in (it, Text()))))
-
-
-def drifted() -> Coverage:
-    where = Difference(version="v1", at=45, found="2026-11-23. Never", wanted="2026-11-22. Never")
-    last = LastMiss(rollout="r31", at_ns=NOW - 4 * 10**9, why="miss", difference=where)
-    return Coverage(
-        since_ns=START, matched=1200, missed={"miss": 30, "nan": 4}, recent="+" * 20 + "-" * 12, last=last,
-        fell_ns=NOW - 60 * 10**9, fell="20 of the last 32 rollouts matched, 95% or more did before",
-    )  # fmt: skip
-
-
-def test_proposals_look_as_they_did() -> None:
-    template = Template.parse("Today is {date}.\nYou are {{careful}}, {name}.")
-    one = Proposal(template, 40, 0.975, {"date": ["Monday", "Tuesday"], "name": ["Ann"]}, "planner", "0123456789abcdef")
-    two = Proposal(Template.parse("You are a judge."), 20, 1.0, {}, None, "fedcba9876543210")
-    told = Recognised(Known("planner", template), {"date": "Monday", "name": "A\x1b[31mnn"}, "00")
-    pictures = [resources.proposals([(one, "planner"), (two, None)], 60, 0, 60)]
-    pictures += [resources.proposals([], 50, 3, 19), resources.recognised(told)]
-    check_widths("proposals", Group(*(piece for it in pictures for piece in (it, Text()))))
-
-
-def version(number: str, kind: Any, content: dict[str, Any], **more: Any) -> Resource:
-    given: dict[str, Any] = {"name": "planner", "version": number, "created_ns": START, "sha256": "ab" * 32}
-    return Resource.model_validate(given | {"kind": kind, "content": content} | more)
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(0.0, 0), (1.0, 0), (1e-200, 0), (7.08, 10), (49.9, 19), (50.0, 20), (1e150, 20)]
-)
-def test_a_bar_is_full_at_the_limit_and_not_before(value: float, shown: int) -> None:
-    assert bar(value, 50.0) == "█" * shown + "·" * (20 - shown)
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_status_fits_its_terminal(width: int) -> None:
-    trial = ramped()
-    lines = text_of(releases.status(trial.view, trial.audit, (21, 19), NOW), width).splitlines()
-    assert max(map(len, lines)) <= width
-    assert re.search(r"no loss", "\n".join(lines))
-
-
-@pytest.mark.parametrize(
-    ("days", "said"),
-    [
-        (12.0, "about 12.0 days"),
-        (1.0, "about 1.0 days"),
-        (0.5, "about 12.0 hours"),
-        (1 / 48, "about 30.0 minutes"),
-        (1e-5, "less than a minute"),
-        (0.0, "less than a minute"),
-    ],
-)
-def test_times_are_said_as_people_say_them(days: float, said: str) -> None:
-    assert releases.long(days) == said

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
+from fakes.local import Local
 from fakes.process import PATIENCE, Gateway, limit_files, running, upstreams
 from fakes.provider import serving
-from fakes.shell import Done, Shell
+from fakes.shell import Shell
 from fakes.tape import Tape
 from fakes.waiting import until
 
@@ -27,21 +26,9 @@ from penstock.gateway.model.rollout import AttemptStatus, Figures
 TASKS = b'{"id": "q1", "question": "2+2?", "topic": "sums"}\n{"id": "q2", "question": "3*3?", "topic": "products"}\n'
 
 
-@pytest.fixture
-def shell(gateway: Gateway, tmp_path: Path) -> Shell:
+@pytest.fixture(autouse=True)
+def tasks(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(TASKS)
-    return Shell(gateway.url, tmp_path)
-
-
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    async with Client(gateway.url) as connected:
-        yield connected
-
-
-def objects(done: Done) -> list[Any]:
-    assert (done.code, done.err) == (0, "")
-    return [json.loads(line) for line in done.text.splitlines()]
 
 
 def without_age(text: str) -> str:
@@ -83,7 +70,7 @@ async def test_a_file_is_queued_once(shell: Shell, client: Client) -> None:
 
 
 async def test_the_same_names_for_other_tasks_are_refused(shell: Shell, client: Client) -> None:
-    _ = objects(await shell.run("enqueue", "tasks.jsonl", "--json"))
+    _ = (await shell.run("enqueue", "tasks.jsonl", "--json")).rows
     other = await shell.run("enqueue", "-", stdin=TASKS.replace(b"2+2", b"4+4"))
     assert other.code == 1
     assert other.err.startswith("penstock: nothing was queued: 'q1.0' is the name of a rollout")
@@ -92,7 +79,7 @@ async def test_the_same_names_for_other_tasks_are_refused(shell: Shell, client: 
 
 
 async def test_tasks_may_be_repeated_later(shell: Shell, client: Client) -> None:
-    _ = objects(await shell.run("enqueue", "tasks.jsonl", "--json"))
+    _ = (await shell.run("enqueue", "tasks.jsonl", "--json")).rows
     more = await shell.run("enqueue", "tasks.jsonl", "--repeat", "3")
     assert (more.err, more.text) == ("", "4 rollouts queued; 2 were there already (2 queuing).\n")
     assert {rollout.group async for rollout in client.rollouts("rollout:q1.*")} == {"q1"}
@@ -122,7 +109,7 @@ async def test_the_queue_is_shown_paused_and_opened(shell: Shell, client: Client
     paused = await shell.run("pause")
     assert without_age(paused.text) == "Queue paused: 2 waiting (1 train, 1 val); 0 claimed.\n"
     assert (await client.claim(ClaimRequest(worker="w1"))).claims == []
-    (opened,) = objects(await shell.run("resume", "--json"))
+    (opened,) = (await shell.run("resume", "--json")).rows
     assert (opened["state"], opened["waiting"]) == ("open", {"train": 1, "val": 1})
     _ = await claimed(client)
     assert (await shell.run("queue")).text.endswith("1 claimed.\n")
@@ -158,8 +145,8 @@ async def test_workers_are_listed(shell: Shell, client: Client) -> None:
     rows = [line.split() for line in (await shell.run("workers")).text.splitlines()]
     assert rows[1][0] == "host-1"
     assert f"r1/{claim.attempt.id}" in rows[1]
-    assert objects(await shell.run("workers", "--json"))[0]["figures"] == {"cpu_percent": 50.0}
-    assert objects(await shell.run("rollouts", "worker:host-?", "status:claimed", "--json"))[0]["id"] == "r1"
+    assert (await shell.run("workers", "--json")).rows[0]["figures"] == {"cpu_percent": 50.0}
+    assert (await shell.run("rollouts", "worker:host-?", "status:claimed", "--json")).rows[0]["id"] == "r1"
 
 
 # --- single rollouts ---
@@ -174,9 +161,9 @@ async def test_rollouts_are_cancelled_and_queued_again(shell: Shell, client: Cli
         ["r3", "cancelled"],
     ]
     assert await statuses(client) == {"r1": "cancelled", "r2": "queuing", "r3": "cancelled"}
-    (again,) = objects(await shell.run("requeue", "group:g", "--json"))
+    (again,) = (await shell.run("requeue", "group:g", "--json")).rows
     assert (again["id"], again["status"]) == ("r1", "requeuing")
-    both = objects(await shell.run("cancel", "group:g", "--json"))
+    both = (await shell.run("cancel", "group:g", "--json")).rows
     assert sorted(one["id"] for one in both) == ["r1", "r2"]
 
 
@@ -202,7 +189,7 @@ async def test_rewards_are_given_by_hand(shell: Shell, client: Client) -> None:
     assert first.text == f"Kept as #1: r1/{aid} has the reward -0.5.\n"
     await finished(client, claim)
     keyed = ("reward", f"r1/{aid}#1", "0.7", "--key", "k1", "--source", "judge", "--json")
-    (late,), (repeated,) = map(objects, await asyncio.gather(shell.run(*keyed), shell.run(*keyed)))
+    (late,), (repeated,) = [done.rows for done in await asyncio.gather(shell.run(*keyed), shell.run(*keyed))]
     assert (late["trusted"], late["late"], late["reward"]) == (True, True, 0.7)
     assert repeated["sequence"] == late["sequence"]
     rows, found, high, higher, stats = await asyncio.gather(
@@ -212,12 +199,12 @@ async def test_rewards_are_given_by_hand(shell: Shell, client: Client) -> None:
         shell.run("rollouts", "reward>0.7", "--json"),
         shell.run("stats", "--json"),
     )
-    assert len(objects(rows)) == 2
+    assert len(rows.rows) == 2
     assert "#1  reward  -0.5  style 1  x -2  by user  wrong" in found.text
     assert "by judge  of #1  late" in found.text
-    assert objects(high)[0]["reward"] == 0.7
-    assert objects(higher) == []
-    assert objects(stats)[0]["rewards"]["mean"] == pytest.approx(0.1)
+    assert high.rows[0]["reward"] == 0.7
+    assert higher.rows == []
+    assert stats.rows[0]["rewards"]["mean"] == pytest.approx(0.1)
 
 
 async def test_events_stand_in_the_tree(shell: Shell, client: Client) -> None:
@@ -227,28 +214,26 @@ async def test_events_stand_in_the_tree(shell: Shell, client: Client) -> None:
     text = (await shell.run("show", "r1")).text
     assert 'task  {"question":"2+2?"}' in text
     assert "#1  event  stdout  hello" in text
-    assert [row["name"] for row in objects(await shell.run("spans", "r1", "name:std*", "--json"))] == ["stdout"]
+    found = await shell.run("spans", "r1", "name:std*", "--json")
+    assert [row["name"] for row in found.rows] == ["stdout"]
 
 
 # --- looking at it ---
 
 
-async def called(http: aiohttp.ClientSession, gateway: Gateway, rid: str, aid: str = "a1") -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "What is 2+2?"}]}
-    async with http.post(f"{gateway.openai(rid, aid)}/chat/completions", json=body) as response:
-        assert response.status == 200
-        _ = await response.read()
-    await Tape(gateway.url, http).written()
+async def called(http: aiohttp.ClientSession, local: Local, rid: str, aid: str = "a1") -> None:
+    await local.ask(http, rid, aid, "What is 2+2?")
+    await Tape(local.url, http).written()
 
 
 async def test_exports_take_filters(
-    shell: Shell, client: Client, gateway: Gateway, http: aiohttp.ClientSession, tmp_path: Path
+    shell: Shell, client: Client, local: Local, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     _ = await client.enqueue([RolloutSpec(id=f"r{n}", group=f"g{n}") for n in (1, 2)])
     for reward in (1.0, 0.25):
         claim = await claimed(client)
-        await called(http, gateway, claim.rollout.id, claim.attempt.id)
-        await called(http, gateway, claim.rollout.id, claim.attempt.id)
+        await called(http, local, claim.rollout.id, claim.attempt.id)
+        await called(http, local, claim.rollout.id, claim.attempt.id)
         judged = FinishRequest.model_validate({"worker": "w1", "status": "succeeded", "rewards": [{"value": reward}]})
         _ = await client.finish(claim.rollout.id, claim.attempt.id, judged)
     good, said, done, odd = await asyncio.gather(
@@ -257,9 +242,9 @@ async def test_exports_take_filters(
         shell.run("export", "--what", "spans", "--format", "parquet", "-o", "out.parquet", "kind:llm"),
         shell.run("export", "statsu:x", "-o", "never.jsonl"),
     )
-    assert [(row["id"], row["group"], row["reward"], row["calls"]) for row in objects(good)] == [("r1", "g1", 1.0, 2)]
-    assert [(row["rollout"], row["sequence"]) for row in objects(said)] == [("r2", 2), ("r2", 1)]
-    assert objects(said)[0]["messages"][0]["parts"][0]["text"] == "What is 2+2?"
+    assert [(row["id"], row["group"], row["reward"], row["calls"]) for row in good.rows] == [("r1", "g1", 1.0, 2)]
+    assert [(row["rollout"], row["sequence"]) for row in said.rows] == [("r2", 2), ("r2", 1)]
+    assert said.rows[0]["messages"][0]["parts"][0]["text"] == "What is 2+2?"
     assert (done.code, done.text, done.err) == (0, "", "out.parquet: 4 rows\n")
     table = import_module("pyarrow.parquet").read_table(tmp_path / "out.parquet")
     assert sorted(zip(table["rollout"].to_pylist(), table["sequence"].to_pylist(), strict=True)) == [
@@ -270,31 +255,31 @@ async def test_exports_take_filters(
 
 
 async def test_the_doctor_says_what_is_missing(
-    shell: Shell, client: Client, gateway: Gateway, http: aiohttp.ClientSession
+    shell: Shell, client: Client, local: Local, http: aiohttp.ClientSession
 ) -> None:
     _ = await client.enqueue([RolloutSpec(id="r1")])
     claim = await claimed(client)
-    await called(http, gateway, "r1", claim.attempt.id)
+    await called(http, local, "r1", claim.attempt.id)
     await finished(client, claim)
     assert (await client.attempts("r1"))[0].status == AttemptStatus.SUCCEEDED
     told = await shell.run("doctor", "r1")
     assert told.text.endswith(f"r1 cannot be trained on: {claim.attempt.id}: nobody said how well it went.\n")
     assert f"no_reward     penstock reward r1/{claim.attempt.id} VALUE" in told.text
     _ = await shell.run("reward", "r1", "1")
-    (found,) = objects(await shell.run("doctor", "r1", "--json"))
+    (found,) = (await shell.run("doctor", "r1", "--json")).rows
     assert (found["trainable"], found["verdict"]) == (
         False, f"r1 cannot be trained on: {claim.attempt.id}: no_token_ids in 1 of 1 calls.",
     )  # fmt: skip
-    (other,) = objects(await shell.run("doctor", "r1", "--model", "other", "--json"))
+    (other,) = (await shell.run("doctor", "r1", "--model", "other", "--json")).rows
     assert other["attempts"][0]["calls"][0]["findings"][0]["code"] == "other_model"
     assert (await shell.run("doctor", "none")).err.startswith("penstock: there is no rollout 'none'")
 
 
 async def test_the_doctor_takes_a_filter(
-    shell: Shell, client: Client, gateway: Gateway, http: aiohttp.ClientSession
+    shell: Shell, client: Client, local: Local, http: aiohttp.ClientSession
 ) -> None:
     for rid in ("r1", "r2", "other"):
-        await called(http, gateway, rid)
+        await called(http, local, rid)
     some, whole, each, none = await asyncio.gather(
         shell.run("doctor", "rollout:r?"),
         shell.run("doctor", "rollout:other"),
@@ -305,7 +290,7 @@ async def test_the_doctor_takes_a_filter(
     assert some.text.endswith("0 of 2 rollouts can be trained on.\n")
     assert "penstock reward r2/a1 VALUE" in some.text
     assert whole.text.startswith("other  running")
-    assert [found["rollout"] for found in objects(each)] == ["r2", "other"]
+    assert [found["rollout"] for found in each.rows] == ["r2", "other"]
     assert (none.code, none.text, none.err) == (0, "", "No rollout matches.\n")
 
 
@@ -329,10 +314,10 @@ NOTHING = [
 
 
 async def test_an_empty_gateway_is_told(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    local: Local, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On stderr, so that nothing comes out of a pipe."""
-    monkeypatch.setenv("PENSTOCK_GATEWAY", gateway.url)
+    monkeypatch.setenv("PENSTOCK_GATEWAY", local.url)
     for words, said in NOTHING:
         await asyncio.to_thread(main, words.split())
         out, err = capsys.readouterr()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from conftest import StartGateway
+from fakes.local import locally
 from fakes.odd import odd, request, send
-from fakes.process import upstreams
+from fakes.process import PATIENCE, upstreams
 from fakes.raw import reply
 from fakes.rig import CHAT
 from fakes.shell import Shell
@@ -17,6 +17,7 @@ from fakes.tape import Tape
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.gateway.index.sql import runner
 from penstock.gateway.model.terminals import harmless, shown
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202eevil\u2066\u200f\x7f"
@@ -42,11 +43,15 @@ def obeyed(text: str) -> set[str]:
 
 @pytest.mark.timeout(600)  # two dozen commands
 async def test_nothing_on_the_tape_speaks_to_the_terminal(
-    start_gateway: StartGateway, http: aiohttp.ClientSession, tmp_path: Path
+    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("INDEX_S", "START_S"):
+        monkeypatch.setattr(runner, name, PATIENCE)
     said = [(200, ANSWER), (200, ANSWER), (400, ERROR)]
-    async with odd([step for one in said for step in (request(), send(reply(one[0], one[1].encode())))]) as upstream:
-        gateway = await start_gateway('[index]\nwhen = "always"\n' + upstreams(openai=f"{upstream.url}/v1"))
+    async with (
+        odd([step for one in said for step in (request(), send(reply(one[0], one[1].encode())))]) as upstream,
+        locally(tmp_path, '[index]\nwhen = "always"\n' + upstreams(openai=f"{upstream.url}/v1")) as gateway,
+    ):
         agent = "/rollout/r1/attempt/a1"
         sent = [
             ("/api/rollouts", {"rollouts": [{"id": "r1", "input": {EVIL: EVIL}, "metadata": {"k": EVIL}}]}),

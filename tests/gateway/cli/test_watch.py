@@ -31,7 +31,6 @@ def answer(content: str) -> bytes:
 
 
 def streamed(content: str) -> bytes:
-    """The same as events."""
     pieces: list[tuple[dict[str, str], str | None]] = [*(({"content": it}, None) for it in content), ({}, "stop")]
     events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in pieces]
     body = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"

@@ -24,7 +24,6 @@ AFTER = 10**9
 
 
 def ramped() -> Trial:
-    """One in its last stage, with some outcomes to come."""
     trial = Trial.of(SHORT).prepare(replayed={"skipped": True}).run(300, steady(0.7, 0.72))
     assert (trial.release.stage, trial.release.step) == ("canary", 1)
     for _ in range(10):

@@ -82,7 +82,6 @@ def test_rollouts() -> None:
 
 
 def queue_of_rollouts() -> list[RolloutSummary]:
-    """One of each state that a queue knows."""
     done = Attempt(rollout="q1.0", id="a2", status=AttemptStatus.SUCCEEDED, reward=0.75)
     usual: dict[str, Any] = {"origin": "queued", "mode": "train", "group": "q1", "last_seen_ns": T0 + 60 * 10**9}
     ended = Totals(calls=3, input_tokens=300, output_tokens=60)

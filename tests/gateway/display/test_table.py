@@ -34,7 +34,6 @@ def listed(columns: tuple[Column, ...], *rows: list[str]) -> Listing:
 
 @st.composite
 def listings(draw: st.DrawFn) -> Listing:
-    """Any columns with any words in them."""
     columns = tuple(
         Column(
             draw(WORD),
