@@ -186,7 +186,6 @@ class History:
         self._at = T0
 
     def do(self, action: tuple[Any, ...]) -> None:
-        """One thing that happens."""
         kind, *values = action
         self._at += 10**9
         getattr(self, f"_{kind}")(*values)
@@ -311,7 +310,6 @@ KEYS = [
 
 @st.composite
 def filters(draw: st.DrawFn) -> tuple[Target, str]:
-    """A filter of one of the lists."""
     target = cast(Target, draw(st.sampled_from(["spans", "rollouts"])))
     terms: list[Term] = []
     for _ in range(draw(st.integers(1, 3))):
@@ -330,7 +328,6 @@ def filters(draw: st.DrawFn) -> tuple[Target, str]:
 
 
 def listed(store: Store, target: Target, filter: str, find: Finder) -> list[Any]:
-    """All rows of a filter."""
     query = parse(filter, target, NOW)
     walk = (recent_walk if target == "spans" else rollouts_walk)(store, query, find)
     return [row for _, row in walk(None) if row is not None]
@@ -341,7 +338,7 @@ def finder(index: Index, target: Target, filter: str, page: int) -> Finder:
     return lambda before, limit: index.find(Find(target, filter, NOW, before, min(limit, page)))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(actions, min_size=5, max_size=60), st.lists(filters(), min_size=8, max_size=30), st.integers(1, 9))
 def test_a_filter_answers_by_the_index_as_by_a_scan(
     happens: list[tuple[Any, ...]], asked: list[tuple[Target, str]], page: int
@@ -362,12 +359,11 @@ REFUSED = {"kind": "llm", "status": "error", "error": "translation", "upstream":
 
 
 def usual(**fields: Any) -> dict[str, Any]:
-    """A call of an agent."""
     known = {"kind": "llm", "status": "ok", "start_ns": T0, "took": 10**6, "dialect": "chat", "upstream": "up-1"}
     return known | fields
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @example(
     [
         ("call", 0, "a1", usual(**REFUSED)),
@@ -448,7 +444,7 @@ def with_texts(draw: st.DrawFn) -> str:
     return filter
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     st.lists(actions, min_size=5, max_size=60),
     st.lists(with_texts(), min_size=4, max_size=12),
@@ -499,7 +495,6 @@ def without_mean(stats: Stats) -> Stats:
 
 
 def summed(index: Index, asked: Sum) -> list[dict[str, Any]]:
-    """The answer, once there is one."""
     while True:
         try:
             return index.sum(asked).rows

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from fakes.entries import body
+from fakes.indexing import caught_up
 
 from penstock.gateway.api.pages import recent_walk, scan
-from penstock.gateway.app import open_store
 from penstock.gateway.filters.query import parse
 from penstock.gateway.index.finder import Unfinished
 from penstock.gateway.index.follower import Index
@@ -24,12 +24,6 @@ from penstock.gateway.store.records import Entry
 from penstock.gateway.store.view import View
 
 T0 = 1_790_000_000_000_000_000
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Generator[Store]:
-    with open_store(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture
@@ -45,16 +39,9 @@ def call(request: Any, answer: Any, dialect: str = "chat", rollout: str = "r1") 
 
 
 def chat(*texts: str, answer: str = "fine") -> tuple[Any, Any]:
-    """A conversation of a user and the model in turn, and the answer."""
     roles = ["user", "assistant"] * len(texts)
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
     return {"messages": messages}, {"choices": [{"message": {"role": "assistant", "content": answer}}]}
-
-
-def caught_up(index: Index) -> None:
-    until = time.monotonic() + 60
-    while not index.follow(until):
-        assert time.monotonic() < until
 
 
 def hits(store: Store, index: Index, text: str) -> list[int]:

@@ -6,8 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 from conftest import StartGateway
+from fakes.local import Local, locally
 from fakes.process import Gateway, child
 from fakes.runs import alive
 from fakes.shell import Shell
@@ -17,11 +17,11 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import Judgement
 
-ALWAYS = '[index]\nwhen = "always"\n'
+ALWAYS, NEVER = '[index]\nwhen = "always"\n', '[index]\nwhen = "never"\n'
 FILTERS = ("status:failed", "reward>0.5", "metadata.tenant:t3", "worker:w1 -status:failed", "mode:train group:g1")
 
 
-async def fill(gateway: Gateway, first: int, count: int) -> None:
+async def fill(gateway: Gateway | Local, first: int, count: int) -> None:
     """Rollouts, half of which have ended."""
     async with Client(gateway.url) as client:
         for number in range(first, first + count):
@@ -35,36 +35,38 @@ async def fill(gateway: Gateway, first: int, count: int) -> None:
             await client.finish(one.rollout.id, one.attempt.id, finish)
 
 
-async def listed(gateway: Gateway) -> list[list[str]]:
-    """The rollouts of each filter."""
+async def listed(gateway: Gateway | Local) -> list[list[str]]:
     async with Client(gateway.url) as client:
         return [[row.id async for row in client.rollouts(filter)] for filter in FILTERS]
 
 
-async def status(gateway: Gateway) -> str:
+async def status(gateway: Gateway | Local) -> str:
     async with Client(gateway.url) as client:
         return (await client.index()).status
 
 
-async def is_ready(gateway: Gateway) -> bool:
+async def is_ready(gateway: Gateway | Local) -> bool:
     return await status(gateway) == "ready"
 
 
-async def test_filters_answer_by_it_and_without_it(start_gateway: StartGateway, tmp_path: Path) -> None:
-    gateway = await start_gateway(ALWAYS)
+async def test_filters_answer_by_it_and_without_it(tmp_path: Path) -> None:
+    async with locally(tmp_path, ALWAYS) as gateway:
+        await answers_by_it_and_without_it(gateway, Shell(gateway.url, tmp_path))
+
+
+async def answers_by_it_and_without_it(gateway: Local, shell: Shell) -> None:
     await fill(gateway, 0, 40)
     await until(lambda: is_ready(gateway))
     by_index = await listed(gateway)
     assert all(by_index)
     async with Client(gateway.url) as client:
         assert await client.stats() == await client.stats(spans=100_000)
-    shell = Shell(gateway.url, tmp_path)
     assert "Sums over all spans: " in (await shell.run("stats")).text
     shown = await shell.run("index")
     assert shown.code == 0, shown.err
     assert shown.text.startswith("ready: filters answer from it\nchanges   ")
 
-    os.kill(child(gateway.pid, b"index.process"), signal.SIGKILL)
+    os.kill(child(os.getpid(), b"index.process"), signal.SIGKILL)
     assert await listed(gateway) == by_index  # by a scan
     await fill(gateway, 40, 10)
     by_scan = await listed(gateway)
@@ -96,18 +98,15 @@ async def test_it_is_there_again_after_its_gateway_was_killed_and_ends_with_it(s
     await until(gone)
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ("", "small: the tape has fewer than 20,000 changes: a scan is as fast"),
-        ('[index]\nwhen = "never"\n', 'off: it is turned off ([index] when = "never"): filters scan the tape'),
-    ],
-)
-async def test_without_one_it_says_why(start_gateway: StartGateway, tmp_path: Path, config: str, said: str) -> None:
-    gateway = await start_gateway(config)
-    shell = Shell(gateway.url, tmp_path)
-    shown = await shell.run("index", "status")
-    assert (shown.code, shown.text.startswith(said)) == (0, True), shown.text
-    refused = await shell.run("index", "rebuild")
-    assert refused.code == 1
-    assert f"there is no index to make anew: {said.partition(': ')[2]}" in " ".join(refused.err.split())
+async def test_without_one_it_says_why(tmp_path: Path) -> None:
+    for name, config, said in (
+        ("small", "", "small: the tape has fewer than 20,000 changes: a scan is as fast"),
+        ("off", NEVER, 'off: it is turned off ([index] when = "never"): filters scan the tape'),
+    ):
+        async with locally(tmp_path / name, config) as gateway:
+            shell = Shell(gateway.url, tmp_path)
+            shown = await shell.run("index", "status")
+            assert (shown.code, shown.text.startswith(said)) == (0, True), shown.text
+            refused = await shell.run("index", "rebuild")
+        why = f"there is no index to make anew: {said.partition(': ')[2]}"
+        assert (refused.code, why in " ".join(refused.err.split())) == (1, True)

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import pytest
 from fakes.entries import call
+from fakes.indexing import caught_up, followed
 from fakes.process import ROOT
 from fakes.runs import alive
 
@@ -50,7 +51,6 @@ ASKED = Find("spans", "rollout:r3", 0, None, 1000)
 
 
 def awaited(condition: Callable[[], bool]) -> None:
-    """Returns once it holds."""
     until = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < until, "it never came to be"
@@ -70,11 +70,10 @@ def expected(store: Store, filter: str = ASKED.filter) -> list[int]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(store: Store) -> Store:
     """A tape with 300 calls."""
-    with open_store(tmp_path) as found:
-        fill(found, 300)
-        yield found
+    fill(store, 300)
+    return store
 
 
 @contextmanager
@@ -89,8 +88,12 @@ def linked(store: Store, when: When = "always") -> Generator[Link]:
         link.close()
 
 
+def indexed(store: Store, sealed: int = SEALED) -> None:
+    with followed(store, sealed) as index:
+        assert index.find(ASKED).positions == expected(store)
+
+
 def ready(link: Link) -> bool:
-    """Whether it is, having been looked after."""
     link.tend()
     return link.view().status == "ready"
 
@@ -143,7 +146,7 @@ def test_a_killed_process_is_started_again_and_a_scan_answers_meanwhile(store: S
 def test_kills_at_any_time_leave_it_exact(store: Store) -> None:
     """While it seals every few calls."""
     rng = random.Random(7)
-    for _ in range(6):
+    for _ in range(3):
         with linked(store) as link:
             process = process_of(link)
             for _ in range(rng.randrange(1, 12)):
@@ -168,8 +171,7 @@ def test_a_process_that_hangs_is_given_up(store: Store, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "gone", "no manifest", "odd manifest"])
 def test_a_damaged_index_is_made_anew(store: Store, harm: str) -> None:
-    with linked(store) as link:
-        assert found(link) == expected(store)
+    indexed(store)
     index = store.path / "index"
     file = sorted(index.glob("spans-*.parquet"))[0]
     data = file.read_bytes()
@@ -184,8 +186,7 @@ def test_a_damaged_index_is_made_anew(store: Store, harm: str) -> None:
             (index / "manifest.json").unlink()
         case _:
             (index / "manifest.json").write_text('{"cursor": "many"}')
-    with linked(store) as link:
-        assert found(link) == expected(store)
+    indexed(store)
 
 
 def test_it_may_be_deleted_while_it_is_asked(store: Store) -> None:
@@ -206,30 +207,27 @@ def test_a_full_disk_makes_answers_slower_and_not_wrong(store: Store, monkeypatc
     index = Index(store, store.path / "index", SEALED)
     monkeypatch.setattr(Segments, "finish", full)
     with pytest.raises(OSError, match="No space"):
-        index.follow(time.monotonic() + PATIENCE_S)
+        caught_up(index)
     monkeypatch.undo()
     index.rebuild()
-    assert index.follow(time.monotonic() + PATIENCE_S)
+    caught_up(index)
     assert index.find(ASKED).positions == expected(store)
     index.close()
 
 
 def test_it_is_not_used_for_another_tape(store: Store, tmp_path: Path) -> None:
     """One with as many changes, and one with fewer."""
-    with linked(store) as link:
-        assert found(link) == expected(store)
+    indexed(store)
     for calls in (400, 50):
         with open_store(tmp_path / f"other-{calls}") as other:
             fill(other, calls)
             shutil.copytree(store.path / "index", other.path / "index")
-            with linked(other) as link:
-                assert found(link) == expected(other)
+            indexed(other)
 
 
 def test_a_file_that_cannot_be_read_is_made_anew_at_opening(store: Store) -> None:
     """Its size and its checksum are right."""
-    with linked(store) as link:
-        assert found(link) == expected(store)
+    indexed(store)
     manifest = store.path / "index" / "manifest.json"
     told = json.loads(manifest.read_text())
     one = next(file for file in told["files"] if file["table"] == "rollouts")
@@ -244,8 +242,9 @@ def test_a_file_that_cannot_be_read_is_made_anew_at_opening(store: Store) -> Non
 def test_names_of_directories_are_no_columns(tmp_path: Path) -> None:
     with open_store(tmp_path / "model=foo" / "run=5") as other:
         fill(other, 100)
-        with linked(other) as link:
-            assert found(link, Find("spans", "model:m-1", 0, None, 1000)) == expected(other, "model:m-1")
+        with followed(other, SEALED) as index:
+            asked = Find("spans", "model:m-1", 0, None, 1000)
+            assert index.find(asked).positions == expected(other, "model:m-1")
 
 
 def test_a_tape_that_was_put_back_and_got_the_same_names_again_is_another_one(tmp_path: Path) -> None:
@@ -256,17 +255,13 @@ def test_a_tape_that_was_put_back_and_got_the_same_names_again_is_another_one(tm
     asked = Find("rollouts", "metadata.tenant:new", 0, None, 100)
     with open_store(tmp_path / "old") as old:
         enqueue(old, "old", 1)
-        index = Index(old, old.path / "index", 10)
-        index.follow(time.monotonic() + PATIENCE_S)
-        assert index.find(asked).positions == []
-        index.close()
+        with followed(old, 10) as index:
+            assert index.find(asked).positions == []
     with open_store(tmp_path / "new") as new:
         enqueue(new, "new", 2)
         shutil.copytree(tmp_path / "old" / "index", tmp_path / "new" / "index")
-        index = Index(new, new.path / "index", 10)
-        index.follow(time.monotonic() + PATIENCE_S)
-        assert len(index.find(asked).positions) == 30
-        index.close()
+        with followed(new, 10) as index:
+            assert len(index.find(asked).positions) == 30
 
 
 def test_a_tape_with_another_end_than_the_backup_that_it_comes_from_is_another_one(tmp_path: Path) -> None:
@@ -287,26 +282,21 @@ def test_a_tape_with_another_end_than_the_backup_that_it_comes_from_is_another_o
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     with open_store(tmp_path / "old") as old:
         live(old, "old")
-        index = Index(old, old.path / "index", 5)
-        index.follow(time.monotonic() + PATIENCE_S)
-        index.close()
+        with followed(old, 5):
+            pass
     with open_store(tmp_path / "new") as new:
         live(new, "new")
         shutil.copytree(tmp_path / "old" / "index", tmp_path / "new" / "index")
-        index = Index(new, new.path / "index", 5)
-        index.follow(time.monotonic() + PATIENCE_S)
-        assert len(index.find(Find("spans", "agent:new", 0, None, 100)).positions) == 20
-        index.close()
+        with followed(new, 5) as index:
+            assert len(index.find(Find("spans", "agent:new", 0, None, 100)).positions) == 20
 
 
 def test_a_call_that_has_begun_and_is_nowhere_keeps_nobody_waiting(store: Store) -> None:
     """On a damaged tape."""
-    index = Index(store, store.path / "index", SEALED)
-    assert index.follow(time.monotonic() + PATIENCE_S)
-    index._running[keys.summary_key("r3", "a1", 1000)] = 5
-    index._running_changed = True
-    assert index.find(ASKED).positions == expected(store)
-    index.close()
+    with followed(store, SEALED) as index:
+        index._running[keys.summary_key("r3", "a1", 1000)] = 5
+        index._running_changed = True
+        assert index.find(ASKED).positions == expected(store)
 
 
 def test_a_tape_that_cannot_be_read_is_no_answer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +305,7 @@ def test_a_tape_that_cannot_be_read_is_no_answer(store: Store, monkeypatch: pyte
     ours, theirs = Pipe()
     answering = Answering(index, theirs)
     store.write([Task(lambda tape: QueueOperations(tape).enqueue([("late", RolloutSpec(input="flight"))], 1))])
-    assert index.follow(time.monotonic() + PATIENCE_S)
+    caught_up(index)
 
     def unreadable(self: Store, rollout: str) -> None:
         raise TapeError("it cannot be read now")
@@ -337,7 +327,7 @@ async def test_one_page_asks_a_slow_index_once(
 ) -> None:
     """However many slices the page has: each had a row of what was found, and asked for the rest anew."""
     index, clock, asked, at = Index(store, store.path / "index", SEALED), 0.0, list[Find](), Store.at
-    assert index.follow(time.monotonic() + PATIENCE_S)
+    caught_up(index)
 
     def find(one: Find) -> Found:
         nonlocal clock
@@ -367,7 +357,7 @@ def test_figures_wait_for_a_search_as_long_as_it_gets_on(store: Store, monkeypat
     ours, theirs = Pipe()
     answer = {"choices": [{"message": {"role": "assistant", "content": "gladly " * 10}}]}
     store.write([call(response=json.dumps(answer).encode()) for _ in range(5)])
-    assert index.follow(time.monotonic() + PATIENCE_S)
+    caught_up(index)
     answering, link = Answering(index, theirs), Link(store.path, "never", store.cursor)
 
     def ask(question: Question, wait_s: float) -> Answer:
@@ -441,9 +431,8 @@ def test_nobody_waits_for_an_index_that_is_far_behind(store: Store) -> None:
     index = Index(store, store.path / "index", 10**6)
     ours, theirs = Pipe()
     fill(store, NEAR + 1)
-    answer = Answering(index, theirs)._answer(ASKED)
-    assert answer == Behind(0)
-    assert index.follow(time.monotonic() + PATIENCE_S)
+    assert Answering(index, theirs)._answer(ASKED) == Behind(0)
+    caught_up(index)
     assert index.find(ASKED).positions == expected(store)
     index.close()
     ours.close()

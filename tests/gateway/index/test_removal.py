@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator
 from pathlib import Path
 
 import duckdb
 import pytest
 from fakes.entries import body
 from fakes.forgetting import forget
+from fakes.indexing import caught_up, followed
 
-from penstock.gateway.app import open_store
 from penstock.gateway.index.follower import Index
 from penstock.gateway.index.questions import Find, Sum
 from penstock.gateway.store import Store
@@ -21,12 +19,6 @@ from penstock.gateway.store.records import Entry
 T0 = 1_790_000_000_000_000_000
 SEALED = 10
 """Calls of a sealed file."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Generator[Store]:
-    with open_store(tmp_path) as made:
-        yield made
 
 
 def said(rollout: str, text: str) -> Entry:
@@ -42,10 +34,6 @@ def fill(store: Store, rollouts: int) -> None:
         store.write([said(f"r{at}", f"needle-{at:03d} {turn}") for turn in range(4)])
 
 
-def caught_up(index: Index) -> None:
-    assert index.follow(time.monotonic() + 60)
-
-
 def tidied(index: Index) -> None:
     caught_up(index)
     while index.tidy():
@@ -57,7 +45,6 @@ def count(index: Index) -> int:
 
 
 def files_with(path: Path, text: str) -> list[str]:
-    """Files of an index that have a text in one of their columns."""
     found: list[str] = []
     for file in sorted(path.rglob("*.parquet")):
         rows = duckdb.execute(f"select * from read_parquet('{file}')").fetchall()
@@ -67,38 +54,33 @@ def files_with(path: Path, text: str) -> list[str]:
 
 
 def test_answers_are_without_it_at_once_and_files_soon(store: Store) -> None:
-    index = Index(store, store.path / "index", SEALED)
+    path = store.path / "index"
     fill(store, 20)
-    caught_up(index)
-    assert count(index) == 80
-    forget(store, "r3")
-    forget(store, "r19")
-    caught_up(index)
-    assert count(index) == 72
-    assert files_with(index_path := store.path / "index", "needle-003") != []
-    tidied(index)
-    assert files_with(index_path, "needle-003") == []
-    assert files_with(index_path, "needle-019") == []
-    assert files_with(index_path, "model-r3") == []
-    assert files_with(index_path, "needle-004") != []
-    assert index.find(Find("spans", "text~needle-003", T0, None, 10)).positions == []
-    assert len(index.find(Find("spans", "text~needle-004", T0, None, 10)).positions) == 4
-    assert count(index) == 72
-    index.close()
+    with followed(store, SEALED) as index:
+        assert count(index) == 80
+        forget(store, "r3")
+        forget(store, "r19")
+        caught_up(index)
+        assert count(index) == 72
+        assert files_with(path, "needle-003") != []
+        tidied(index)
+        assert [word for word in ("needle-003", "needle-019", "model-r3") if files_with(path, word)] == []
+        assert files_with(path, "needle-004") != []
+        assert index.find(Find("spans", "text~needle-003", T0, None, 10)).positions == []
+        assert len(index.find(Find("spans", "text~needle-004", T0, None, 10)).positions) == 4
+        assert count(index) == 72
 
 
 @pytest.mark.parametrize("steps", range(6))
 def test_a_process_that_is_killed_goes_on_where_it_was(store: Store, steps: int) -> None:
-    index = Index(store, store.path / "index", SEALED)
     fill(store, 20)
-    caught_up(index)
-    for at in (1, 6, 12, 17):
-        forget(store, f"r{at}")
-    caught_up(index)
-    for _ in range(steps):
-        index.tidy()
-    files = {file.name for file in index._tables.files}
-    index.close()
+    with followed(store, SEALED) as index:
+        for at in (1, 6, 12, 17):
+            forget(store, f"r{at}")
+        caught_up(index)
+        for _ in range(steps):
+            index.tidy()
+        files = {file.name for file in index._tables.files}
     index = Index(store, store.path / "index", SEALED)
     assert files >= {file.name for file in index._tables.files}  # nothing was made anew
     assert index.cursor > 0
@@ -110,66 +92,58 @@ def test_a_process_that_is_killed_goes_on_where_it_was(store: Store, steps: int)
 
 
 def test_an_index_is_still_of_its_tape_when_all_of_its_last_changes_were_forgotten(store: Store) -> None:
-    index = Index(store, store.path / "index", SEALED)
     fill(store, 20)
-    caught_up(index)
-    index.close()
+    with followed(store, SEALED):
+        pass
     for at in range(20):
         forget(store, f"r{at}")
+    nothing_is_left(store, 0)
+
+
+def nothing_is_left(store: Store, calls: int) -> None:
+    """In files of an index that goes on."""
     index = Index(store, store.path / "index", SEALED)
     assert index.cursor > 0
     tidied(index)
-    assert count(index) == 0
+    assert count(index) == calls
     assert [path.name for path in (store.path / "index").glob("*.parquet")] == []
     index.close()
 
 
 def test_what_is_given_to_sql_is_without_it(store: Store) -> None:
-    index = Index(store, store.path / "index", SEALED)
     fill(store, 20)
-    caught_up(index)
-    forget(store, "r3")
-    caught_up(index)
-    for paths in index.files().values():
-        for path in paths:
+    with followed(store, SEALED) as index:
+        forget(store, "r3")
+        caught_up(index)
+        for path in (path for paths in index.files().values() for path in paths):
             assert not any("r3" in row for row in duckdb.execute(f"from read_parquet('{path}')").fetchall())
-    index.close()
 
 
 def test_another_of_the_same_name_is_there(store: Store) -> None:
-    index = Index(store, store.path / "index", SEALED)
     fill(store, 5)
-    caught_up(index)
-    forget(store, "r3")
-    store.write([said("r3", "another")])
-    tidied(index)
-    assert len(index.find(Find("spans", "rollout:r3", T0, None, 10)).positions) == 1
-    assert len(index.find(Find("rollouts", "rollout:r3", T0, None, 10)).positions) == 1
-    assert files_with(store.path / "index", "needle-003") == []
-    index.close()
+    with followed(store, SEALED) as index:
+        forget(store, "r3")
+        store.write([said("r3", "another")])
+        tidied(index)
+        assert len(index.find(Find("spans", "rollout:r3", T0, None, 10)).positions) == 1
+        assert len(index.find(Find("rollouts", "rollout:r3", T0, None, 10)).positions) == 1
+        assert files_with(store.path / "index", "needle-003") == []
 
 
 @pytest.mark.parametrize("lives", [1, 2])
 def test_what_the_swept_beginning_of_the_log_told_of_is_gone(store: Store, lives: int) -> None:
-    index = Index(store, store.path / "index", SEALED)
     fill(store, 5)
-    caught_up(index)
-    index.close()
+    with followed(store, SEALED):
+        pass
     for life in range(lives):
         forget(store, "r0")
         if life < lives - 1:
             store.write([said("r0", f"life-{life}")])
-    forget(store, "r1")
-    for at in range(2, 5):
+    for at in range(1, 5):
         forget(store, f"r{at}")
     store.write([said("later", "needle-100")])
     with store.view() as view:
         later = view.origins("later")
     assert later is not None
     store.write([Task(lambda tape: tape.forgetting.sweep(later.number))])
-    index = Index(store, store.path / "index", SEALED)
-    assert index.cursor > 0
-    tidied(index)
-    assert count(index) == 1
-    assert [path.name for path in (store.path / "index").glob("*.parquet")] == []
-    index.close()
+    nothing_is_left(store, 1)

@@ -18,6 +18,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 from fakes.entries import body
@@ -59,7 +60,6 @@ RELEASE = {name: None for name in ("release", "resource", "kind", "stable", "can
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, list[str]]]]:
-    """The index of a tape, some of it sealed, and its files."""
     path = tmp_path_factory.mktemp("sql")
     with open_store(path) as store:
         _fill(store)
@@ -91,38 +91,75 @@ def _operate(store: Store, do: Callable[[QueueOperations], object]) -> None:
     assert task.refusal is None, task.refusal
 
 
+ANSWERING = """
+import sys
+import msgspec
+from penstock.gateway.index.sql import child
+from penstock.gateway.index.sql.questions import Work
+
+opened = None
+while size := sys.stdin.buffer.read(4):
+    work = msgspec.msgpack.decode(sys.stdin.buffer.read(int.from_bytes(size)), type=Work)
+    opened = opened or child._opened(work)
+    answer = msgspec.msgpack.encode(child._tried(work, lambda: child.answered(opened, work)))
+    child._say(len(answer).to_bytes(4) + answer)
+"""
+"""A process of queries as the gateway starts one, which answers more than one."""
+
+
 class Asking:
     """Asks the index."""
 
     def __init__(self, path: Path, files: dict[str, list[str]]) -> None:
         self.path, self._files = path, files
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-P", "-c", ANSWERING]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        self.answer("select 1", "parquet")  # it has read what Parquet needs before it gives up its rights
 
-    def outcome(self, query: str, format: Format = "rows", rows: int = 100, seconds: float = 60.0) -> Outcome:
-        release = RELEASE | {
-            "release": "rel-1",
-            "split": 0.5,
-            "assigned": 3,
-            "counted": 2,
-            "created_ns": T0,
-            "changed_ns": T0,
-        }
-        work = Work(query, str(self.path), self._files, {"releases": [release]}, format, rows, 1 << 20, seconds, True)
-        return uvloop.run(outcome_of(work))
+    def work(self, query: str, format: Format = "rows", rows: int = 100, seconds: float = 60.0) -> Work:
+        times = {"created_ns": T0, "changed_ns": T0}
+        release = RELEASE | {"release": "rel-1", "split": 0.5, "assigned": 3, "counted": 2} | times
+        return Work(query, str(self.path), self._files, {"releases": [release]}, format, rows, 1 << 20, seconds, True)
+
+    def outcome(self, query: str, format: Format = "rows", rows: int = 100) -> Outcome:
+        ours, theirs = self._process.stdin, self._process.stdout
+        assert ours is not None
+        assert theirs is not None
+        asked = msgspec.msgpack.encode(self.work(query, format, rows))
+        ours.write(len(asked).to_bytes(4) + asked)
+        ours.flush()
+        return msgspec.msgpack.decode(theirs.read(int.from_bytes(theirs.read(4))), type=Outcome)
+
+    def alone(self, query: str, seconds: float = 60.0) -> Outcome:
+        """By a process of its own, as the gateway asks."""
+        return uvloop.run(outcome_of(self.work(query, seconds=seconds)))
 
     def answer(self, query: str, format: Format = "rows", rows: int = 100) -> Any:
-        found = self.outcome(query, format, rows)
-        assert isinstance(found, Result), found
-        return json.loads(found.json)
+        return json.loads(result(self.outcome(query, format, rows)).json)
 
     def refused(self, query: str) -> Failure:
-        found = self.outcome(query)
-        assert isinstance(found, Failure), found
-        return found
+        return failure(self.outcome(query))
+
+    def close(self) -> None:
+        self._process.communicate()
 
 
-@pytest.fixture
-def ask(made: tuple[Path, dict[str, list[str]]]) -> Asking:
-    return Asking(*made)
+def result(found: Outcome) -> Result:
+    assert isinstance(found, Result), found
+    return found
+
+
+def failure(found: Outcome) -> Failure:
+    assert isinstance(found, Failure), found
+    return found
+
+
+@pytest.fixture(scope="module")
+def ask(made: tuple[Path, dict[str, list[str]]]) -> Iterator[Asking]:
+    asking = Asking(*made)
+    yield asking
+    asking.close()
 
 
 @pytest.mark.parametrize(
@@ -165,9 +202,7 @@ def test_every_view_has_the_columns_that_it_says(ask: Asking) -> None:
 
 def test_an_index_of_nothing_has_empty_views() -> None:
     work = Work("select count(*) from messages", "/usr", {}, {}, "rows", 10, 1 << 20, 10, True)
-    found = asyncio.run(outcome_of(work))
-    assert isinstance(found, Result), found
-    assert json.loads(found.json)["rows"] == [[0]]
+    assert json.loads(result(asyncio.run(outcome_of(work))).json)["rows"] == [[0]]
 
 
 def test_rows_are_bounded_and_it_says_so(ask: Asking) -> None:
@@ -263,27 +298,22 @@ def test_what_is_no_reading_of_the_views_is_refused(ask: Asking, query: str) -> 
         "select list_sort(range(500000000))[1]",
         "select format('{:>2000000000}', 'x')",
         "select repeat('x', 2000000000)",
-        "select length(repeat(model, 1000000000)) from spans",
         "select string_agg(repeat('x', 10000000), '') from range(1000)",
-        "select count(distinct a.range * b.range) from range(100000) a, range(100000) b",
         "with recursive n as (select 1 as i union all select i + 1 from n) select count(*) from n",
         "select sum(a.range + b.range + c.range) from range(100000) a, range(100000) b, range(100000) c",
         f"select {'(' * 3000}1{')' * 3000}",
         "select " + "+".join(["1"] * 20_000),
-        "select list_transform(range(100000000), x -> x::varchar)",
         "select regexp_matches(repeat('a', 50000000), '(a*)*b')",
     ],
 )
-def test_a_bomb_ends_soon_and_takes_little(ask: Asking, query: str) -> None:
-    began = time.monotonic()
-    found = ask.outcome(query, seconds=1.0)
+def test_a_bomb_ends_and_takes_little(ask: Asking, query: str) -> None:
+    """Some of them would go on for years."""
+    found = ask.alone(query, 0.3)
     assert isinstance(found, Failure) or len(found.json) < 1 << 20
-    # Some of them would go on for years; a busy machine takes a while to end one.
-    assert time.monotonic() - began < 1.0 + runner.START_S + 45
 
 
-def alone(path: Path, code: str) -> str:
-    """What Python says in a process that has given its rights up, with an open DuckDB."""
+def alone(path: Path, *codes: str) -> list[str]:
+    """What Python says of each in a process that has given its rights up, with an open DuckDB."""
     script = f"""
         import duckdb, socket, os, subprocess, encodings.idna
         listening = socket.create_server(("127.0.0.1", 0))
@@ -291,59 +321,51 @@ def alone(path: Path, code: str) -> str:
         from penstock.gateway.index.sql import sandbox
         sandbox.limit(10)
         sandbox.enclose(Path({str(path)!r}))
-        duck = duckdb.connect()
-        try:
-            print("did", {code})
-        except Exception as error:
-            print("refused", type(error).__name__)
+        for code in {codes!r}:
+            duck = duckdb.connect()
+            try:
+                print("did", eval(code))
+            except Exception as error:
+                print("refused", type(error).__name__)
     """
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True, check=False, env=env)
-    return done.stdout.strip() or f"died {done.returncode} {done.stderr[-300:]}"
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "duck.execute(\"copy (select 1) to '{}/x.csv'\")",
-        "duck.execute(\"copy (select 1) to '{}/spans.parquet' (format parquet)\")",
-        "duck.execute(\"attach '{}/x.db'\")",
-        "duck.execute(\"export database '{}/x'\")",
-        "duck.execute(\"select * from read_text('/etc/passwd')\").fetchall()",
-        "duck.execute(\"select * from read_text('/proc/self/environ')\").fetchall()",
-        "duck.execute(\"select * from read_text('/proc/1/status')\").fetchall()",
-        "duck.execute(\"set temp_directory = '/tmp'\") and duck.execute(\"copy (select 1) to '/tmp/x.csv'\")",
-        "open('/etc/passwd').read()",
-        "open('{}/x', 'w')",
-        "os.listdir('/')",
-        "os.unlink('{}/manifest.json')",
-        "os.rename('{}/lock', '{}/lock2')",
-        "os.truncate('{}/lock', 5)",
-        "os.mkdir('{}/x')",
-        "os.symlink('/etc/passwd', '{}/x')",
-        "subprocess.run(['/bin/true'])",
-        "socket.create_connection(listening.getsockname())",
-    ],
-)
-def test_the_sandbox_holds_by_itself(made: tuple[Path, dict[str, list[str]]], code: str) -> None:
-    path = made[0]
-    before = {it: it.stat().st_size for it in sorted(path.rglob("*"))}
-    said = alone(path, code.replace("{}", str(path)))
-    assert said.startswith("refused "), said
-    if "create_connection" in code:
-        assert said == "refused PermissionError"
-    assert {it: it.stat().st_size for it in sorted(path.rglob("*"))} == before
+FORBIDDEN = [
+    "duck.execute(\"copy (select 1) to '{}/x.csv'\")",
+    "duck.execute(\"copy (select 1) to '{}/spans.parquet' (format parquet)\")",
+    "duck.execute(\"attach '{}/x.db'\")",
+    "duck.execute(\"export database '{}/x'\")",
+    "duck.execute(\"select * from read_text('/etc/passwd')\").fetchall()",
+    "duck.execute(\"select * from read_text('/proc/self/environ')\").fetchall()",
+    "duck.execute(\"select * from read_text('/proc/1/status')\").fetchall()",
+    "duck.execute(\"set temp_directory = '/tmp'\") and duck.execute(\"copy (select 1) to '/tmp/x.csv'\")",
+    "open('/etc/passwd').read()",
+    "open('{}/x', 'w')",
+    "os.listdir('/')",
+    "os.unlink('{}/manifest.json')",
+    "os.rename('{}/lock', '{}/lock2')",
+    "os.truncate('{}/lock', 5)",
+    "os.mkdir('{}/x')",
+    "os.symlink('/etc/passwd', '{}/x')",
+    "subprocess.run(['/bin/true'])",
+    "socket.create_connection(listening.getsockname())",
+    f"len(bytearray({sandbox.MEMORY_BYTES}))",
+]
 
 
-def test_the_sandbox_lets_the_index_be_read(made: tuple[Path, dict[str, list[str]]]) -> None:
+def test_the_sandbox_holds_by_itself(made: tuple[Path, dict[str, list[str]]]) -> None:
     path, files = made
-    assert (
-        alone(path, f'duck.execute("select count(*) from read_parquet({files["spans"]})").fetchall()') == "did [(51,)]"
-    )
-
-
-def test_it_may_not_have_much(made: tuple[Path, dict[str, list[str]]]) -> None:
-    assert alone(made[0], f"len(bytearray({sandbox.MEMORY_BYTES}))") == "refused MemoryError"
+    before = {it: it.stat().st_size for it in sorted(path.rglob("*"))}
+    count = f'duck.execute("select count(*) from read_parquet({files["spans"]})").fetchall()'
+    said = alone(path, *(code.replace("{}", str(path)) for code in FORBIDDEN), count)
+    wrong = [(code, it) for code, it in zip(FORBIDDEN, said, strict=False) if not it.startswith("refused ")]
+    assert wrong == []
+    assert said[-3:] == ["refused PermissionError", "refused MemoryError", "did [(51,)]"]
+    assert {it: it.stat().st_size for it in sorted(path.rglob("*"))} == before
 
 
 def test_without_landlock_it_is_refused_unless_an_operator_has_asked_for_it(
@@ -367,7 +389,7 @@ def test_without_landlock_it_is_refused_unless_an_operator_has_asked_for_it(
 
 
 def test_a_process_that_dies_or_babbles_is_no_answer(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready, monkey = "import os; os.write(1, b'ready'); ", monkeypatch
+    ready = "import os; os.write(1, b'ready'); "
     for code, said in {
         "import os; os.kill(os.getpid(), 9)": "it needed more memory or processor time than it may have",
         ready + "os.kill(os.getpid(), 24)": "it needed more memory or processor time than it may have",
@@ -376,21 +398,21 @@ def test_a_process_that_dies_or_babbles_is_no_answer(ask: Asking, monkeypatch: p
         ready + "print('x' * 100)": "its process has ended (0)",
         ready + "[print('x' * 1_000_000) for _ in range(10**6)]": "its process does not say what it should",
     }.items():
-        monkey.setattr(runner, "COMMAND", (sys.executable, "-c", code))
-        assert ask.refused("select 1").reason.startswith(said), code
+        monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", code))
+        assert failure(ask.alone("select 1")).reason.startswith(said), code
 
 
 def test_a_process_may_end_before_it_is_asked(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"))
     spawned_late(monkeypatch)
-    assert ask.refused("select 1").reason == "it needed more memory or processor time than it may have"
+    assert failure(ask.alone("select 1")).reason == "it needed more memory or processor time than it may have"
 
 
 def test_a_process_that_does_not_start_is_not_the_querys_fault(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "COMMAND", ("sleep", "600"))
     monkeypatch.setattr(runner, "START_S", 0.1)
     with pytest.raises(NotAnswered, match=r"was not ready in 0\.1 s: .* ask again") as refused:
-        ask.refused("select 1")
+        ask.alone("select 1")
     assert refused.value.status == 503
 
 
@@ -441,7 +463,8 @@ def test_more_than_may_wait_are_refused(
 def test_little_of_its_memory_is_gone_before_it_begins(ask: Asking) -> None:
     """Or a query would fail by chance."""
     for _ in range(3):
-        assert ask.answer("select length(string_agg(repeat('x', 1000000), '')) from range(100)")["rows"] == [[10**8]]
+        found = result(ask.alone("select length(string_agg(repeat('x', 1000000), '')) from range(100)"))
+        assert json.loads(found.json)["rows"] == [[10**8]]
 
 
 def test_what_was_not_asked_for_is_not_there(monkeypatch: pytest.MonkeyPatch, ask: Asking) -> None:
@@ -459,7 +482,7 @@ def test_what_was_not_asked_for_is_not_there(monkeypatch: pytest.MonkeyPatch, as
         return decode(data, **more)
 
     monkeypatch.setattr(runner.msgspec.msgpack, "decode", kept)
-    ask.refused("select 1")
+    failure(ask.alone("select 1"))
     assert not re.search(rb"KEY|TOKEN|SECRET", b"".join(seen))
 
 

@@ -139,7 +139,6 @@ def test_a_damaged_file_is_told() -> None:
 
 
 def filled(segments: Segments, spans: int, text: str) -> Texts:
-    """Texts of so many spans, a block for each."""
     texts = Texts(segments, [])
     for cursor in range(1, spans + 1):
         texts.add(cursor, SPAN, passages([text.format(cursor)]))

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from datetime import datetime
@@ -22,6 +21,7 @@ from typing import Any, cast
 import pytest
 from fakes.entries import body, conversation, finish, running
 from fakes.forgetting import forget
+from fakes.indexing import caught_up
 from fakes.process import PATHS
 from fakes.s3 import KEY, SECRET, bucket
 from hypothesis import HealthCheck, given, settings
@@ -79,7 +79,6 @@ def rows_of(to: Path | str, table: str) -> list[Row]:
 
 
 def spans_on(store: Store) -> list[tuple[str, str, int]]:
-    """The name of every span on the tape that has ended."""
     found = [span for _, rollout in store.rollouts() for span in store.spans(rollout.id)]
     return sorted((span.rollout, span.attempt, span.sequence) for span in found if span.status != "open")
 
@@ -110,6 +109,12 @@ def same_as_the_tape(store: Store, to: Path | str) -> None:
     assert calls == {
         (one.rollout, one.id): one.totals.calls for _, r in store.rollouts() for one in store.attempts(r.id)
     }
+
+
+def it_is_whole(store: Store, to: Path) -> None:
+    """As the tape, and every file is one of the newest version."""
+    same_as_the_tape(store, to)
+    nothing_is_left_over(to)
 
 
 def mixed(store: Store) -> None:
@@ -150,9 +155,7 @@ def test_the_tables_have_what_sql_says(store: Store, tmp_path: Path) -> None:
     mixed(store)
     fill(lake_of(store, tmp_path / "lake"))
     index = Index(store, tmp_path / "index")
-    until = time.monotonic() + 60
-    while not index.follow(until):
-        assert time.monotonic() < until
+    caught_up(index)
     duck = duckdb.connect()
     for statement in statements(index.files()):
         if " from _" not in statement:
@@ -196,7 +199,7 @@ class Killed(BaseException):
 
 
 @given(steps)
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_row_is_there_once_whatever_is_killed(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
     """A writer dies before or after a put, or before or after a commit, and the next one goes on."""
     home = tmp_path_factory.mktemp("lake")
@@ -213,8 +216,7 @@ def test_every_row_is_there_once_whatever_is_killed(tmp_path_factory: pytest.Tem
                 die_in(store, home / "to", count)
         store.write(conversation(1, "r0"))
         fill(lake_of(store, home / "to", rows=7))
-        same_as_the_tape(store, home / "to")
-        nothing_is_left_over(home / "to")
+        it_is_whole(store, home / "to")
 
 
 def die_in(store: Store, to: Path, after: int) -> None:
@@ -245,7 +247,6 @@ def die_in(store: Store, to: Path, after: int) -> None:
 
 
 def nothing_is_left_over(to: Path) -> None:
-    """Every file is one of the newest version."""
     for table in SHAPES:
         live = {Path(uri) for uri in deltalake.DeltaTable(f"{to}/{table}").file_uris()}
         assert live == set((to / table).rglob("day=*/*.parquet"))
@@ -269,24 +270,23 @@ def test_what_is_damaged_keeps_nothing_else_back(
 
 
 def test_a_writer_that_is_killed_leaves_every_row_once(store: Store, tmp_path: Path) -> None:
-    to, chance, ends = tmp_path / "lake", random.Random(7), list[int]()
-    for number in range(5):
+    to, chance = tmp_path / "lake", random.Random(7)
+    for number in range(3):
         store.write(conversation(30, f"r{number}"))
         command = [sys.executable, "-m", "fakes.lake_writer", str(tmp_path / "data"), str(to)]
-        env = os.environ | {"PYTHONPATH": PATHS}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as writer:
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": PATHS}, **pipes) as writer:
             assert writer.stdout is not None
             for _ in range(chance.randrange(1, 4)):
-                writer.stdout.readline()
+                if writer.stdout.readline() == "done\n":
+                    break
             # It is somewhere between two chunks now, or in one.
             with suppress(subprocess.TimeoutExpired):
                 writer.wait(chance.uniform(0.0, 0.02))
             writer.kill()
-        ends.append(writer.returncode)
-    assert -signal.SIGKILL in ends
+        assert writer.returncode == -signal.SIGKILL
     fill(lake_of(store, to, rows=20))
-    same_as_the_tape(store, to)
-    nothing_is_left_over(to)
+    it_is_whole(store, to)
 
 
 def test_two_writers_at_once_write_every_row_once(store: Store, tmp_path: Path) -> None:
@@ -326,8 +326,7 @@ def test_a_writer_whose_file_another_one_has_cleaned_away_was_not_first(
 
     monkeypatch.setattr(Files, "size", size_of_what_is_gone)
     fill(lake_of(store, tmp_path / "lake"))
-    same_as_the_tape(store, tmp_path / "lake")
-    nothing_is_left_over(tmp_path / "lake")
+    it_is_whole(store, tmp_path / "lake")
 
 
 def test_a_second_writer_with_the_same_rows_is_refused(store: Store, tmp_path: Path) -> None:
@@ -341,8 +340,7 @@ def test_a_second_writer_with_the_same_rows_is_refused(store: Store, tmp_path: P
     for table in second._tables:
         with pytest.raises(Raced):
             table.commit(chunk)
-    same_as_the_tape(store, tmp_path / "lake")
-    nothing_is_left_over(tmp_path / "lake")
+    it_is_whole(store, tmp_path / "lake")
 
 
 def test_a_full_disk_is_said_and_harms_nothing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,8 +360,7 @@ def test_a_full_disk_is_said_and_harms_nothing(store: Store, tmp_path: Path, mon
         lake.step()
     left[0] = 1000
     fill(lake)
-    same_as_the_tape(store, tmp_path / "lake")
-    nothing_is_left_over(tmp_path / "lake")
+    it_is_whole(store, tmp_path / "lake")
 
 
 def test_an_answer_that_was_lost_is_no_second_row(
@@ -384,8 +381,7 @@ def test_an_answer_that_was_lost_is_no_second_row(
         with pytest.raises(Unreachable):  # of a table without rows it cannot tell
             lake.step()
     fill(lake)
-    same_as_the_tape(store, tmp_path / "lake")
-    nothing_is_left_over(tmp_path / "lake")
+    it_is_whole(store, tmp_path / "lake")
 
 
 def test_bodies_that_are_asked_for_later_are_those_of_the_whole_tape(store: Store, tmp_path: Path) -> None:
@@ -462,8 +458,7 @@ def test_it_forgets_what_its_tape_has_forgotten(store: Store, tmp_path: Path) ->
     same_as_the_tape(store, to)
     forget(store, "r11")  # the last calls, which say whether the tape is the same one
     fill(lake_of(store, to, rows=10))
-    same_as_the_tape(store, to)
-    nothing_is_left_over(to)
+    it_is_whole(store, to)
 
 
 def uncompressed(path: Path) -> bytes:

@@ -27,6 +27,7 @@ from penstock.gateway.store.operation import Refused, Task
 from penstock.gateway.store.transaction import Transaction
 
 T = TypeVar("T")
+NEW = NewRun(id="r", kind="grpo", config={"lr": 1})
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Thousands of commits: that a commit reaches the disk is tested elsewhere."""
 STEPS = st.integers(0, 30)
@@ -42,9 +43,9 @@ POINTS = st.lists(
 )
 
 
-def done(store: Store, operation: Callable[[Transaction], T]) -> T:
+def do(store: Store, operation: Callable[[RunOperations], T]) -> T:
     """An operation in a transaction of its own."""
-    task = Task(operation)
+    task = Task(lambda transaction: operation(RunOperations(transaction)))
     store.write([task])
     if task.refusal is not None:
         raise task.refusal
@@ -75,14 +76,11 @@ class RunMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        done(
-            self.store,
-            lambda transaction: RunOperations(transaction).start(NewRun(id="r", kind="grpo", config={"lr": 1}), 1),
-        )
+        do(self.store, lambda runs: runs.start(NEW, 1))
 
     def send(self, asked: PointsRequest) -> None:
         self.clock += 1
-        done(self.store, lambda transaction: RunOperations(transaction).add_points("r", asked, self.clock))
+        do(self.store, lambda runs: runs.add_points("r", asked, self.clock))
 
     def learn(self, points: list[Point]) -> None:
         for point in points:
@@ -142,7 +140,7 @@ def nulls(values: dict[str, float]) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
-RunMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=15)
+RunMachine.TestCase.settings = settings(max_examples=12, stateful_step_count=12)
 test_a_run_is_what_was_reported_of_it = RunMachine.TestCase
 
 
@@ -152,7 +150,7 @@ test_a_run_is_what_was_reported_of_it = RunMachine.TestCase
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     made = open_store(tmp_path)
-    done(made, lambda transaction: RunOperations(transaction).start(NewRun(id="r", kind="grpo", config={"lr": 1}), 1))
+    do(made, lambda runs: runs.start(NEW, 1))
     return made
 
 
@@ -161,44 +159,38 @@ def points(*steps: int) -> PointsRequest:
 
 
 def test_a_resend_of_a_resume_cuts_nothing_that_came_after_it(store: Store) -> None:
-    done(store, lambda transaction: RunOperations(transaction).add_points("r", points(*range(10)), 2))
+    do(store, lambda runs: runs.add_points("r", points(*range(10)), 2))
     resume = PointsRequest(points=points(5).points, since_step=5, resumed=1)
-    done(store, lambda transaction: RunOperations(transaction).add_points("r", resume, 3))
-    done(store, lambda transaction: RunOperations(transaction).add_points("r", points(6, 7), 4))
-    done(store, lambda transaction: RunOperations(transaction).add_points("r", resume, 5))
+    do(store, lambda runs: runs.add_points("r", resume, 3))
+    do(store, lambda runs: runs.add_points("r", points(6, 7), 4))
+    do(store, lambda runs: runs.add_points("r", resume, 5))
     assert [row.step for row in RunReader(store).run_points("r", 0, 99)] == list(range(8))
     with pytest.raises(Refused, match="resume 1 of run 'r' went on from step 5, not 6"):
-        done(
-            store,
-            lambda transaction: RunOperations(transaction).add_points("r", PointsRequest(since_step=6, resumed=1), 6),
-        )
+        do(store, lambda runs: runs.add_points("r", PointsRequest(since_step=6, resumed=1), 6))
 
 
 def test_a_run_that_has_ended_takes_points_only_when_it_resumes(store: Store) -> None:
-    done(store, lambda transaction: RunOperations(transaction).add_points("r", points(0, 1), 2))
-    ended = done(
-        store,
-        lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="failed", message="out of memory"), 3),
-    )
+    do(store, lambda runs: runs.add_points("r", points(0, 1), 2))
+    ended = do(store, lambda runs: runs.finish("r", RunEnd(status="failed", message="out of memory"), 3))
     assert (ended.status, ended.ended_ns, ended.message) == ("failed", 3, "out of memory")
-    assert done(store, lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="failed"), 4)) == ended
+    assert do(store, lambda runs: runs.finish("r", RunEnd(status="failed"), 4)) == ended
     with pytest.raises(Refused, match="has failed already"):
-        done(store, lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="succeeded"), 4))
+        do(store, lambda runs: runs.finish("r", RunEnd(status="succeeded"), 4))
     with pytest.raises(Refused, match="has failed; since_step resumes it"):
-        done(store, lambda transaction: RunOperations(transaction).add_points("r", points(2), 4))
+        do(store, lambda runs: runs.add_points("r", points(2), 4))
     assert [row.step for row in RunReader(store).run_points("r", 0, 99)] == [0, 1]
-    back = done(store, lambda transaction: RunOperations(transaction).add_points("r", PointsRequest(since_step=1), 5))
+    back = do(store, lambda runs: runs.add_points("r", PointsRequest(since_step=1), 5))
     assert (back.status, back.ended_ns, back.step, back.resumed) == ("running", None, 0, 1)
     with pytest.raises(Refused, match="resumed 1 times, not 0"):
-        done(store, lambda transaction: RunOperations(transaction).finish("r", RunEnd(status="failed", resumed=0), 6))
+        do(store, lambda runs: runs.finish("r", RunEnd(status="failed", resumed=0), 6))
 
 
 def test_one_metric_too_many_changes_nothing(store: Store) -> None:
     first = PointsRequest(points=[Point(step=0, values={f"m{n}": n for n in range(512)})])
-    done(store, lambda transaction: RunOperations(transaction).add_points("r", first, 2))
+    do(store, lambda runs: runs.add_points("r", first, 2))
     more = PointsRequest(points=[Point(step=1, values={"extra": 1})], since_step=0)
     with pytest.raises(Refused, match="'extra' is one metric too many; a run has at most 512"):
-        done(store, lambda transaction: RunOperations(transaction).add_points("r", more, 3))
+        do(store, lambda runs: runs.add_points("r", more, 3))
     assert [row.step for row in RunReader(store).run_points("r", 0, 9)] == [0]
 
 
@@ -206,7 +198,7 @@ def test_one_metric_too_many_changes_nothing(store: Store) -> None:
 def test_a_damaged_block_keeps_no_others_back(store: Store, monkeypatch: pytest.MonkeyPatch, column: bool) -> None:
     monkeypatch.setattr(operations, "FOLD", 8)
     for step in range(16):
-        done(store, lambda transaction, step=step: RunOperations(transaction).add_points("r", points(step), 2))
+        do(store, lambda runs, step=step: runs.add_points("r", points(step), 2))
     key = keys.rollout_key("r") + keys.u32(8)
 
     def damage(tape: Transaction) -> None:
@@ -216,23 +208,23 @@ def test_a_damaged_block_keeps_no_others_back(store: Store, monkeypatch: pytest.
 
     store.write([Task[None](damage)])
     for step in range(16, 24):
-        done(store, lambda transaction, step=step: RunOperations(transaction).add_points("r", points(step), 2))
+        do(store, lambda runs, step=step: runs.add_points("r", points(step), 2))
     assert [row.step for row in RunReader(store).run_points("r", 0, 99)] == list(range(8, 24))
     assert RunReader(store).run_series("r", ["reward"])[0].steps == list(range(8, 24))
-    done(store, lambda transaction: RunOperations(transaction).add_points("r", PointsRequest(since_step=20), 3))
+    do(store, lambda runs: runs.add_points("r", PointsRequest(since_step=20), 3))
     assert [row.step for row in RunReader(store).run_points("r", 0, 99)] == list(range(8, 20))
 
 
 def test_a_damaged_run_keeps_no_other_from_being_listed(store: Store) -> None:
-    done(store, lambda transaction: RunOperations(transaction).start(NewRun(id="s", kind="grpo"), 2))
+    do(store, lambda runs: runs.start(NewRun(id="s", kind="grpo"), 2))
     store.write([Task[None](lambda tape: tape.put("runs", keys.rollout_key("r"), b"{"))])
     assert [run.id for _, run in RunReader(store).run_heads()] == ["s"]
 
 
 def test_events_are_kept_once_and_read_newest_first(store: Store) -> None:
     events = [RunEvent(time_ns=n % 7, step=n, text=f"event {n}") for n in range(20)]
-    assert done(store, lambda transaction: RunOperations(transaction).add_events("r", events, 9)) == 20
-    assert done(store, lambda transaction: RunOperations(transaction).add_events("r", events, 9)) == 0
+    assert do(store, lambda runs: runs.add_events("r", events, 9)) == 20
+    assert do(store, lambda runs: runs.add_events("r", events, 9)) == 0
     found = RunReader(store).run_events("r", None, 99)
     assert sorted((event.text for _, event in found)) == sorted(event.text for event in events)
     times = [event.time_ns or 0 for _, event in found]
@@ -261,8 +253,8 @@ DAMAGE = [
 def test_check_finds_what_is_wrong(
     store: Store, tmp_path: Path, database: str, key: bytes, value: bytes | str | None, said: str
 ) -> None:
-    done(store, lambda transaction: RunOperations(transaction).add_points("r", points(0, 1, 2), 2))
-    done(store, lambda transaction: RunOperations(transaction).add_events("r", [RunEvent(text="hello")], 3))
+    do(store, lambda runs: runs.add_points("r", points(0, 1, 2), 2))
+    do(store, lambda runs: runs.add_events("r", [RunEvent(text="hello")], 3))
     assert list(problems(store)) == []
     store.close()
     with lmdb.open(str(tmp_path / "tape"), max_dbs=len(DATABASES)) as env:
