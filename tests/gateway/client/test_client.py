@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 from aiohttp import web
@@ -15,12 +17,17 @@ from aiohttp.test_utils import TestServer
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, serving
 from fakes.ports import steady_ports
 from fakes.waiting import PATIENCE_S
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.gateway.api import pages
+from penstock.gateway.calls.turns import plain_bodies
 from penstock.gateway.client import client as client_module
 from penstock.gateway.client import connection
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.exchanges import RECORDS, Recorded, Unpacker, pack
 from penstock.gateway.model.change import Change
+from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import SpanStatus
 
 
@@ -279,3 +286,35 @@ async def test_what_a_newer_gateway_says_besides_is_passed_over() -> None:
     assert (worker.id, worker.figures.cpu_percent) == ("w1", 7)
     assert digest.rollouts == ["r1"]
     assert "did not answer as a Penstock gateway of this version does: cursor" in str(lost[0])
+
+
+# -- many calls in one answer --
+
+CALLS = st.builds(
+    Recorded, st.text(max_size=8), st.integers(1, 2**32 - 1), st.binary(max_size=300), st.binary(max_size=300)
+)
+
+
+@given(st.lists(CALLS, max_size=6), st.lists(st.integers(0, 2000), max_size=12))
+def test_records_are_found_wherever_they_are_cut(made: list[Recorded], cuts: list[int]) -> None:
+    data = b"".join(map(pack, made))
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    unpacker = Unpacker(RECORDS)
+    found = [call for start, end in pairwise(edges) for call in unpacker.feed(data[start:end])]
+    assert found == made
+
+
+def test_a_record_that_is_cut_off_is_not_given() -> None:
+    data = pack(Recorded("a1", 1, b"request", b"response"))
+    assert list(Unpacker(RECORDS).feed(data[:-1])) == []
+
+
+def test_content_encodings_are_undone() -> None:
+    exchange = Exchange(
+        url="",
+        request_headers=[("Content-Encoding", "gzip")],
+        request_body=gzip.compress(b"asked"),
+        response_headers=[("content-encoding", "compress")],
+        response_body=b"unknown encodings stay",
+    )
+    assert plain_bodies(exchange) == (b"asked", b"unknown encodings stay")

@@ -35,7 +35,6 @@ async def served() -> AsyncGenerator[Serving]:
 
 
 def public(kind: type) -> set[str]:
-    """Names of its methods."""
     return {name for name, found in inspect.getmembers(kind) if callable(found) and not name.startswith("_")}
 
 

@@ -68,10 +68,7 @@ def test_a_not_belongs_to_its_term(words: list[str], ids: list[str], filter: str
     ("words", "problem"),
     [
         ([], "say which rollouts: by their ids, or by a filter"),
-        (
-            ["r1", "status:failed"],
-            "give ids or a filter, not both: 'r1' is an id, 'status:failed' a term; rollout:r1 is",
-        ),
+        (["r1", "status:failed"], "give ids or a filter, not both: 'r1' is an id, 'status:failed' a term; rollout:r1"),
         (["not", "r1", "status:failed"], "not both: 'not' is an id"),
         (["reward", ">", "0.5"], "not both: 'reward' is an id"),
         ([""], "'' is neither the id of a rollout nor a term of a filter such as group:q1"),

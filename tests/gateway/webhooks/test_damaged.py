@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from fakes.experiment import prompt
-from fakes.hook import SECRET, Hook, hooked
-from fakes.releasing import Bench, bench, counting
+from fakes.hook import Hook
+from fakes.releasing import Bench
 from fakes.waiting import until
 
 from penstock.gateway.metrics import Metrics
@@ -55,77 +54,71 @@ async def damaged(made: Bench, release: Release) -> None:
 
 
 async def add_other(made: Bench) -> None:
-    """Another prompt with two versions."""
     await made.add("other", prompt("You are a helpful librarian. Never lend a rare book.", sent=True))
     await made.add("other", prompt("You are a helpful librarian. Never lend a rare book to anybody."))
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the start", "later"])
-async def test_others_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
-    monkeypatch.setenv("PAGER_SECRET", SECRET)
-    async with counting() as provider, bench(tmp_path, provider) as made, hooked() as hook:
-        await add_other(made)
-        async with telling(made, hook) as webhooks:
-            bad = await made.release()
+async def test_others_are_told_of(made: Bench, hook: Hook, before: bool) -> None:
+    await add_other(made)
+    async with telling(made, hook) as webhooks:
+        bad = await made.release()
 
-            async def is_told() -> bool:
-                return [one.status for one in webhooks.reader.newest()] == ["delivered"]
+        async def is_told() -> bool:
+            return [one.status for one in webhooks.reader.newest()] == ["delivered"]
 
-            # What was taken and not written down would be told again.
-            await until(is_told)
-            if not before:
-                await damaged(made, bad)
-        if before:
+        # What was taken and not written down would be told again.
+        await until(is_told)
+        if not before:
             await damaged(made, bad)
-        _ = await made.release("other")
-        async with telling(made, hook):
-            await hook.until(lambda: len(hook.taken) == 2)
-        assert hook.types == ["release.start", "release.start"]
-        assert [one.message["data"]["resource"] for one in hook.taken] == ["travel", "other"]
+    if before:
+        await damaged(made, bad)
+    _ = await made.release("other")
+    async with telling(made, hook):
+        await hook.until(lambda: len(hook.taken) == 2)
+    assert hook.types == ["release.start", "release.start"]
+    assert [one.message["data"]["resource"] for one in hook.taken] == ["travel", "other"]
 
 
-async def test_what_cannot_be_sent_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAGER_SECRET", SECRET)
-    async with counting() as provider, bench(tmp_path, provider) as made, hooked() as hook:
-        async with telling(made, hook):
-            release = await made.release()
-            await hook.until(lambda: len(hook.taken) == 1)
-        await made.do(lambda tape: tape.put("audit", keys.numbered_key(release.id, 1), b"damaged"))
-        waits = Delivery(number=1, webhook="pager", id="m", event="start", release=release.id, entry=1, made_ns=1)
-        await made.do(lambda tape: tape.put("deliveries", keys.number(1), waits.model_dump_json().encode()))
-        async with telling(made, hook) as webhooks:
+async def test_what_cannot_be_sent_is_given_up(made: Bench, hook: Hook) -> None:
+    async with telling(made, hook):
+        release = await made.release()
+        await hook.until(lambda: len(hook.taken) == 1)
+    await made.do(lambda tape: tape.put("audit", keys.numbered_key(release.id, 1), b"damaged"))
+    waits = Delivery(number=1, webhook="pager", id="m", event="start", release=release.id, entry=1, made_ns=1)
+    await made.do(lambda tape: tape.put("deliveries", keys.number(1), waits.model_dump_json().encode()))
+    async with telling(made, hook) as webhooks:
 
-            async def is_given_up() -> bool:
-                return [one.status for one in webhooks.reader.newest()] == ["given_up"]
+        async def is_given_up() -> bool:
+            return [one.status for one in webhooks.reader.newest()] == ["given_up"]
 
-            await until(is_given_up)
+        await until(is_given_up)
 
 
-async def test_a_delivery_that_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAGER_SECRET", SECRET)
+async def test_a_delivery_that_cannot_be_read_is_passed_over(
+    made: Bench, hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outbox, "KEPT", 1)
-    async with counting() as provider, bench(tmp_path, provider) as made, hooked() as hook:
-        await add_other(made)
-        async with telling(made, hook):
-            _ = await made.release()
-            await hook.until(lambda: len(hook.taken) == 1)
-        await made.do(lambda tape: tape.put("deliveries", keys.number(1), b"damaged"))
-        async with telling(made, hook) as webhooks:
-            assert [one.name for one in webhooks.views()] == ["pager"]
-            _ = await made.release("other")
-            await hook.until(lambda: len(hook.taken) == 2)
-            assert [one.number for one in webhooks.reader.newest()] == [2]
-        await made.do(lambda tape: tape.put("meta", b"note webhooks", b'["gone"]'))
-        async with telling(made, hook):
-            pass
+    await add_other(made)
+    async with telling(made, hook):
+        _ = await made.release()
+        await hook.until(lambda: len(hook.taken) == 1)
+    await made.do(lambda tape: tape.put("deliveries", keys.number(1), b"damaged"))
+    async with telling(made, hook) as webhooks:
+        assert [one.name for one in webhooks.views()] == ["pager"]
+        _ = await made.release("other")
+        await hook.until(lambda: len(hook.taken) == 2)
+        assert [one.number for one in webhooks.reader.newest()] == [2]
+    await made.do(lambda tape: tape.put("meta", b"note webhooks", b'["gone"]'))
+    async with telling(made, hook):
+        pass
 
 
 async def test_a_tape_that_takes_nothing_is_told_of_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: Bench, hook: Hook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("PAGER_SECRET", SECRET)
     monkeypatch.setattr(service, "RETRY_S", 0.01)
-    async with counting() as provider, bench(tmp_path, provider) as made, hooked() as hook, telling(made, hook) as told:
+    async with telling(made, hook) as told:
         collect, tries = told._collect, list[int]()
 
         async def full() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.hook import SECRET, documented
-from fakes.releasing import Bench, bench, counting
+from fakes.releasing import Bench
 
 from penstock.gateway.config import ConfigError, load
 from penstock.gateway.http.retry_after import retry_after
@@ -135,59 +134,56 @@ async def hold_and_resume(made: Bench, release: str) -> None:
         )
 
 
-async def test_links_become_deliveries_once_and_of_webhooks_that_were_there(tmp_path: Path) -> None:
-    async with counting() as provider, bench(tmp_path, provider) as made:
-        reader = OutboxReader(made.context.tape)
-        release = await made.release()
-        assert await made.do(lambda tape: Outbox(tape).begin(ALL)) == []
-        await hold_and_resume(made, release.id)
-        assert reader.behind() == [release.id]
-        # Another process begins, with a webhook more: the new one is told nothing of what was before.
-        found = await made.do(lambda tape: Outbox(tape).begin(ALL | {"new": EVENTS}))
-        assert [(one.webhook, one.event, one.entry) for one in found] == [("pager", "hold", 2), ("pager", "resume", 3)]
-        assert reader.behind() == []
-        await hold_and_resume(made, release.id)
-        wanted: Wanted = {"pager": ["resume"], "new": ["hold"]}
-        found = await made.do(lambda tape: Outbox(tape).collect(reader.behind(), wanted))
-        assert [(one.webhook, one.entry) for one in found] == [("new", 4), ("pager", 5)]
-        assert await made.do(lambda tape: Outbox(tape).collect([release.id], wanted)) == []
-        assert [one.number for one in reader.waiting()] == [1, 2, 3, 4]
+async def test_links_become_deliveries_once_and_of_webhooks_that_were_there(made: Bench) -> None:
+    reader = OutboxReader(made.context.tape)
+    release = await made.release()
+    assert await made.do(lambda tape: Outbox(tape).begin(ALL)) == []
+    await hold_and_resume(made, release.id)
+    assert reader.behind() == [release.id]
+    # Another process begins, with a webhook more: the new one is told nothing of what was before.
+    found = await made.do(lambda tape: Outbox(tape).begin(ALL | {"new": EVENTS}))
+    assert [(one.webhook, one.event, one.entry) for one in found] == [("pager", "hold", 2), ("pager", "resume", 3)]
+    assert reader.behind() == []
+    await hold_and_resume(made, release.id)
+    wanted: Wanted = {"pager": ["resume"], "new": ["hold"]}
+    found = await made.do(lambda tape: Outbox(tape).collect(reader.behind(), wanted))
+    assert [(one.webhook, one.entry) for one in found] == [("new", 4), ("pager", 5)]
+    assert await made.do(lambda tape: Outbox(tape).collect([release.id], wanted)) == []
+    assert [one.number for one in reader.waiting()] == [1, 2, 3, 4]
 
 
-async def test_what_waits_for_a_webhook_that_is_gone_from_the_configuration_is_given_up(tmp_path: Path) -> None:
-    async with counting() as provider, bench(tmp_path, provider) as made:
-        reader = OutboxReader(made.context.tape)
-        assert not reader.begun()
-        await made.do(lambda tape: Outbox(tape).begin(ALL))
-        assert reader.begun()
-        await made.release()
-        await made.do(lambda tape: Outbox(tape).collect(["travel-1"], ALL))
-        await made.do(lambda tape: Outbox(tape).begin({}))
-        (one,) = reader.newest()
-        assert (one.status, one.error) == ("given_up", "the webhook is not configured any more")
-        assert not reader.begun()
-        await hold_and_resume(made, "travel-1")
-        assert await made.do(lambda tape: Outbox(tape).begin(ALL)) == []
+async def test_what_waits_for_a_webhook_that_is_gone_from_the_configuration_is_given_up(made: Bench) -> None:
+    reader = OutboxReader(made.context.tape)
+    assert not reader.begun()
+    await made.do(lambda tape: Outbox(tape).begin(ALL))
+    assert reader.begun()
+    await made.release()
+    await made.do(lambda tape: Outbox(tape).collect(["travel-1"], ALL))
+    await made.do(lambda tape: Outbox(tape).begin({}))
+    (one,) = reader.newest()
+    assert (one.status, one.error) == ("given_up", "the webhook is not configured any more")
+    assert not reader.begun()
+    await hold_and_resume(made, "travel-1")
+    assert await made.do(lambda tape: Outbox(tape).begin(ALL)) == []
 
 
-async def test_old_deliveries_go_and_those_that_wait_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_deliveries_go_and_those_that_wait_stay(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "KEPT", 4)
-    async with counting() as provider, bench(tmp_path, provider) as made:
-        reader = OutboxReader(made.context.tape)
-        await made.do(lambda tape: Outbox(tape).begin(ALL))
-        release = await made.release()
+    reader = OutboxReader(made.context.tape)
+    await made.do(lambda tape: Outbox(tape).begin(ALL))
+    release = await made.release()
+    await made.do(lambda tape: Outbox(tape).collect([release.id], ALL))
+    (first,) = reader.newest()
+    for _ in range(4):
+        await hold_and_resume(made, release.id)
+        for one in await made.do(lambda tape: Outbox(tape).collect([release.id], ALL)):
+            await made.do(lambda tape, one=one: Outbox(tape).put(given_up(one)))
+    assert [one.number for one in reader.newest()][-1] == 1
+    await made.do(lambda tape: Outbox(tape).put(given_up(first)))
+    for _ in range(3):
+        await hold_and_resume(made, release.id)
         await made.do(lambda tape: Outbox(tape).collect([release.id], ALL))
-        (first,) = reader.newest()
-        for _ in range(4):
-            await hold_and_resume(made, release.id)
-            for one in await made.do(lambda tape: Outbox(tape).collect([release.id], ALL)):
-                await made.do(lambda tape, one=one: Outbox(tape).put(given_up(one)))
-        assert [one.number for one in reader.newest()][-1] == 1
-        await made.do(lambda tape: Outbox(tape).put(given_up(first)))
-        for _ in range(3):
-            await hold_and_resume(made, release.id)
-            await made.do(lambda tape: Outbox(tape).collect([release.id], ALL))
-        assert [one.number for one in reader.newest()] == [15, 14, 13, 12, 11, 10]
+    assert [one.number for one in reader.newest()] == [15, 14, 13, 12, 11, 10]
 
 
 # -- how it goes -------------------------------------------------------------------------------------------------------
