@@ -23,7 +23,7 @@ export PIP_COMPILE := 0
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-locking demo demo-sidecar demo-apo demo-rl demo-pairs test test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos histories soak locks sbom clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-locking demo demo-sidecar demo-apo demo-rl demo-pairs test test-more test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl bench chaos histories soak locks sbom clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,11 +35,17 @@ $(VENV)/.demo: pyproject.toml
 	$(BIN)/pip install --disable-pip-version-check -e '.[demo,tui]'
 	@touch $@
 
+$(VENV)/.core: pyproject.toml
+	@echo "Installing Penstock and what most of its tests use into $(VENV): 110 packages, 400 MB, a minute."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -e '.[core]'
+	@touch $(VENV)/.demo $@
+
 $(VENV)/.installed: pyproject.toml
 	@echo "Installing Penstock and all that its tests use (Ray, MLflow, Kubernetes ...) into $(VENV): 140 packages, 1.3 GB, some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check -e '.[dev]'
-	@touch $(VENV)/.demo $@
+	@touch $(VENV)/.demo $(VENV)/.core $@
 
 install: $(VENV)/.installed ## Install Penstock and its development tools into .venv (1.3 GB)
 
@@ -155,9 +161,17 @@ demo-pairs: install-train install-vllm ## See prompts and weights learnt togethe
 ELSEWHERE := tests/clients tests/extras tests/openapi tests/providers tests/tui/browser tests/verl tests/vllm
 
 # With an ordinary user's rights, also where it is root who tests.
-test: install ## Run the tests of what .venv holds, and say which others there are
-	.ci/ordinary $(BIN)/python -m pytest -n 2 --dist loadgroup $(ELSEWHERE:%=--ignore=%)
-	@echo "Other suites, each with a target of its own: $(ELSEWHERE). make test-all runs every one."
+CI ?= 1
+PYTEST := .ci/ordinary $(BIN)/python -m pytest -n 2 --dist loadgroup $(ELSEWHERE:%=--ignore=%)
+
+# With CI set, property tests try the same few examples each time; `make test-all` draws new ones.
+test: $(VENV)/.core ## Run the tests of what is ours, in five minutes on two cores; say which others there are
+	CI=$(CI) $(PYTEST) -m 'not slow'
+	@echo "Left out: tests that start processes of their own, or need Ray, DuckDB, Kubernetes and the like (make test-more),"
+	@echo "and suites that need an environment of their own: $(ELSEWHERE). make test-all runs every one."
+
+test-more: install ## Run the tests that make test leaves out and .venv can hold: processes of their own, every extra
+	CI=$(CI) $(PYTEST) -m slow
 
 test-vllm: install install-vllm ## Test versions of weights on a real vLLM
 	$(BIN)/python -m pytest -n 0 tests/vllm
@@ -199,7 +213,8 @@ test-mitmproxy: install install-mitmproxy ## Test the sidecar with mitmproxy as 
 test-web: install install-browser ## Test the TUI in a real browser
 	$(BIN)/python -m pytest -n 0 tests/tui/browser
 
-test-all: test test-web test-providers test-mcp test-api test-clients test-mitmproxy test-vllm test-train test-learns test-verl test-extras test-deploy ## Run every suite, each in its environment
+test-all: CI :=
+test-all: test test-more test-web test-providers test-mcp test-api test-clients test-mitmproxy test-vllm test-train test-learns test-verl test-extras test-deploy ## Run every suite, each in its environment
 
 check: install ## Lint, types, layering
 	$(BIN)/ruff format --check .

@@ -1,4 +1,8 @@
-"""Fixtures that every test may ask for: a real gateway process, a scripted provider, an HTTP session.
+"""Which tests `make test` runs, and fixtures that every test may ask for: a real gateway process, a scripted provider.
+
+`make test` leaves out what is marked `slow`. A test that starts a process is slow, and fails where it is not marked so;
+one whose fixture starts a gateway for it is marked here. What a module shares costs each of its tests little, and does
+not count. `smoke` marks the few that are worth a process of their own in every run.
 
 What a gateway wrote to stderr is printed when its test is over; pytest shows it for tests that failed.
 """
@@ -6,10 +10,13 @@ What a gateway wrote to stderr is printed when its test is over; pytest shows it
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -24,6 +31,68 @@ from hypothesis import settings
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+NEEDS = {
+    "deltalake": ["gateway/lake"],
+    "duckdb": ["gateway/index", "gateway/api/test_sql.py"],
+    "hadolint": ["deploy"],
+    "kubernetes": ["sidecar/engines/test_kubernetes.py"],
+    "ray": ["sidecar/engines/test_ray.py"],
+}
+"""Tests of what an extra brings, by a library of it: they are slow, and not collected where it is not installed."""
+
+collect_ignore = [path for library, paths in NEEDS.items() if find_spec(library) is None for path in paths]
+STARTING = {"start_gateway"}
+"""Fixtures that start a process for each test."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes are heard of from here on."""
+    guard = OwnProcesses()
+    _ = config.pluginmanager.register(guard)
+    sys.addaudithook(guard.hear)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is slow."""
+    needing = [Path(__file__).parent / path for paths in NEEDS.values() for path in paths]
+    for item in items:
+        starts = not STARTING.isdisjoint(getattr(item, "fixturenames", ()))
+        if any(item.path.is_relative_to(path) for path in needing) or (starts and not item.get_closest_marker("smoke")):
+            item.add_marker("slow")
+
+
+class OwnProcesses:
+    """Fails a test that starts a process and is marked neither `slow` nor `smoke`, where it starts it."""
+
+    def __init__(self) -> None:
+        self._test: pytest.Item | None = None
+        self._shared = 0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """A test begins and ends."""
+        self._test = None if item.get_closest_marker("slow") or item.get_closest_marker("smoke") else item
+        try:
+            return (yield)
+        finally:
+            self._test = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """What a fixture of a wider scope starts is shared."""
+        shared = fixturedef.scope != "function"
+        self._shared += shared
+        try:
+            return (yield)
+        finally:
+            self._shared -= shared
+
+    def hear(self, event: str, _: tuple[object, ...]) -> None:
+        """Of an audit event of the interpreter."""
+        if event == "subprocess.Popen" and self._test is not None and not self._shared:
+            raise AssertionError(f"{self._test.nodeid} starts a process: share it, or mark the test slow or smoke")
+
 
 StartGateway = Callable[..., Awaitable[Gateway]]
 

@@ -117,6 +117,7 @@ class Transport(base_subprocess.BaseSubprocessTransport):
         **kwargs: Any,
     ) -> None:
         server: Server = kwargs["server"]
+        sys.audit("subprocess.Popen", "penstock", args, kwargs["cwd"], kwargs["env"])
         told: dict[str, Any] = {"arguments": args, "env": kwargs["env"], "cwd": kwargs["cwd"]}
         ours: list[IO[bytes] | None] = []
         with ExitStack() as theirs:
