@@ -123,6 +123,7 @@ def shell(served: Serving, tmp_path: Path) -> Shell:
     return Shell(served.url, tmp_path)
 
 
+@pytest.mark.slow
 async def test_samples_go_to_stdout_and_the_report_to_stderr(shell: Shell) -> None:
     done = await shell.run("samples", "mode:train")
     made = [json.loads(line) for line in done.text.splitlines()]
@@ -137,6 +138,7 @@ async def test_samples_go_to_stdout_and_the_report_to_stderr(shell: Shell) -> No
     ]
 
 
+@pytest.mark.slow
 async def test_what_the_command_is_told(shell: Shell) -> None:
     done = await shell.run(
         *(
@@ -157,12 +159,14 @@ async def test_what_the_command_is_told(shell: Shell) -> None:
     assert "other_agent 4" in done.err
 
 
+@pytest.mark.slow
 async def test_every_form_can_be_asked_for(shell: Shell) -> None:
     expected = {"chat": 6, "preferences": 1, "triplets": 4}
     ends = await asyncio.gather(*(shell.run("samples", "--form", form) for form in expected))
     assert [(done.code, len(done.text.splitlines())) for done in ends] == [(0, count) for count in expected.values()]
 
 
+@pytest.mark.slow
 async def test_parquet_is_a_file_that_is_whole(shell: Shell) -> None:
     done = await shell.run("samples", "--format", "parquet", "-o", "out.parquet")
     assert (done.code, done.out) == (0, b"")
@@ -180,6 +184,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 async def test_what_is_wrong_is_told_in_a_line(shell: Shell) -> None:
     ends = await asyncio.gather(*(shell.run("samples", *arguments) for arguments in WRONG))
     for done, error in zip(ends, WRONG.values(), strict=True):

@@ -132,6 +132,7 @@ async def peak(shell: Shell, *arguments: str) -> tuple[int, int]:
     return 1024 * int(done.err.splitlines()[-1]), len(done.text.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 async def test_memory_does_not_grow_with_the_tape(form: Form, tmp_path: Path) -> None:
     tape = MemoryTape()

@@ -17,6 +17,7 @@ from bench.soak.plot import plot
 from bench.soak.samples import Latency, Sample
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("plan", [Plan(400, 16, 1, 1, samples=8), Plan(600, 16, 2, 1, samples=8, workers=2)])
 async def test_every_call_is_accounted_for(tmp_path: Path, plan: Plan) -> None:

@@ -17,6 +17,7 @@ from fakes.process import ROOT
 from penstock.gateway.demo import demo, tools
 
 
+@pytest.mark.slow
 async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.gateway.demo.demo"),
@@ -40,6 +41,7 @@ async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_a_demo_that_is_interrupted_ends_without_a_word(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.gateway.demo.demo"),
@@ -58,6 +60,7 @@ async def test_a_demo_that_is_interrupted_ends_without_a_word(tmp_path: Path) ->
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 async def test_the_demo_of_the_sidecar_shows_the_same_bytes(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "examples.sidecar_demo"),

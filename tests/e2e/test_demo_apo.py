@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from fakes.process import ROOT
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
 

@@ -19,6 +19,8 @@ from fakes.process import ORDINARY, Gateway, running, upstreams
 from fakes.provider import Provider
 from fakes.shell import PENSTOCK, Done, Shell
 
+pytestmark = pytest.mark.slow
+
 ME = getpass.getuser()
 NOWHERE = "http://127.0.0.1:9"
 

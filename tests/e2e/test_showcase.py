@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from fakes.process import ROOT
 
 from penstock.gateway.client.client import Client
@@ -17,6 +18,8 @@ from penstock.gateway.demo.showcase_parts import Showcase
 from penstock.gateway.demo.showcase_releases import CANARY
 from penstock.gateway.model.rollout import RolloutStatus
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
+
+pytestmark = pytest.mark.slow
 
 
 async def spans(client: Client, rollout: str) -> list[Span]:

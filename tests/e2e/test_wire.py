@@ -17,6 +17,8 @@ from fakes.tape import Tape
 
 from penstock.gateway.model.span import Span, SpanStatus
 
+pytestmark = pytest.mark.slow
+
 PATH = "/rollout/wire/attempt/a1/v1/chat/completions"
 ODD_JSON = b'{ "model":"m","x": 1e-05, "x": -0.0,\t"text":"\\u00e9\xc3\xa9\\/" }\r\n'
 ODD_HEADERS = [("X-Vendor", "one"), ("x-vendor", "two"), ("X-EMPTY", ""), ("Retry-After", "7"), ("Server", "odd/0")]

@@ -34,6 +34,7 @@ ANYBODY = ("sh", "-c", 'umask 0; exec "$@"', "sh")
 """Runs a command that would let everybody read what it writes."""
 
 
+@pytest.mark.slow
 async def test_without_a_key_nothing_listens_beyond_this_machine(tmp_path: Path) -> None:
     """Neither when it is told to, nor by default."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
@@ -59,6 +60,7 @@ def listening(pid: int) -> Iterator[str]:
                 yield socket.inet_ntop(family, b"".join(quads))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_what_it_writes_is_for_its_owner_alone(tmp_path: Path, provider: Provider) -> None:
     """The tape, the index, a backup and what is restored, whatever the umask, and in a folder that is open to all."""

@@ -23,6 +23,8 @@ from penstock.gateway.model.rollout import Judgement
 from penstock.tui.screens.registry import SCREENS, made
 from penstock.tui.view import View
 
+pytestmark = pytest.mark.slow
+
 GREETING = "You greet customers of Acme. Be brief."
 MOST = 200
 """Rollouts within which the evidence is enough."""

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from fakes.ports import steady_ports
 from fakes.process import Gateway, write_config
 from fakes.screens import options, running, until
@@ -15,6 +16,8 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.tui.app import PenstockApp
 from penstock.tui.settings import Context
+
+pytestmark = pytest.mark.slow
 
 
 async def enqueued(url: str, *ids: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
+import pytest
 from fakes.ports import steady_ports
 from fakes.process import PATIENCE, Gateway, write_config
 from fakes.screens import LARGE, options, running, until
@@ -21,6 +22,8 @@ from penstock.gateway.model.queue import RolloutSpec
 from penstock.tui.app import PenstockApp
 from penstock.tui.keys import KEYS
 from penstock.tui.main_screen import Main
+
+pytestmark = pytest.mark.slow
 
 DIES, RETURNS = "DIES", "RETURNS"
 PRESSED = sorted({key for row in KEYS if row.id not in ("quit", "suspend") for key in row.keys})

@@ -1,4 +1,4 @@
-"""The key map: whole, without doubles, and every key pressed on a screen that has it, on each screen that has it alone."""
+"""The key map: whole, without doubles; every key is pressed on a screen that has it, and on each that has it alone."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from fakes.tui_world import World
 
 from penstock.tui.recording import load
 
+pytestmark = pytest.mark.slow
+
 LEAVES = b"\x1b[?1049l"
 """What gives the terminal its own screen back."""
 

@@ -17,6 +17,8 @@ from yarl import URL
 
 from penstock.tui.web import MOST_TABS, STRANGER, USED
 
+pytestmark = pytest.mark.slow
+
 WS = "/ws?width=100&height=30"
 
 

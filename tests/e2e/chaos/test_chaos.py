@@ -11,6 +11,8 @@ import pytest
 from e2e.chaos.harness import run
 from e2e.chaos.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(700)
 async def test_nothing_is_lost_or_done_twice_when_everything_is_killed(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from e2e.histories.harness import Plan, run
 
+pytestmark = pytest.mark.slow
+
 FAULTS = ("kill", "reload", "stop")
 DONE = {"call ok", "tool ok", "claim ok", "finish ok", "reward ok", "enqueue ok", "decide ok", "change ok", "cancel ok"}
 
