@@ -121,6 +121,7 @@ async def test_an_answer_of_the_responses_api_is_read(
     await check(tape, span, provider)
 
 
+@pytest.mark.slow
 async def test_curl_gets_every_byte(name: str, gateway: Gateway, provider: Provider, tape: Tape) -> None:
     rollout = f"curl-{name}"
     asked = json.dumps({"model": "gpt-5", "messages": QUESTION})

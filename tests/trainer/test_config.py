@@ -100,6 +100,7 @@ def test_the_documented_example_is_valid(tmp_path: Path) -> None:
     assert read(tmp_path, documented(DOCS)).loss.kind == "ppo"
 
 
+@pytest.mark.slow
 def test_a_wrong_configuration_is_refused_without_torch() -> None:
     heavy = "torch transformers peft"
     code = f"import sys, trainer.config, trainer.commands; sys.exit(any(m in sys.modules for m in {heavy.split()}))"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
 ROOT = Path(__file__).parents[2]

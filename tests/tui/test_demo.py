@@ -77,6 +77,7 @@ async def test_the_pictures_of_the_docs_are_the_screens(name: str) -> None:
     compared(ROOT / "docs" / f"{name}.svg", made)
 
 
+@pytest.mark.slow
 def test_the_demo_prints_every_screen_eighty_columns_wide_without_a_gateway(tmp_path: Path) -> None:
     alone = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     command = [sys.executable, "-m", "penstock", "tui", "--demo", "--plain"]

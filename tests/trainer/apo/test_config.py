@@ -123,6 +123,7 @@ def test_tasks_must_be_named_somewhere(tmp_path: Path) -> None:
     assert overridden(config, Path("b.jsonl"), None).tasks.file == Path("b.jsonl")
 
 
+@pytest.mark.slow
 def test_a_configuration_needs_neither_torch_nor_numpy() -> None:
     code = "import sys, penstock.trainer.apo.config, penstock.trainer.apo.commands; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -235,6 +235,7 @@ async def test_a_day_in_the_configuration_is_the_same_day_when_the_run_goes_on(s
         assert (done.code, "is not what the run was started with" in done.err) == (0, False), done.err
 
 
+@pytest.mark.slow
 async def test_a_model_is_asked_by_the_socket_of_the_gateway(tmp_path: Path, provider: Provider) -> None:
     path = tmp_path / "gateway.sock"
     (tmp_path / "asks.py").write_text("async def asks(run):\n    await run.tell((await run.ask('writer', 'q')).text)\n")

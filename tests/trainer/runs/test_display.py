@@ -33,6 +33,7 @@ with display(20) as shown:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 async def test_a_step_and_the_bar_are_a_line_each(columns: int) -> None:
     """The bar's clock goes on: it is waited for, while the program waits for a key."""
@@ -45,6 +46,7 @@ async def test_a_step_and_the_bar_are_a_line_each(columns: int) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_the_clock_goes_on_while_nothing_moves() -> None:
     scene = SCENE.replace("compares the prompts with the last weights", "waits for vLLM")
     async with pty_program([sys.executable, "-c", scene], os.environ, (80, 12)) as program:
@@ -79,6 +81,7 @@ with display(None) as shown:
 OBEYED_BY_NOBODY = "warning: a claim ␛[31mof a model␛]0;title␇ \ufffd\ntwo lines"
 
 
+@pytest.mark.slow
 async def test_a_terminal_obeys_nothing_that_a_model_says() -> None:
     async with pty_program([sys.executable, "-c", RED], os.environ, (80, 12)) as program:
         screen = await program.until(lambda text: "two lines" in text)
@@ -87,6 +90,7 @@ async def test_a_terminal_obeys_nothing_that_a_model_says() -> None:
     assert OBEYED_BY_NOBODY in screen
 
 
+@pytest.mark.slow
 def test_a_log_can_be_shown_on_a_terminal() -> None:
     done = subprocess.run([sys.executable, "-c", RED], input=b"\n", capture_output=True, check=True)
     assert done.stderr.decode() == OBEYED_BY_NOBODY + "\n"

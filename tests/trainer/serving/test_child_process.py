@@ -6,10 +6,13 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from fakes.waiting import until
 
 from penstock.trainer.serving import child_process
 from penstock.trainer.serving.child_process import Child, spawn
+
+pytestmark = pytest.mark.slow
 
 ENGINE = "import os, subprocess; subprocess.Popen(['sleep', '300'], close_fds=True); print('it is there', flush=True)"
 
