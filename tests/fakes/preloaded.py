@@ -45,6 +45,7 @@ class Server:
 
     def start(self, told: Mapping[str, Any], fds: Sequence[int]) -> int:
         """Has a command started; its pid."""
+        sys.audit("subprocess.Popen", "penstock", told["arguments"], told["cwd"], told["env"])
         order = json.dumps(told).encode()
         _ = socket.send_fds(self._orders, [len(order).to_bytes(4)], list(fds))
         self._orders.sendall(order)
@@ -117,7 +118,6 @@ class Transport(base_subprocess.BaseSubprocessTransport):
         **kwargs: Any,
     ) -> None:
         server: Server = kwargs["server"]
-        sys.audit("subprocess.Popen", "penstock", args, kwargs["cwd"], kwargs["env"])
         told: dict[str, Any] = {"arguments": args, "env": kwargs["env"], "cwd": kwargs["cwd"]}
         ours: list[IO[bytes] | None] = []
         with ExitStack() as theirs:
