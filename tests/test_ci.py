@@ -217,6 +217,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     return made
 
 
+@pytest.mark.slow
 def test_what_a_day_has_changed(repository: Repository) -> None:
     repository.commit(1, page="1")
     repository.commit(2, tape="import lmdb, os\n")
@@ -226,6 +227,7 @@ def test_what_a_day_has_changed(repository: Repository) -> None:
     assert plan.read_history() == (5, {"gateway/store/codec.py", "docs/é.md"})
 
 
+@pytest.mark.slow
 def test_a_merge_has_changed_what_its_branch_has(repository: Repository) -> None:
     repository.git("checkout", "--quiet", "-b", "branch")
     repository.commit(30, tape="import lmdb\n#\n")
@@ -235,6 +237,7 @@ def test_a_merge_has_changed_what_its_branch_has(repository: Repository) -> None
     assert plan.read_history() == (4, {"gateway/tape.py", "docs/é.md"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -249,6 +252,7 @@ def test_a_new_package_is_a_change_of_its_folder(repository: Repository, text: s
     assert plan.read_history()[1] == {"gateway/store/codec.py", "import duckdb in gateway/store"}
 
 
+@pytest.mark.slow
 def test_settings_of_development_tools_are_no_change_of_packages(repository: Repository) -> None:
     repository.commit(30, project=f"{PROJECT}[tool.ruff]\nline-length = 120\n")
     assert plan.read_history()[1] == set()
@@ -256,10 +260,12 @@ def test_settings_of_development_tools_are_no_change_of_packages(repository: Rep
     assert plan.read_history()[1] == {"pyproject.toml"}
 
 
+@pytest.mark.slow
 def test_a_project_of_less_than_a_day_has_changed_whole(repository: Repository) -> None:
     assert plan.read_history() == (1, {"pyproject.toml", "gateway/store/codec.py", "gateway/tape.py"})
 
 
+@pytest.mark.slow
 def test_a_shallow_clone_knows_nothing(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,12 +278,14 @@ def test_a_shallow_clone_knows_nothing(
     assert "shallow" in told.err
 
 
+@pytest.mark.slow
 def test_nor_does_a_tree_without_history(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(repository.path / ".git")
     plan.main()
     assert "not a git repository" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_nor_does_a_machine_without_git(
     repository: Repository, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -357,6 +365,7 @@ def ran(said: str) -> set[str]:
     return {line.split(maxsplit=1)[1] for line in lines}
 
 
+@pytest.mark.slow
 def test_runs_what_always_runs_and_what_was_chosen(run: Run) -> None:
     status, said, calls = run(does=f"fails: {NEWER}; fails: python -m bench --quick")
     assert status == 0, said
@@ -377,6 +386,7 @@ def test_runs_what_always_runs_and_what_was_chosen(run: Run) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_cannot_be_installed_fails_nothing(run: Run) -> None:
     status, said, calls = run(does="fails: make install-train; fails: make install-clients")
     assert status == 0, said
@@ -386,6 +396,7 @@ def test_what_cannot_be_installed_fails_nothing(run: Run) -> None:
     assert "it broke" in said
 
 
+@pytest.mark.slow
 def test_the_first_lane_that_fails_ends_all(run: Run, tmp_path: Path) -> None:
     status, said, calls = run(does="fails: make check; waits: make test")
     assert status == 3
@@ -400,6 +411,7 @@ def test_the_first_lane_that_fails_ends_all(run: Run, tmp_path: Path) -> None:
     gone(int((tmp_path / "waiting").read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["demo", "install"])
 def test_what_fails_before_the_lanes_ends_all(run: Run, first: str) -> None:
     status, said, calls = run(does=f"fails: make {first}")
@@ -409,6 +421,7 @@ def test_what_fails_before_the_lanes_ends_all(run: Run, first: str) -> None:
     assert "it had ended before they were chosen" in said
 
 
+@pytest.mark.slow
 def test_a_suite_that_fails_ends_all(run: Run) -> None:
     status, said, calls = run(does="fails: make check-train")
     assert status == 3
@@ -416,6 +429,7 @@ def test_a_suite_that_fails_ends_all(run: Run) -> None:
     assert "make check-train  FAILED: 3" in ran(said)
 
 
+@pytest.mark.slow
 def test_only_says_what_it_would_run(run: Run) -> None:
     status, said, calls = run("--plan")
     assert (status, calls) == (0, [])
@@ -431,6 +445,7 @@ def gone(pid: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["run", "ordinary"])
 def test_bash_reads_the_script(script: str) -> None:
     subprocess.run(("bash", "-n", ROOT / ".ci" / script), check=True, capture_output=True)

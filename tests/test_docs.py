@@ -179,6 +179,7 @@ def pairs(ones: list[str], others: list[str]) -> list[tuple[str, str]]:
     return [(one, other) for one, other in zip_longest(ones, others, fillvalue="nothing") if one != other]
 
 
+@pytest.mark.slow
 def test_the_distribution_is_called_by_its_name() -> None:
     """`penstock` on the index is a stranger's."""
     files = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()

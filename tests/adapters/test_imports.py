@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 from fakes.process import ROOT
+
+pytestmark = pytest.mark.slow
 
 CLIENTS = (
     "aiohttp",

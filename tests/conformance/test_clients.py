@@ -18,6 +18,7 @@ from fakes.process import PATIENCE, ROOT, running
 from fakes.tape import Tape
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.conformance,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.xdist_group("conformance"),

@@ -9,6 +9,7 @@ from conformance import behind, suite
 from conformance.suite import CLIENT, REVISIONS, Check, Leg
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.conformance,
     pytest.mark.asyncio(loop_scope="session"),
     # Side by side they would take each other's time, and one scenario measures it.

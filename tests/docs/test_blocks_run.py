@@ -31,6 +31,7 @@ def commands(block: Block) -> list[Statement]:
     return [Statement(0, f"python - <<'PROGRAM'\n{program}PROGRAM\n")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: walk.name)
 async def test_the_blocks_of_a_page_run(walk: Walk, tmp_path: Path) -> None:
     assert walk.world in WORLDS, f"{walk.name}: there is no world {walk.world!r}"
@@ -119,6 +120,7 @@ def test_what_goes_on_must_have_begun(tmp_path: Path) -> None:
         walks(page)
 
 
+@pytest.mark.slow
 def test_a_block_is_split_into_commands() -> None:
     found = statements(SHELL)
     assert [statement.line for statement in found] == [2, 3, 7, 10]
@@ -128,6 +130,7 @@ def test_a_block_is_split_into_commands() -> None:
             statements(endless)
 
 
+@pytest.mark.slow
 async def test_a_terminal_is_one_shell(bash: Terminal) -> None:
     assert (await bash.run("mkdir a && cd a && export WORD='two words'")).code == 0
     assert (await bash.run('pwd; echo "$WORD" >&2')).out.endswith("/folder/a\n")
@@ -136,6 +139,7 @@ async def test_a_terminal_is_one_shell(bash: Terminal) -> None:
     assert "nothing" in failed.err
 
 
+@pytest.mark.slow
 async def test_what_goes_on_is_followed_and_stopped(tmp_path: Path) -> None:
     async with terminal(tmp_path, tmp_path / "printed", os.environ) as bash:
         assert "2\n" in await bash.follow("WORD=2 sh -c 'echo 1; echo $WORD; exec sleep 1000'", r"^2$|\n2\n")
@@ -146,6 +150,7 @@ async def test_what_goes_on_is_followed_and_stopped(tmp_path: Path) -> None:
     assert not runs(pid)
 
 
+@pytest.mark.slow
 async def test_penstock_in_a_terminal_is_a_process_like_any_other(tmp_path: Path) -> None:
     async with world("bare", tmp_path) as here:
         failed = await here.terminal.run("echo '{}' | penstock enqueue - --repeat 0")
@@ -155,6 +160,7 @@ async def test_penstock_in_a_terminal_is_a_process_like_any_other(tmp_path: Path
         assert (await here.run("kill $!; wait $!; echo ended $?")) == "ended 0\n"
 
 
+@pytest.mark.slow
 async def test_a_command_that_fails_fails_the_page(bash: Terminal, tmp_path: Path) -> None:
     world = World(tmp_path, bash, {4747: 1234})
     assert (

@@ -40,6 +40,7 @@ KEYLESS = re.compile(
 """Commands that speak to no gateway."""
 
 
+@pytest.mark.slow
 def test_commands_that_pages_name_exist() -> None:
     faults: list[str] = []
     for page in NOW:

@@ -31,6 +31,11 @@ class Second:
         self._process.start()
         orders.close()
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was killed."""
+        return self._process.exitcode is not None
+
     def does(self, what: str, name: str | Path) -> str:
         """Its answer."""
         self._orders.send((what, str(name)))

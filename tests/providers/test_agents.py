@@ -163,6 +163,7 @@ async def test_an_anthropic_agent_calls_tools(gateway: Gateway, engine: Provider
     )
 
 
+@pytest.mark.slow
 @STREAMS
 async def test_an_openai_agent_of_responses_calls_tools(
     gateway: Gateway, engine: Provider, tape: Tape, stream: bool

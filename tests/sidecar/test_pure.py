@@ -282,6 +282,7 @@ def test_options() -> None:
             _ = wrong()
 
 
+@pytest.mark.slow
 async def test_an_nvidia_smi_that_hangs_keeps_no_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\necho x >> {tmp_path}/asked\nsleep 600\necho 1, 1\n")

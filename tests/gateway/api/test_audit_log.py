@@ -104,6 +104,7 @@ async def test_pages_of_it_go_on(client: Client, monkeypatch: pytest.MonkeyPatch
     assert [one.why for one in await log_of(client)] == ["4", "3", "2", "1", "0"]
 
 
+@pytest.mark.slow
 async def test_the_command_lists_it(local: Local) -> None:
     shell = Shell(local.url, local.data)
     assert (await shell.run("audit")).text.strip() in ("", "Nobody has changed anything yet.")
@@ -121,6 +122,7 @@ async def checked(data: Path) -> tuple[int, str]:
     return done.code, done.text + done.err
 
 
+@pytest.mark.slow
 async def test_a_check_reads_it(tmp_path: Path) -> None:
     async with locally(tmp_path) as made, Client(made.url) as client:
         for state in ("paused", "draining", "open"):
@@ -138,6 +140,7 @@ def lose(data: Path, number: int) -> None:
             assert txn.delete(number.to_bytes(8))
 
 
+@pytest.mark.slow
 async def test_decisions_about_releases_stand_in_it(client: Client, local: Local) -> None:
     """They are read from the release's own chain."""
     for version in ("v1", "v2"):

@@ -108,6 +108,7 @@ def test_costs_are_summed_and_calls_without_a_price_are_counted() -> None:
     assert (row.cost, row.reported, rows["a"].reported) == (pytest.approx(0.25 + 0.625 + 2.5), 1, 0)
 
 
+@pytest.mark.slow
 async def test_a_person_asks(local: Local, tmp_path: Path) -> None:
     shell = Shell(local.url, tmp_path)
     shown = await shell.run("stats", "--by", "agent", "--since", "7d", "status:ok")
@@ -145,6 +146,7 @@ def test_paths_are_counted_up_to_a_bound() -> None:
     assert metrics.unread["chat", OTHER] == 200
 
 
+@pytest.mark.slow
 async def test_a_person_asks_what_was_not_read(local: Local, provider: Provider, tmp_path: Path) -> None:
     shell = Shell(local.url, tmp_path)
     shown = await shell.run("unread")

@@ -123,6 +123,7 @@ async def test_who_am_i(keyed: Local, tmp_path: Path, monkeypatch: pytest.Monkey
         assert (await anybody.whoami()).role == "admin"
 
 
+@pytest.mark.slow
 async def test_commands_take_the_key_that_is_there(keyed: Local) -> None:
     shell = Shell(keyed.url, keyed.data)
     assert (await shell.run("queue", PENSTOCK_READ_KEY=READ)).code == 0
@@ -131,6 +132,7 @@ async def test_commands_take_the_key_that_is_there(keyed: Local) -> None:
     assert (await shell.run("pause", PENSTOCK_READ_KEY=READ, PENSTOCK_ADMIN_KEY=ADMIN)).code == 0
 
 
+@pytest.mark.slow
 async def test_read_keys_that_do_not_hold_are_refused(tmp_path: Path) -> None:
     shell = Shell("http://127.0.0.1:9", tmp_path)
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -144,6 +146,7 @@ async def test_read_keys_that_do_not_hold_are_refused(tmp_path: Path) -> None:
         assert keys["PENSTOCK_READ_KEY"] not in done.err.replace("'pst_'", "")
 
 
+@pytest.mark.slow
 async def test_keys_that_are_empty_are_refused(tmp_path: Path) -> None:
     """Its value was to come from a variable that is not there: without a word everybody could do everything."""
     shell = Shell("http://127.0.0.1:9", tmp_path)
@@ -156,6 +159,7 @@ async def test_keys_that_are_empty_are_refused(tmp_path: Path) -> None:
             assert done.err == f"penstock: {variable} is set and empty, which is no key: give it a value, or unset it\n"
 
 
+@pytest.mark.slow
 async def test_nothing_is_verified_with_an_empty_key(keyed: Local) -> None:
     keys: dict[str, Any] = {"PENSTOCK_ADMIN_KEY": ADMIN, "PENSTOCK_AUDIT_KEY": ""}
     done = await Shell(keyed.url, keyed.data).run("release", "verify", "r", **keys)
@@ -188,6 +192,7 @@ async def test_every_route_is_opened_by_its_role_and_those_above(keyed: Local, h
             assert (answer.status == 401) is not route.public, (route.method, route.path, answer.status)
 
 
+@pytest.mark.slow
 async def test_roles_and_the_audit(clients: dict[str, Client], keyed: Local) -> None:
     whoami = {name: await client.whoami() for name, client in clients.items()}
     assert {name: (it.key, it.role) for name, it in whoami.items()} == {
@@ -223,6 +228,7 @@ async def test_a_named_key_opens_no_calls_and_goes_nowhere(
     assert provider.log == []
 
 
+@pytest.mark.slow
 async def test_a_key_is_made_that_opens_the_gateway(keyed: Local, tmp_path: Path) -> None:
     shell = Shell(keyed.url, keyed.data)
     key, table = (await shell.run("key", "ann", "--role", "operate")).text.split("\n\n")

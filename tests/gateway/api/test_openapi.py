@@ -142,6 +142,7 @@ async def local(provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             yield made
 
 
+@pytest.mark.slow
 async def test_the_server_answers_as_described(http: aiohttp.ClientSession, local: Local, client: Client) -> None:
     """Every operation in turn, against one gateway; JSON answers are held against the schema of the document."""
     answered = (await local.ask(http, "r1"))["id"]

@@ -68,6 +68,7 @@ CASES: list[tuple[str, str, list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 async def test_it_finds_what_was_said_where_it_was_said_first(talked: Local, tmp_path: Path) -> None:
     async with Client(talked.url) as client:
         for text, filter, wanted in CASES:

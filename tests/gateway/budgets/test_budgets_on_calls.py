@@ -260,6 +260,7 @@ def test_when_it_frees(frees_ns: int | None, said: str) -> None:
     assert console.file.getvalue().rstrip().endswith(said)
 
 
+@pytest.mark.slow
 async def test_a_budget_of_which_nothing_was_counted_is_named(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with world(tmp_path, budget(name="day", per="rollout")) as (gateway, _):
         shell = Shell(gateway.url, tmp_path)

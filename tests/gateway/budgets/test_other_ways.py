@@ -207,6 +207,7 @@ async def test_a_client_that_leaves_while_it_is_reserved_leaves_nothing_behind(
             assert list(view.scan(RESERVATIONS)) == []
 
 
+@pytest.mark.slow
 async def test_what_a_killed_gateway_has_reserved_is_free_when_it_starts_again(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:

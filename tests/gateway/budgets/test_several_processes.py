@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 from fakes import budget_writer
 from fakes.budget_writer import limit
 from fakes.budgets import ASKED, budget, toml
@@ -38,6 +39,7 @@ def test_processes_that_write_one_tape_share_a_budget(tmp_path: Path) -> None:
     assert refused > 0, "the test itself: there was not room for all"
 
 
+@pytest.mark.slow
 async def test_every_worker_refuses_in_the_same_words(tmp_path: Path) -> None:
     """What does not fit is said by the first worker, not found out on the tape after a fault."""
     config = toml(budget(name="rollouts", per="rollout", only=["r*"], limit=1), budget(name="day", limit=2))

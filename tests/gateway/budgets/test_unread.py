@@ -194,6 +194,7 @@ async def test_a_sidecar_s_calls_are_counted_too(tmp_path: Path) -> None:
         assert not host.posts
 
 
+@pytest.mark.slow
 async def test_a_budget_says_what_becomes_of_them(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     budgets = (
         budget(name="calls", limit=3), budget(name="passed", unit="tokens", limit=1, unread="call"),

@@ -164,6 +164,7 @@ def sdk(here: Here, rollout: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=here.gateway.openai(rollout), api_key="k", max_retries=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", [CHAT, RESPONSES])
 async def test_openai_s(tmp_path: Path, http: aiohttp.ClientSession, url: str) -> None:
     async with world(tmp_path, http) as (here, host), sdk(here, "r") as client, sdk(here, "other") as other:
@@ -263,6 +264,7 @@ async def test_gemini_s(tmp_path: Path, http: aiohttp.ClientSession) -> None:
         await settled(here, 2, (0.15, 1.25))
 
 
+@pytest.mark.slow
 async def test_once_over_a_kill_and_whoever_fetches_first(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """Also where results are fetched before it is known whose they are."""
     async with world(tmp_path, http, more='[tape]\nrecord = "strict"\n', own=True) as (here, _):
@@ -302,6 +304,7 @@ async def test_a_provider_that_begins_anew_gives_old_names_to_new_batches(
         assert name == "batch_1"
 
 
+@pytest.mark.slow
 async def test_two_workers_fetch_at_once(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with world(tmp_path, http, "--workers", "2", own=True) as (here, _):
         first, second = list(workers(here.gateway.pid).values())[:2]
@@ -377,6 +380,7 @@ async def background(home: Path, http: aiohttp.ClientSession, limit: int = 100_0
         yield Background(Here(gateway, http), host)
 
 
+@pytest.mark.slow
 async def test_the_sdk_asks_and_fetches_twice(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with background(tmp_path, http) as (here, host):
         host.left = 1
@@ -437,6 +441,7 @@ async def test_what_nobody_fetches_stays_counted_as_a_guess(tmp_path: Path, http
         assert 8000 < used < 10_000, "of the one that failed nothing is counted"
 
 
+@pytest.mark.slow
 async def test_a_rollout_is_forgotten_although_an_answer_is_waited_for(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
@@ -464,6 +469,7 @@ async def test_of_two_calls_with_one_id_the_last_has_the_answer(tmp_path: Path, 
         assert (second["status"], third["status"]) == ("ok", "open")
 
 
+@pytest.mark.slow
 async def test_it_outlives_the_process(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with background_host() as host:
         strict = '[tape]\nrecord = "strict"\n'
@@ -484,6 +490,7 @@ async def answered(wire: Wire, method: str, path: str, body: bytes = b"") -> dic
     return json.loads((await wire.message()).partition(b"\r\n\r\n")[2])
 
 
+@pytest.mark.slow
 async def test_another_worker_fetches_it_at_once(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """Its process may write that before the other has written that it was asked for."""
     async with background_host() as host, running(tmp_path, config(host, 10**9), "--workers", "2") as gateway:

@@ -124,6 +124,7 @@ def test_a_name_with_the_shape_of_a_key_is_not_told() -> None:
     assert found["gen_ai.response.model"] == f"{'m' * 190} ***"
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_cannot_start_logs_an_object(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("no folder")
     config = write_config(tmp_path, LOG)

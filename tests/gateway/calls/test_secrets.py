@@ -74,6 +74,7 @@ def tape_of(base: Base) -> bytes:
     return b"".join(path.read_bytes() for path in (base.data / "tape").iterdir())
 
 
+@pytest.mark.slow
 async def test_nothing_planted_is_found(rig: Rig, http: aiohttp.ClientSession, tmp_path: Path) -> None:
     with based(tmp_path, LOG.format("text"), upstream_config="", env=ENV) as plain:
         for one in (Rig(plain, Tape(plain.url, http), "secret"), rig):

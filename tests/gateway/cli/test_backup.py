@@ -23,6 +23,7 @@ def odd(path: Path) -> tuple[dict[str, int], list[str]]:
     return dict.fromkeys(("rollouts", "attempts", "changes", "open", "used_bytes"), 1), ["rollout r1: odd"]
 
 
+@pytest.mark.slow
 async def test_a_backup_of_a_gateway_at_work_is_served_again(
     provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
@@ -59,6 +60,7 @@ async def test_a_backup_of_a_gateway_at_work_is_served_again(
     assert all(name in listed for name in ("before-0", "before-1", "before-2", "after", "late"))
 
 
+@pytest.mark.slow
 async def test_no_tape_is_overwritten(shell: Shell, local: Local, http: aiohttp.ClientSession) -> None:
     await local.ask(http, "r1")
     data = str(local.data)
@@ -93,6 +95,7 @@ def test_a_damaged_backup_is_not_restored(
     assert Path("new/tape/data.mdb").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 24 << 10, 40 << 10], ids=["none", "24k", "40k"])
 async def test_a_full_disk_is_said_by_whoever_needs_room_on_it(left: int, tmp_path: Path) -> None:
     """Also where it ends in a file that is written through a map, so that the system would kill the process."""
@@ -116,6 +119,7 @@ async def test_a_full_disk_is_said_by_whoever_needs_room_on_it(left: int, tmp_pa
         assert not (disk / "copy" / "tape" / "data.mdb").exists()
 
 
+@pytest.mark.slow
 async def test_who_may_not_write_there_is_told_what_to_change(tmp_path: Path) -> None:
     with open_store(tmp_path / "tape"):
         pass

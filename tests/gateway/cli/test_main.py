@@ -66,6 +66,7 @@ def shell(served: Serving, tmp_path: Path) -> Shell:
     return Shell(served.url, tmp_path)
 
 
+@pytest.mark.slow
 async def test_rollouts_and_spans_take_filters(shell: Shell) -> None:
     every, one, none = await asyncio.gather(
         shell.run("rollouts"),
@@ -77,11 +78,13 @@ async def test_rollouts_and_spans_take_filters(shell: Shell) -> None:
     assert (none.code, none.text) == (0, "")
 
 
+@pytest.mark.slow
 async def test_a_filter_may_hold_spaces(shell: Shell) -> None:
     done = await shell.run("spans", "r2", 'agent:"two words"', "--json")
     assert [json.loads(line)["agent"] for line in done.text.splitlines()] == ["two words"]
 
 
+@pytest.mark.slow
 async def test_show_prints_the_tree(shell: Shell) -> None:
     tree, attempt, one = await asyncio.gather(
         shell.run("show", "r1"), shell.run("show", "r1/a2"), shell.run("show", "r2#1")
@@ -95,6 +98,7 @@ async def test_show_prints_the_tree(shell: Shell) -> None:
     assert "called  https://api.example/v1/chat/completions" in one.text
 
 
+@pytest.mark.slow
 async def test_show_json_is_the_whole_span(shell: Shell) -> None:
     one, whole = await asyncio.gather(
         shell.run("show", "r1/a1#1", "--json"), shell.run("show", "r1", "--json", "--calls", "2")
@@ -105,6 +109,7 @@ async def test_show_json_is_the_whole_span(shell: Shell) -> None:
     assert [detail["span"]["sequence"] for detail in details] == [1, 2]
 
 
+@pytest.mark.slow
 async def test_raw_is_exact_and_a_side_is_shown_and_printed(shell: Shell) -> None:
     request, response, raw, other, tree = await asyncio.gather(
         shell.run("show", "r1/a1#2", "--raw", "request"),
@@ -120,6 +125,7 @@ async def test_raw_is_exact_and_a_side_is_shown_and_printed(shell: Shell) -> Non
     assert "also spoken  agent: messages /v1/messages" in tree.text
 
 
+@pytest.mark.slow
 async def test_token_and_stats(shell: Shell, served: Serving) -> None:
     token, stats = await asyncio.gather(shell.run("token", "r9", "--expires", "1h"), shell.run("stats"))
     assert served.auth.rollout_of(token.text.strip(), now=0) == "r9"
@@ -127,6 +133,7 @@ async def test_token_and_stats(shell: Shell, served: Serving) -> None:
     assert stats.text.endswith("Queue open: 0 waiting; 0 claimed.\n")
 
 
+@pytest.mark.slow
 async def test_changes_follow_until_interrupted(shell: Shell, served: Serving) -> None:
     process = await shell.start("changes", "--since", "4")
     assert process.stdout is not None
@@ -141,6 +148,7 @@ async def test_changes_follow_until_interrupted(shell: Shell, served: Serving) -
     assert (process.returncode, err) == (130, b"")
 
 
+@pytest.mark.slow
 async def test_the_key_comes_from_the_environment(tmp_path: Path) -> None:
     async with serving(tape_of_two(), admin_key="secret") as served:
         shell = Shell(served.url, tmp_path)
@@ -236,6 +244,7 @@ async def test_errors_are_one_line(
         assert (err.startswith("penstock: "), err.count("\n")) == (True, 1), arguments
 
 
+@pytest.mark.slow
 async def test_a_full_disk_is_said_in_a_line(shell: Shell) -> None:
     for command in ("rollouts", "rollouts --json", "export", "show r1/a1#1 --raw response"):
         full = os.open("/dev/full", os.O_WRONLY)
@@ -246,6 +255,7 @@ async def test_a_full_disk_is_said_in_a_line(shell: Shell) -> None:
         assert (process.returncode, err) == (1, said), command
 
 
+@pytest.mark.slow
 async def test_streams_that_are_closed_are_empty(shell: Shell) -> None:
     for command, code, said in (
         ("rollouts >&-", 0, b""),
@@ -261,11 +271,13 @@ async def test_streams_that_are_closed_are_empty(shell: Shell) -> None:
         assert (process.returncode, err) == (code, said), command
 
 
+@pytest.mark.slow
 async def test_a_reader_that_leaves_is_no_error(shell: Shell) -> None:
     for command in ("show r1", "show r1 --json", "rollouts", "spans r1", "export", "stats", "--help"):
         assert await shell.unread(*command.split()) == "", command
 
 
+@pytest.mark.slow
 async def test_check_reports_a_clean_tape(shell: Shell, tmp_path: Path) -> None:
     with open_store(tmp_path / "data"):
         pass
@@ -305,6 +317,7 @@ print("LOADED", *sorted(name for name in (*heavy, *(f"penstock.{one}" for one in
 """
 
 
+@pytest.mark.slow
 async def test_help_loads_neither_server_nor_database_nor_client() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", LAZY, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=asyncio.subprocess.PIPE
@@ -315,6 +328,7 @@ async def test_help_loads_neither_server_nor_database_nor_client() -> None:
     assert len(lines) > 100, "it has said something"
 
 
+@pytest.mark.slow
 async def test_help_names_every_command_and_looks_as_it_did(shell: Shell) -> None:
     pages = await asyncio.gather(
         *(shell.run(*words, "--help", COLUMNS="100") for words in ((), ("enqueue",), ("reward",), ("export",)))
@@ -330,6 +344,7 @@ async def test_help_names_every_command_and_looks_as_it_did(shell: Shell) -> Non
 # --- the first minutes ---
 
 
+@pytest.mark.slow
 async def test_the_version_is_what_is_installed(shell: Shell) -> None:
     assert (await shell.run("--version")).text == f"penstock {version('penstock-gateway')}\n"
 
@@ -355,6 +370,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
     return sorted(out.decode().split())
 
 
+@pytest.mark.slow
 async def test_bash_completes(shell: Shell, tmp_path: Path) -> None:
     assert await completed(shell, tmp_path, "ro") == ["rollouts"]
     assert await completed(shell, tmp_path, "") == sorted([*COMMANDS, *GROUPS])
@@ -364,12 +380,14 @@ async def test_bash_completes(shell: Shell, tmp_path: Path) -> None:
     assert await completed(shell, tmp_path, "completion", "") == ["bash", "fish", "zsh"]
 
 
+@pytest.mark.slow
 async def test_other_shells_have_their_script(shell: Shell) -> None:
     for name, mark in (("zsh", "#compdef penstock"), ("fish", "complete -c penstock")):
         text = (await shell.run("completion", name)).text
         assert [word for word in (mark, *COMMANDS, *GROUPS) if word not in text] == []
 
 
+@pytest.mark.slow
 async def test_a_port_that_is_taken_is_told(shell: Shell, served: Serving) -> None:
     port = served.url.rpartition(":")[2]
     done = await shell.run("serve", "--port", port)
@@ -379,6 +397,7 @@ async def test_a_port_that_is_taken_is_told(shell: Shell, served: Serving) -> No
     assert "Errno" not in done.err
 
 
+@pytest.mark.slow
 async def test_a_host_of_another_machine_is_told(shell: Shell) -> None:
     done = await shell.run("serve", "--host", "192.0.2.1", "--port", "0", PENSTOCK_ADMIN_KEY="k")
     assert (done.code, "--host 127.0.0.1 is" in done.err) == (1, True)
@@ -391,6 +410,7 @@ async def other_server(request: web.Request) -> web.Response:
     return web.Response(status=status, text="<html>Not\nFound</html>")
 
 
+@pytest.mark.slow
 async def test_another_kind_of_server_is_told(shell: Shell, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     _ = tasks.write_text("{}\n")

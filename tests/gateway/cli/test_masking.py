@@ -10,6 +10,8 @@ from fakes.goldens import check_text
 from fakes.process import ROOT
 from fakes.shell import Shell
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs" / "secrets.md").read_text()
 (RULES,) = re.findall(r"```toml\n(\[\[masking\]\].*?)```", PAGE, re.DOTALL)
 (COMMAND,) = re.findall(r"```sh\npenstock (masking try .*)\n```", PAGE)

@@ -18,6 +18,8 @@ from fakes.tape import Tape
 from penstock.gateway.client.client import Client as Control
 from penstock.gateway.model.rollout import Judgement
 
+pytestmark = pytest.mark.slow
+
 RULES = """
 [[policy]]
 name = "no-etc"

@@ -11,6 +11,8 @@ from fakes.shell import Shell
 
 from penstock.gateway.model.prices import Prices
 
+pytestmark = pytest.mark.slow
+
 OWN = 'as_of = 2026-01-01\n[[price]]\nmodel = "mine"\ninput = 1.0\noutput = 2.0\n'
 ENTRY = {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6, "litellm_provider": "openai", "mode": "chat"}
 

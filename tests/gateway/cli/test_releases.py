@@ -77,6 +77,7 @@ def words(text: str) -> list[list[str]]:
 # --- resources ---
 
 
+@pytest.mark.slow
 async def test_versions_are_added_shown_and_compared(shell: Shell) -> None:
     first = await shell.run("resource", "add", "travel", "--file", "one.txt", "--sent", "--author", "ann")
     assert (first.err, first.text) == ("", "travel@v1 is registered with the slots date.\n")
@@ -102,6 +103,7 @@ async def test_versions_are_added_shown_and_compared(shell: Shell) -> None:
     assert f"-{STABLE}\n+You are a careful travel agent of Acme Air. It is {{date}}.\n" in diff.text
 
 
+@pytest.mark.slow
 async def test_models_and_tools_are_resources_too(shell: Shell) -> None:
     model = ("resource", "add", "policy", "--upstream", "fake-openai", "--base", "m", "--adapter")
     (one,) = (await shell.run(*model, "/a/1", "--version", "v12", "--json")).rows
@@ -173,6 +175,7 @@ async def asked(traffic: Traffic, count: int) -> None:
     await Tape(traffic.url, traffic.http).written()
 
 
+@pytest.mark.slow
 async def test_a_prompt_is_discovered_registered_and_told(
     shell: Shell, local: Local, client: Client, http: aiohttp.ClientSession
 ) -> None:
@@ -195,6 +198,7 @@ async def test_a_prompt_is_discovered_registered_and_told(
     assert (await shell.run("prompts", "check", "-", "--tool", "find", stdin=text)).code == 1
 
 
+@pytest.mark.slow
 async def test_what_a_release_has_written_is_not_discovered(
     shell: Shell, local: Local, client: Client, http: aiohttp.ClientSession
 ) -> None:
@@ -246,6 +250,7 @@ def test_who_ends_the_questions_registers_nothing(monkeypatch: pytest.MonkeyPatc
     prompts._offer("http://127.0.0.1:9", FOUND, "ann")
 
 
+@pytest.mark.slow
 async def test_half_of_a_surrogate_pair_is_shown(shell: Shell, local: Local, http: aiohttp.ClientSession) -> None:
     """What JavaScript makes of a text that it cuts in the middle of a character."""
     for number in range(FEWEST):
@@ -260,6 +265,7 @@ async def test_half_of_a_surrogate_pair_is_shown(shell: Shell, local: Local, htt
     assert "\\ud83d" in found.text
 
 
+@pytest.mark.slow
 async def test_a_terminal_is_asked(shell: Shell, local: Local, client: Client, http: aiohttp.ClientSession) -> None:
     await asked(Traffic(local.url, http, client), 25)
     said = await shell.typed(b"booking\n", "prompts", "discover")
@@ -272,6 +278,7 @@ async def test_a_terminal_is_asked(shell: Shell, local: Local, client: Client, h
 # --- releases ---
 
 
+@pytest.mark.slow
 async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: Traffic, client: Client) -> None:
     started = await shell.run(
         "release", "start", "travel", "--candidate", "v2", "--policy", "short.toml", "--who", "ann", "--why", "kinder",
@@ -368,6 +375,7 @@ async def test_a_look_that_fails_is_taken_again_unless_it_is_the_first(
     assert ends[-1] == "aborted"
 
 
+@pytest.mark.slow
 async def test_people_decide(shell: Shell, traffic: Traffic, client: Client) -> None:
     await traffic.start("travel", "v2", policy(0.5))
     said: list[tuple[str, ...]] = [("hold", "held"), ("resume", "canary"), ("promote", "promoted")]
@@ -391,6 +399,7 @@ async def test_people_decide(shell: Shell, traffic: Traffic, client: Client) -> 
     assert (await shell.run("release", "verify", "travel")).code == 0
 
 
+@pytest.mark.slow
 async def test_an_approval_is_waited_for_and_given(shell: Shell, traffic: Traffic) -> None:
     careful = policy(0.3, 0.6).model_copy(
         update={"stages": [Stage(split=0.3, rollouts=2, approval=True), Stage(split=0.6)]}
@@ -408,12 +417,14 @@ async def test_an_approval_is_waited_for_and_given(shell: Shell, traffic: Traffi
     assert (await shell.run("release", "verify", "travel")).code == 0
 
 
+@pytest.mark.slow
 async def test_a_plain_experiment_needs_no_rewards_before(shell: Shell, client: Client, traffic: Traffic) -> None:
     _ = await shell.run("release", "start", "travel", "--candidate", "v2", "--hold-split", "--why", "to see")
     (release,) = await client.releases()
     assert (release.policy.hold_split, release.margin, release.stage) == (True, 0.0, release.stage)
 
 
+@pytest.mark.slow
 async def test_watching_as_json_and_until_interrupted(shell: Shell, traffic: Traffic) -> None:
     await traffic.start("travel", "v2", policy(0.5))
     process = await shell.start("release", "watch", "travel", "--json")
@@ -429,6 +440,7 @@ async def test_watching_as_json_and_until_interrupted(shell: Shell, traffic: Tra
     assert (process.returncode, err) == (130, b"")
 
 
+@pytest.mark.slow
 async def test_a_terminal_is_drawn_over_until_the_end(shell: Shell, traffic: Traffic, client: Client) -> None:
     await traffic.start("travel", "v2", policy(0.5))
     drawing = asyncio.ensure_future(shell.typed(b"", "release", "watch", "travel", TERM="xterm"))
@@ -442,6 +454,7 @@ async def test_a_terminal_is_drawn_over_until_the_end(shell: Shell, traffic: Tra
     assert "enough" in last
 
 
+@pytest.mark.slow
 async def test_a_page_that_cannot_be_written_is_said(shell: Shell, traffic: Traffic) -> None:
     await traffic.start("travel", "v2", policy(0.5))
     done = await shell.run("release", "watch", "travel", "--html", "no/such/page.html")
@@ -491,6 +504,7 @@ async def test_a_reward_that_is_not_on_the_tape_is_found(local: Local, traffic: 
         assert found[-1].startswith("observation 4 of rollout r")
 
 
+@pytest.mark.slow
 async def test_a_tape_that_was_changed_is_not_verified(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with serving() as provider:
         config = upstreams(openai=provider.openai_url)
@@ -512,6 +526,7 @@ async def test_a_tape_that_was_changed_is_not_verified(http: aiohttp.ClientSessi
     assert found["problems"][:2] == [first, second]
 
 
+@pytest.mark.slow
 async def test_an_edited_text_and_a_call_of_another_version_are_found(
     http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
@@ -547,6 +562,7 @@ class Misled(Client):
             yield span.model_copy(update={"versions": {"travel": "v1"}}) if edited else span
 
 
+@pytest.mark.slow
 async def test_a_chain_that_was_made_anew_is_found_by_signatures_and_by_an_anchor(
     http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

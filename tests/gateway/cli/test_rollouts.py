@@ -51,6 +51,7 @@ async def statuses(client: Client) -> dict[str, str]:
 # --- giving work ---
 
 
+@pytest.mark.slow
 async def test_a_file_is_queued_once(shell: Shell, client: Client) -> None:
     options = ("--repeat", "2", "--group-by", "topic", "--priority", "-3", "--timeout", "10m", "--unresponsive", "90s",
                "--max-attempts", "4", "--retry-on", "failed,timeout", "--mode", "val",
@@ -69,6 +70,7 @@ async def test_a_file_is_queued_once(shell: Shell, client: Client) -> None:
     assert (await client.queue()).waiting == {"val": 6}
 
 
+@pytest.mark.slow
 async def test_the_same_names_for_other_tasks_are_refused(shell: Shell, client: Client) -> None:
     _ = (await shell.run("enqueue", "tasks.jsonl", "--json")).rows
     other = await shell.run("enqueue", "-", stdin=TASKS.replace(b"2+2", b"4+4"))
@@ -78,6 +80,7 @@ async def test_the_same_names_for_other_tasks_are_refused(shell: Shell, client: 
     assert (await client.queue()).waiting == {"train": 2}
 
 
+@pytest.mark.slow
 async def test_tasks_may_be_repeated_later(shell: Shell, client: Client) -> None:
     _ = (await shell.run("enqueue", "tasks.jsonl", "--json")).rows
     more = await shell.run("enqueue", "tasks.jsonl", "--repeat", "3")
@@ -85,6 +88,7 @@ async def test_tasks_may_be_repeated_later(shell: Shell, client: Client) -> None
     assert {rollout.group async for rollout in client.rollouts("rollout:q1.*")} == {"q1"}
 
 
+@pytest.mark.slow
 async def test_a_file_with_a_flaw_queues_nothing(shell: Shell, client: Client) -> None:
     flawed = await shell.run("enqueue", "-", "--group-by", "topic", stdin=TASKS + b'\n{"id": "q3"}\n{"id"\n')
     line = "line 4: topic: is missing; there are: id (and 1 more line)"
@@ -92,6 +96,7 @@ async def test_a_file_with_a_flaw_queues_nothing(shell: Shell, client: Client) -
     assert await statuses(client) == {}
 
 
+@pytest.mark.slow
 async def test_thousands_are_queued_in_batches(shell: Shell, client: Client) -> None:
     tasks = b"\n".join(b'{"id": "t%d", "text": "%s"}' % (n, b"x" * 300) for n in range(1250))
     done = await shell.run("enqueue", "-", "--repeat", "2", stdin=tasks)
@@ -104,6 +109,7 @@ async def test_thousands_are_queued_in_batches(shell: Shell, client: Client) -> 
 # --- the queue ---
 
 
+@pytest.mark.slow
 async def test_the_queue_is_shown_paused_and_opened(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id="r1"), RolloutSpec(id="r2", mode="val")])
     paused = await shell.run("pause")
@@ -116,6 +122,7 @@ async def test_the_queue_is_shown_paused_and_opened(shell: Shell, client: Client
     assert "1 claimed.\n" in (await shell.run("stats")).text
 
 
+@pytest.mark.slow
 async def test_draining_waits_for_what_runs(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id=f"r{n}") for n in (1, 2, 3)])
     one, two = await claimed(client), await claimed(client)
@@ -137,6 +144,7 @@ async def test_draining_waits_for_what_runs(shell: Shell, client: Client) -> Non
     assert without_age(out.decode()) == "Queue draining: 1 waiting (1 train); 0 claimed.\n"
 
 
+@pytest.mark.slow
 async def test_workers_are_listed(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id="r1")])
     claim = await claimed(client, "host-1")
@@ -152,6 +160,7 @@ async def test_workers_are_listed(shell: Shell, client: Client) -> None:
 # --- single rollouts ---
 
 
+@pytest.mark.slow
 async def test_rollouts_are_cancelled_and_queued_again(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id=f"r{n}", group="g" if n < 3 else None) for n in (1, 2, 3)])
     one = await shell.run("cancel", "r1", "r3")
@@ -167,6 +176,7 @@ async def test_rollouts_are_cancelled_and_queued_again(shell: Shell, client: Cli
     assert sorted(one["id"] for one in both) == ["r1", "r2"]
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_done_is_said_at_the_end(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id="r1"), RolloutSpec(id="r2")])
     await finished(client, await claimed(client))
@@ -179,6 +189,7 @@ async def test_what_cannot_be_done_is_said_at_the_end(shell: Shell, client: Clie
     assert one.err == "penstock: there is no rollout 'none'; `penstock rollouts` lists them\n"
 
 
+@pytest.mark.slow
 async def test_rewards_are_given_by_hand(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id="r1")])
     claim = await claimed(client)
@@ -207,6 +218,7 @@ async def test_rewards_are_given_by_hand(shell: Shell, client: Client) -> None:
     assert stats.rows[0]["rewards"]["mean"] == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 async def test_events_stand_in_the_tree(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id="r1", input={"question": "2+2?"})])
     claim = await claimed(client)
@@ -226,6 +238,7 @@ async def called(http: aiohttp.ClientSession, local: Local, rid: str, aid: str =
     await Tape(local.url, http).written()
 
 
+@pytest.mark.slow
 async def test_exports_take_filters(
     shell: Shell, client: Client, local: Local, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
@@ -254,6 +267,7 @@ async def test_exports_take_filters(
     assert [name for name in os.listdir(tmp_path) if "never" in name] == []
 
 
+@pytest.mark.slow
 async def test_the_doctor_says_what_is_missing(
     shell: Shell, client: Client, local: Local, http: aiohttp.ClientSession
 ) -> None:
@@ -275,6 +289,7 @@ async def test_the_doctor_says_what_is_missing(
     assert (await shell.run("doctor", "none")).err.startswith("penstock: there is no rollout 'none'")
 
 
+@pytest.mark.slow
 async def test_the_doctor_takes_a_filter(
     shell: Shell, client: Client, local: Local, http: aiohttp.ClientSession
 ) -> None:
@@ -325,6 +340,7 @@ async def test_an_empty_gateway_is_told(
         assert err.startswith(said)
 
 
+@pytest.mark.slow
 async def test_a_spans_list_may_be_empty_too(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id="r1")])
     empty, none = await asyncio.gather(shell.run("spans", "r1"), shell.run("spans", "r1", "kind:llm"))
@@ -332,6 +348,7 @@ async def test_a_spans_list_may_be_empty_too(shell: Shell, client: Client) -> No
     assert (none.text, none.err) == ("", "No span matches.\n")
 
 
+@pytest.mark.slow
 async def test_a_call_that_a_full_disk_took_says_so(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with serving() as provider, running(tmp_path, upstreams(openai=provider.openai_url)) as gateway:
         limit_files(gateway.pid, 8192)
@@ -360,6 +377,7 @@ def said(gateway: Gateway, words: str) -> Callable[[], Awaitable[bool]]:
     return has
 
 
+@pytest.mark.slow
 async def test_what_a_limit_leaves_out_is_said(shell: Shell, client: Client) -> None:
     _ = await client.enqueue([RolloutSpec(id=f"r{n}") for n in range(3)])
     two, three, lines = await asyncio.gather(
@@ -372,6 +390,7 @@ async def test_what_a_limit_leaves_out_is_said(shell: Shell, client: Client) -> 
     assert (len(lines.text.splitlines()), lines.err) == (2, two.err)
 
 
+@pytest.mark.slow
 async def test_a_pipe_has_whole_rows(shell: Shell, client: Client) -> None:
     """What `awk -F '  +'` sees is the same, whatever is in the rows."""
     _ = await client.enqueue([RolloutSpec(id="a" * 120, group="a group"), RolloutSpec(id="b")])

@@ -60,6 +60,7 @@ def good(done: Done) -> str:
     return done.text
 
 
+@pytest.mark.slow
 async def test_runs_are_listed_and_shown(shell: Shell, client: Client) -> None:
     await trained(client, "grpo-1")
     await client.start_run(NewRun(id="sft-1", kind="sft"))
@@ -79,6 +80,7 @@ async def test_runs_are_listed_and_shown(shell: Shell, client: Client) -> None:
     assert good(await shell.run("runs", "show", "sft-1")).startswith("sft-1  sft  failed")
 
 
+@pytest.mark.slow
 async def test_a_run_is_followed_until_it_ends(shell: Shell, client: Client) -> None:
     await trained(client, "grpo-1", 20)
     watching = await shell.start("runs", "watch", "grpo-1", "--metrics", "reward")
@@ -112,6 +114,7 @@ async def test_a_run_is_followed_when_the_gateway_is_restarted(gateway: Gateway,
     assert said.decode().splitlines()[-1].startswith("grpo-1  succeeded")
 
 
+@pytest.mark.slow
 async def test_on_a_terminal_a_run_is_drawn(shell: Shell, client: Client) -> None:
     await trained(client, "grpo-1")
     await client.finish_run("grpo-1", RunEnd(status="succeeded"))
@@ -122,6 +125,7 @@ async def test_on_a_terminal_a_run_is_drawn(shell: Shell, client: Client) -> Non
     assert "published policy v1" in said
 
 
+@pytest.mark.slow
 async def test_a_run_that_has_ended_is_shown_once(shell: Shell, client: Client) -> None:
     await trained(client, "grpo-1", 3)
     await client.finish_run("grpo-1", RunEnd(status="stopped"))
@@ -129,6 +133,7 @@ async def test_a_run_that_has_ended_is_shown_once(shell: Shell, client: Client) 
     assert [Run.model_validate_json(line).status for line in lines] == ["stopped"]
 
 
+@pytest.mark.slow
 async def test_plots_are_files_that_stand_by_themselves(shell: Shell, client: Client, tmp_path: Path) -> None:
     await trained(client, "grpo-1")
     await trained(client, "grpo-2", 30)
@@ -146,6 +151,7 @@ async def test_plots_are_files_that_stand_by_themselves(shell: Shell, client: Cl
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [5, 500])  # less than Python holds back, and more
 @pytest.mark.parametrize("to", ["jsonl", "csv"])
 async def test_an_export_that_nobody_reads_ends_quietly(shell: Shell, client: Client, to: str, steps: int) -> None:
@@ -153,6 +159,7 @@ async def test_an_export_that_nobody_reads_ends_quietly(shell: Shell, client: Cl
     assert await shell.unread("runs", "export", "grpo-1", "--to", to) == ""
 
 
+@pytest.mark.slow
 async def test_every_point_is_exported(shell: Shell, client: Client, tmp_path: Path) -> None:
     await trained(client, "grpo-1")
     lines = good(await shell.run("runs", "export", "grpo-1", "--to", "jsonl")).splitlines()
@@ -184,6 +191,7 @@ async def test_an_export_that_breaks_off_leaves_no_folder(tmp_path: Path) -> Non
     assert not (tmp_path / "tb").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["tensorboard", "jsonl"])
 async def test_a_full_disk_ends_an_export(shell: Shell, client: Client, tmp_path: Path, format: str) -> None:
     await trained(client, "grpo-1", 60)
@@ -196,6 +204,7 @@ async def test_a_full_disk_ends_an_export(shell: Shell, client: Client, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_runs_share_a_database_of_mlflow(shell: Shell, client: Client, tmp_path: Path) -> None:
     # MLflow takes seconds of CPU time to make a database.

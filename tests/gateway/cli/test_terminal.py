@@ -41,6 +41,7 @@ def obeyed(text: str) -> set[str]:
     return {one for one in text if one not in "\n\t" and shown(one) != one}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # two dozen commands
 async def test_nothing_on_the_tape_speaks_to_the_terminal(
     http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

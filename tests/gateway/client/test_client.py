@@ -239,6 +239,7 @@ async def test_a_refused_feed_is_an_error(client: Client) -> None:
         await take(client, 999, 1)
 
 
+@pytest.mark.slow
 def test_the_client_loads_none_of_the_gateway() -> None:
     program = """
 import sys, penstock.gateway.client.client

@@ -34,6 +34,7 @@ DIES = (
 )
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     folder = str(tmp_path)
     (tmp_path / "penstock-mine").mkdir()

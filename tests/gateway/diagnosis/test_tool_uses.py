@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from fakes.in_process import running_here
 from fakes.mcp_wire import Client, config, mcp_server
 from fakes.mcp_wire import call as tools_call
@@ -54,6 +55,7 @@ async def tools_of(tape: Tape, rollout: str) -> list[ToolUse]:
     return sorted(found, key=lambda use: use.tool)
 
 
+@pytest.mark.slow
 async def test_a_tool_run_is_joined_with_the_call_that_asked(
     tmp_path: Path, http: aiohttp.ClientSession, provider: Provider
 ) -> None:
@@ -80,6 +82,7 @@ async def test_a_tool_run_is_joined_with_the_call_that_asked(
         assert "rule" in listed.splitlines()[0]
 
 
+@pytest.mark.slow
 async def test_a_session_whose_address_names_no_rollout_is_joined_with_the_rollout_that_asked(
     tmp_path: Path, http: aiohttp.ClientSession, provider: Provider
 ) -> None:
@@ -124,6 +127,7 @@ async def test_the_session_header_of_a_coding_agent_names_the_rollout_of_its_too
     assert [span.kind for span in spans] == ["mcp", "tool"]
 
 
+@pytest.mark.slow
 async def test_an_attempt_without_tools_says_so(
     tmp_path: Path, http: aiohttp.ClientSession, provider: Provider
 ) -> None:

@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 import aiohttp
+import pytest
 import zstandard
 from fakes.collector import collecting
 from fakes.indexed import until_indexed
@@ -17,6 +18,8 @@ from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 
 from penstock.gateway.calls.turns import LIMIT
+
+pytestmark = pytest.mark.slow
 
 MEGABYTE = 1 << 20
 MOST_GROWN = 12 * LIMIT

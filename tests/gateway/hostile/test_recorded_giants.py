@@ -59,6 +59,7 @@ def answered(text: str) -> bytes:
     return json.dumps({"model": f"m{text}", "choices": [choice]}, ensure_ascii=False).encode()
 
 
+@pytest.mark.slow
 async def test_every_reader_gets_past_it(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """Also what stands behind it on the tape is found, and no command prints what a terminal obeys."""
     failed = json.dumps({"error": {"message": EVIL, "type": EVIL, "code": EVIL}}, ensure_ascii=False).encode()

@@ -493,6 +493,7 @@ async def test_there_is_nothing_to_approve_of_an_unknown_server(place: Place) ->
         assert [one["server"] for one in (await reply.json())["servers"]] == ["old", "tools"]
 
 
+@pytest.mark.slow
 @HOLDS
 async def test_a_person_looks_and_approves(place: Place, tmp_path: Path) -> None:
     shell = Shell(place.rig.base.url, tmp_path)
@@ -527,6 +528,7 @@ async def test_a_person_looks_and_approves(place: Place, tmp_path: Path) -> None
         assert (wrong.code, message in wrong.err) == (code, True), wrong.err
 
 
+@pytest.mark.slow
 @HOLDS
 async def test_what_a_server_says_is_tried_as_a_candidate(place: Place, tmp_path: Path) -> None:
     """A new wording of the server is held, adopted, and released to some rollouts."""

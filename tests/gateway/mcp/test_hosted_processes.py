@@ -175,6 +175,7 @@ async def test_cpu_time_is_bounded(take: Take) -> None:
     assert "SIGXCPU (cpu_seconds is its limit)" in (await error(client, "burns"))["message"]
 
 
+@pytest.mark.slow
 async def test_a_request_is_forgotten_whose_client_leaves_before_the_process_has_started() -> None:
     session = Session("cat", McpServer(command=["cat"]), Secrets([]), ("", ""), lambda _: None)
     line = json.dumps(call("echo", id=1)).encode()
@@ -200,6 +201,7 @@ async def test_one_that_lives_without_speaking_or_listening_is_ended(take: Take,
     await hosted.gone()
 
 
+@pytest.mark.slow
 async def test_a_number_that_is_too_large_for_a_token_or_a_subscription_harms_nobody() -> None:
     session = Session("cat", McpServer(command=["cat"]), Secrets([]), ("", ""), lambda _: None)
     session.id = "s"
@@ -251,6 +253,7 @@ def test_what_waits_to_be_written_when_it_is_told_to_end_is_not_written() -> Non
     assert isinstance(found[1], BrokenPipeError)
 
 
+@pytest.mark.slow
 async def test_a_damaged_record_of_one_attempt_keeps_no_other_session() -> None:
     class Tape:
         def tell(self, ending: Ending) -> None: ...

@@ -32,6 +32,7 @@ async def test_a_coding_agent_reads_the_tape(start_gateway: StartGateway) -> Non
     assert "Traceback" not in gateway.log
 
 
+@pytest.mark.slow
 async def test_what_lies_in_the_gateways_folder_is_not_run_in_its_place(tmp_path: Path) -> None:
     """An agent's own code, mostly."""
     async with beside_an_agent(tmp_path) as gateway, Client(f"{gateway.url}/mcp/penstock") as client:
@@ -75,6 +76,7 @@ async def test_only_the_admin_key_opens_it(start_gateway: StartGateway, http: ai
     assert KEY not in gateway.log
 
 
+@pytest.mark.slow
 async def test_without_the_extra_the_answer_names_it(
     http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +86,7 @@ async def test_without_the_extra_the_answer_names_it(
         assert "pip install 'penstock-gateway[mcp]'" in (await response.json())["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_a_server_of_that_name_may_be_configured(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     servers = {"penstock": {"command": ["/does/not/exist"]}}
     async with (

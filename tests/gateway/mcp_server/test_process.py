@@ -45,6 +45,7 @@ async def test_a_client_of_the_older_era_connects() -> None:
     assert listed[0].name == "list_rollouts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 async def test_a_signal_ends_it_quietly(shell: Shell, sign: signal.Signals, code: int) -> None:
     talk = await greeted(shell)
@@ -55,6 +56,7 @@ async def test_a_signal_ends_it_quietly(shell: Shell, sign: signal.Signals, code
     assert await talk.process.stdout.read() == b""
 
 
+@pytest.mark.slow
 async def test_a_client_that_has_gone_is_no_error(shell: Shell) -> None:
     talk = await greeted(shell)
     talk.stop_reading()
@@ -63,6 +65,7 @@ async def test_a_client_that_has_gone_is_no_error(shell: Shell) -> None:
     assert await talk.ended() == (0, "")
 
 
+@pytest.mark.slow
 async def test_what_is_no_message_harms_nothing_and_it_ends_with_its_stdin(shell: Shell) -> None:
     talk = await greeted(shell)
     for line in (b"what?", b"\xff\xfe", INITIALIZED, LISTING):
@@ -72,6 +75,7 @@ async def test_what_is_no_message_harms_nothing_and_it_ends_with_its_stdin(shell
     _ = await talk.end()
 
 
+@pytest.mark.slow
 async def test_it_says_what_is_wrong_at_once(shell: Shell) -> None:
     done = await shell.run("mcp", "--gateway", "http://127.0.0.1:9/rollout/r/v1", stdin=b"")
     assert (done.code, done.text) == (1, "")
@@ -86,6 +90,7 @@ async def test_it_says_what_is_wrong_at_once(shell: Shell) -> None:
     assert err.startswith(b"penstock: stdin or stdout is closed: an MCP client starts this command")
 
 
+@pytest.mark.slow
 async def test_a_person_at_a_terminal_is_told_what_it_is(shell: Shell) -> None:
     main, side = os.openpty()
     try:

@@ -135,6 +135,7 @@ async def test_long_texts_come_in_pieces(client: Client) -> None:
     assert "".join(pieces).count("word") >= 24_000
 
 
+@pytest.mark.slow
 async def test_tools_behind_the_gateway_are_read(tmp_path: Path) -> None:
     async with (
         mcp_server() as server,
@@ -219,6 +220,7 @@ async def test_what_cannot_be_answered_is_said_in_plain_words(client: Client) ->
         assert said in await refused(client, case.split()[0], **arguments), case
 
 
+@pytest.mark.slow
 async def test_no_secret_is_told(tmp_path: Path) -> None:
     async with running(tmp_path, NOWHERE, env={"PENSTOCK_ADMIN_KEY": KEY}) as gateway:
         async with beside(gateway.url) as client:
@@ -238,6 +240,7 @@ async def everything(client: Client) -> str:
     return "".join([*told, listed, str(client.instructions), await refused(client, "read_transcript", rollout="x")])
 
 
+@pytest.mark.slow
 async def test_a_gateway_may_come_later(tmp_path: Path) -> None:
     (port,) = steady_ports(1)
     async with beside(f"http://127.0.0.1:{port}") as client:

@@ -81,6 +81,7 @@ def text_of(told: Json) -> str:
 # What is played -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_recorded_bytes_are_played_under_the_ids_of_the_client(
     client: Client, gateway: Gateway, shell: Shell, tape: Tape
 ) -> None:
@@ -112,6 +113,7 @@ async def test_recorded_bytes_are_played_under_the_ids_of_the_client(
     assert said.startswith("tools/call: this call is not recorded.")
 
 
+@pytest.mark.slow
 async def test_what_came_in_a_stream_comes_before_the_answer(client: Client, shell: Shell, tape: Tape) -> None:
     await client.open()
     _ = await client.say(call("stream", id=9))
@@ -136,6 +138,7 @@ async def test_what_came_in_a_stream_comes_before_the_answer(client: Client, she
         assert text_of(await talk.ask(call("stream"))) == "done", "who names no token is told of no progress"
 
 
+@pytest.mark.slow
 async def test_what_the_server_asked_is_asked_again(client: Client, shell: Shell, tape: Tape) -> None:
     await client.open()
     for _ in range(2):
@@ -164,6 +167,7 @@ async def test_what_the_server_asked_is_asked_again(client: Client, shell: Shell
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 async def test_a_call_that_is_cancelled_is_not_answered(client: Client, shell: Shell, tape: Tape) -> None:
     await client.open()
     async with client.post(call("ask")) as stream:
@@ -178,6 +182,7 @@ async def test_a_call_that_is_cancelled_is_not_answered(client: Client, shell: S
         assert await talk.end() == ""
 
 
+@pytest.mark.slow
 async def test_rounds_are_played_as_recorded(client: Client, server: McpServer, shell: Shell, tape: Tape) -> None:
     server.sessions = False
     first, second = call("rounds", id=1), call("rounds", id=2)
@@ -192,6 +197,7 @@ async def test_rounds_are_played_as_recorded(client: Client, server: McpServer, 
         assert "accept" in text_of(await talk.ask(second))
 
 
+@pytest.mark.slow
 async def test_calls_without_an_answer_say_why(client: Client, shell: Shell, tape: Tape) -> None:
     await client.open()
     _ = await client.say(call("busy"))
@@ -206,6 +212,7 @@ async def test_calls_without_an_answer_say_why(client: Client, shell: Shell, tap
         assert "not recorded" in (await talk.ask(call("echo")))["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_batches_and_what_is_no_message(client: Client, server: McpServer, shell: Shell, tape: Tape) -> None:
     server.sessions = False
     for number in range(2):
@@ -222,6 +229,7 @@ async def test_batches_and_what_is_no_message(client: Client, server: McpServer,
         assert await talk.end() == ""
 
 
+@pytest.mark.slow
 async def test_lines_of_a_file_are_answered_before_it_ends(client: Client, shell: Shell, tape: Tape) -> None:
     await client.open()
     _ = await client.say(call("echo"))
@@ -232,6 +240,7 @@ async def test_lines_of_a_file_are_answered_before_it_ends(client: Client, shell
     assert (done.code, done.err) == (0, "")
 
 
+@pytest.mark.slow
 async def test_a_client_that_has_gone_is_no_error(client: Client, shell: Shell, tape: Tape) -> None:
     await client.open()
     _ = await tape.spans("r1", 1)
@@ -250,6 +259,7 @@ async def refused(shell: Shell, *arguments: str, **env: str) -> str:
     return done.err
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_played_is_said_at_once(
     client: Client, gateway: Gateway, shell: Shell, tape: Tape
 ) -> None:
@@ -283,6 +293,7 @@ async def test_what_cannot_be_played_is_said_at_once(
     assert "cannot reach the gateway" in await refused(Shell("http://127.0.0.1:9", shell.folder), "r2")
 
 
+@pytest.mark.slow
 async def test_several_servers_are_one(
     client: Client, server: McpServer, gateway: Gateway, shell: Shell, tape: Tape
 ) -> None:

@@ -44,6 +44,7 @@ async def client(gateway: Client) -> AsyncGenerator[SdkClient]:
         yield made
 
 
+@pytest.mark.slow
 async def test_the_list_of_tools_is_what_it_was() -> None:
     """`UPDATE_GOLDENS=1` writes it anew. It is what models read: read it as one."""
     async with connected("http://127.0.0.1:9", "--write") as client:

@@ -55,6 +55,7 @@ async def here(tmp_path: Path, provider: Provider) -> AsyncGenerator[Gateway]:
         yield made
 
 
+@pytest.mark.slow
 async def test_an_instrumented_agent_is_joined_by_its_address_or_its_resource(
     here: Gateway, http: aiohttp.ClientSession
 ) -> None:
@@ -105,6 +106,7 @@ async def call(http: aiohttp.ClientSession, gateway: Gateway, rollout: str, **he
         await answer.read()
 
 
+@pytest.mark.slow
 async def test_everything_goes_out_whatever_dies(
     tmp_path: Path, provider: Provider, collector: Collector, http: aiohttp.ClientSession
 ) -> None:

@@ -73,6 +73,7 @@ async def run(gateway: Gateway, home: Path, *words: str) -> None:
         assert await ran.ended() == 0, ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("propagate",)], ids=["guessed", "named"])
 async def test_a_stock_agent_and_its_calls_are_one_trace(
     provider: Provider, collector: Collector, tmp_path: Path, words: tuple[str, ...]
@@ -95,6 +96,7 @@ async def test_a_stock_agent_and_its_calls_are_one_trace(
     assert "penstock.original_trace_id" not in one(collector, "chat in-think").attributes
 
 
+@pytest.mark.slow
 async def test_what_an_agent_sent_before_it_was_killed_is_in_the_trace_too(
     provider: Provider, collector: Collector, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def by_hand(gateway: Gateway, *words: str) -> None:
     _ = subprocess.run([sys.executable, STOCK, *words], env=env, check=True, timeout=60)
 
 
+@pytest.mark.slow
 async def test_calls_outside_of_the_queue_join_the_traces_of_their_agent(
     provider: Provider, collector: Collector, tmp_path: Path
 ) -> None:
@@ -144,6 +147,7 @@ async def test_calls_outside_of_the_queue_join_the_traces_of_their_agent(
     assert one(collector, "chat outside").span.trace_id.hex() == trace_id("r1", "a1")
 
 
+@pytest.mark.slow
 async def test_without_waiting_everything_goes_at_once_as_it_came(
     provider: Provider, collector: Collector, tmp_path: Path
 ) -> None:

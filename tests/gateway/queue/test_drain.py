@@ -21,6 +21,8 @@ from penstock.gateway.cli.check import examine
 from penstock.gateway.model.span import Span
 from penstock.gateway.store import Store
 
+pytestmark = pytest.mark.slow
+
 EVENT = chunk(b"data: 1\n\n")
 END = chunk(b"data: [DONE]\n\n") + chunk(b"")
 

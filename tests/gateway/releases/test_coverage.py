@@ -113,6 +113,7 @@ async def test_calls_that_match_and_miss_are_counted_with_why(traffic: Traffic, 
     await until(are_shown)
 
 
+@pytest.mark.slow
 async def test_a_canary_is_held_when_its_prompt_drifts_away(
     traffic: Traffic, client: Client, gateway: Gateway, shell: Shell
 ) -> None:
@@ -169,6 +170,7 @@ UNREAD: dict[str, tuple[bytes, dict[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 async def test_requests_that_cannot_be_read_pass_and_are_counted_under_their_reason(
     traffic: Traffic, provider: Provider, gateway: Gateway, http: aiohttp.ClientSession, shell: Shell
 ) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
+import pytest
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.in_process import KILLED
 from fakes.process import Gateway, limit_files, running, upstreams
@@ -52,6 +53,7 @@ async def fallen_back(gateway: Gateway, client: Client, traffic: Traffic) -> str
     return name
 
 
+@pytest.mark.slow
 @KILLED
 async def test_a_rollout_keeps_its_arm_in_a_process_that_did_not_give_it(
     gateway: Gateway, traffic: Traffic, tape: Tape
@@ -71,6 +73,7 @@ async def test_a_rollout_keeps_its_arm_in_a_process_that_did_not_give_it(
     assert traffic.failures == []
 
 
+@pytest.mark.slow
 @KILLED
 async def test_a_person_keeps_an_arm_in_a_process_that_did_not_give_it(
     gateway: Gateway, traffic: Traffic, tape: Tape
@@ -90,6 +93,7 @@ async def test_a_person_keeps_an_arm_in_a_process_that_did_not_give_it(
     assert traffic.failures == []
 
 
+@pytest.mark.slow
 @KILLED
 async def test_a_rollout_gets_the_version_that_it_names(
     gateway: Gateway, client: Client, traffic: Traffic, tape: Tape
@@ -110,6 +114,7 @@ async def test_a_rollout_gets_the_version_that_it_names(
     assert (other.versions, traffic.failures) == ({"travel": "v1"}, [])
 
 
+@pytest.mark.slow
 @KILLED
 async def test_what_its_metadata_says_of_a_rollout_counts(
     gateway: Gateway, client: Client, traffic: Traffic, tape: Tape
@@ -127,6 +132,7 @@ async def test_what_its_metadata_says_of_a_rollout_counts(
     assert traffic.failures == []
 
 
+@pytest.mark.slow
 @KILLED
 async def test_a_rollout_that_fell_back_while_the_disk_was_full_is_marked(
     gateway: Gateway, client: Client, traffic: Traffic
@@ -144,6 +150,7 @@ async def test_a_rollout_that_fell_back_while_the_disk_was_full_is_marked(
     assert (mixed.version, mixed.arm) == ("v1", "candidate")
 
 
+@pytest.mark.slow
 @KILLED
 async def test_a_span_with_the_version_that_a_rollout_fell_back_to_brings_the_mark(
     gateway: Gateway, client: Client, traffic: Traffic, tape: Tape
@@ -161,6 +168,7 @@ async def test_a_span_with_the_version_that_a_rollout_fell_back_to_brings_the_ma
     assert [pin.version for pin in await client.pins("late")] == ["v1"]
 
 
+@pytest.mark.slow
 async def test_a_replay_asks_nothing_twice_while_the_disk_is_full(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with (
         counting() as provider,

@@ -296,6 +296,7 @@ async def test_wrong_input_is_refused_by_name(traffic: Traffic, client: Client) 
     assert (await client.add_version("travel", prompt(CANDIDATE))).version == "v2"
 
 
+@pytest.mark.slow
 @KILLED
 async def test_a_kill_in_the_middle_of_transitions_leaves_no_rollout_between_two_versions(
     traffic: Traffic, gateway: Gateway, client: Client
@@ -446,6 +447,7 @@ async def test_missing_rewards_are_warned_of_and_count_as_the_worst_where_the_po
     assert await faults(client, release.id) == []
 
 
+@pytest.mark.slow
 @KILLED
 async def test_what_the_provider_got_of_a_rollout_is_one_version_whatever_happens(
     traffic: Traffic, gateway: Gateway, provider: Provider, client: Client

@@ -106,6 +106,7 @@ def _is_kept(view: View, number: int) -> bool:
     return view.hole("bodies", number) is None and view.body_record(number) != b""
 
 
+@pytest.mark.slow
 async def test_a_person_forgets_a_rollout(tmp_path: Path) -> None:
     texts = needles(4)
     async with world(tmp_path, INDEXED) as (gateway, client):
@@ -138,6 +139,7 @@ async def test_a_person_forgets_a_rollout(tmp_path: Path) -> None:
         assert not any(found(gateway.data, text) for text in texts.values())
 
 
+@pytest.mark.slow
 async def test_what_may_not_go_says_why(tmp_path: Path) -> None:
     async with world(tmp_path) as (gateway, client):
         await ended(client, "r1", "x")
@@ -162,6 +164,7 @@ async def test_what_may_not_go_says_why(tmp_path: Path) -> None:
         assert "forgotten 1 rollout\n" in shown
 
 
+@pytest.mark.slow
 async def test_one_that_may_not_go_keeps_no_other_from_it(tmp_path: Path) -> None:
     async with world(tmp_path) as (gateway, client):
         for rollout in ("r1", "r2", "r3"):
@@ -250,6 +253,7 @@ async def test_the_oldest_make_room(tmp_path: Path) -> None:
         said_on_tape(gateway.data)
 
 
+@pytest.mark.slow
 async def test_nothing_comes_back_and_nothing_is_lost_when_gateways_are_killed(tmp_path: Path) -> None:
     rng, texts, gone = random.Random(3), needles(16), set[str]()
     async with world(tmp_path, INDEXED, process=True) as (gateway, client):
@@ -299,6 +303,7 @@ def test_a_rule_that_makes_no_sense_is_refused(tmp_path: Path, rule: str, said: 
         _ = [parsed(place, one) for place, one in enumerate(load_config(tmp_path / "penstock.toml").retention, 1)]
 
 
+@pytest.mark.slow
 async def test_such_a_rule_keeps_a_gateway_from_starting(tmp_path: Path) -> None:
     (tmp_path / "penstock.toml").write_text('[[retention]]\nfilter = "latency>2s"\nafter = "1d"\n')
     done = await Shell("", tmp_path).run("serve", "--config", "penstock.toml", "--port", "0")

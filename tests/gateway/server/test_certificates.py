@@ -40,6 +40,7 @@ def _as_the_page_says(folder: Path) -> None:
     subprocess.run(["bash", "-euc", made.text], cwd=folder, check=True, capture_output=True)
 
 
+@pytest.mark.slow
 async def test_the_authority_of_the_page_is_trusted_by_who_goes_by_the_letter(tmp_path: Path) -> None:
     """As Python does from 3.13 on."""
     await asyncio.to_thread(_as_the_page_says, tmp_path)

@@ -14,6 +14,8 @@ from fakes.handing_over import END, begin, exit_code, is_parent, streaming, turn
 from fakes.mcp_hosted import Hosted, config, processes
 from fakes.process import Gateway, children, running
 
+pytestmark = pytest.mark.slow
+
 LISTENS = "0A"
 
 

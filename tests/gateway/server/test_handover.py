@@ -36,6 +36,7 @@ async def answered(http: aiohttp.ClientSession, gateway: Gateway, rollout: str, 
         return answer.status
 
 
+@pytest.mark.slow
 async def test_a_reload_changes_the_settings_and_breaks_no_stream(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with serving() as provider, streaming() as (odd, config), running(tmp_path, config) as gateway:
         async with connect(gateway.url) as client, connect(gateway.url) as idle:
@@ -78,6 +79,7 @@ async def test_a_reload_changes_the_settings_and_breaks_no_stream(tmp_path: Path
     assert examine(gateway.data)[1] == []
 
 
+@pytest.mark.slow
 async def test_what_the_old_process_has_and_is_given_counts_in_the_new_one(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
@@ -100,6 +102,7 @@ async def test_what_the_old_process_has_and_is_given_counts_in_the_new_one(
         assert await uses(http, gateway.url) == [("b", "", 1, 0)]
 
 
+@pytest.mark.slow
 async def test_a_reload_needs_nobody_who_reads_what_it_prints(tmp_path: Path) -> None:
     until_its_first_line = ("bash", "-c", 'exec "$@" > >(head -n 1)', "bash")
     async with running(tmp_path, "", under=until_its_first_line) as gateway:
@@ -144,6 +147,7 @@ uvloop.run, os.execv = run_and_stop, stop_and_execute
 that serves: it would end as one that still starts."""
 
 
+@pytest.mark.slow
 async def test_a_signal_to_a_process_that_becomes_a_parent_is_passed_on(tmp_path: Path) -> None:
     """It would end this one alone, and nobody could stop the next one any more."""
     (tmp_path / "sitecustomize.py").write_text(WHILE_IT_CHANGES)
@@ -178,6 +182,7 @@ async def refuses(gateway: Gateway, config: str, why: str, times: int) -> None:
     assert gateway.log.count(why) == times
 
 
+@pytest.mark.slow
 async def test_wrong_settings_are_refused_and_the_old_ones_stay(
     tmp_path: Path, http: aiohttp.ClientSession, provider: Provider
 ) -> None:
@@ -200,6 +205,7 @@ async def test_wrong_settings_are_refused_and_the_old_ones_stay(
         assert await answered(http, gateway, "r") == 200
 
 
+@pytest.mark.slow
 async def test_another_tape_is_refused_by_workers_too(tmp_path: Path) -> None:
     async with running_by_file(tmp_path, "", "--workers", "2") as gateway:
         elsewhere = tmp_path / "elsewhere"
@@ -207,6 +213,7 @@ async def test_another_tape_is_refused_by_workers_too(tmp_path: Path) -> None:
         assert not elsewhere.exists()
 
 
+@pytest.mark.slow
 async def test_a_reload_while_the_disk_is_full_leaves_a_gateway(
     tmp_path: Path, http: aiohttp.ClientSession, provider: Provider
 ) -> None:
@@ -227,6 +234,7 @@ async def test_a_reload_while_the_disk_is_full_leaves_a_gateway(
         limit_files(gateway.pid, None)
 
 
+@pytest.mark.slow
 async def test_what_lies_in_its_folder_is_not_run_in_its_place(tmp_path: Path) -> None:
     """An agent's own code, mostly: `python -m` looks there first."""
     async with beside_an_agent(tmp_path) as gateway:
@@ -246,6 +254,7 @@ async def test_a_port_that_is_taken_is_found_before_anything_is_given_away(
     assert "has not started: this one goes on as it is" in gateway.log
 
 
+@pytest.mark.slow
 async def test_many_streams_over_restarts_are_whole(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """The full measure, 500 streams and 20 restarts, is `python -m bench.handover`."""
     restarts, at_once = 2, 3
@@ -275,6 +284,7 @@ async def test_many_streams_over_restarts_are_whole(tmp_path: Path, http: aiohtt
     assert len(done) > at_once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True], ids=["", "and the disk was full meanwhile"])
 async def test_calls_of_a_process_that_is_killed_while_it_drains_are_interrupted(
     tmp_path: Path, http: aiohttp.ClientSession, full: bool
@@ -295,6 +305,7 @@ async def test_calls_of_a_process_that_is_killed_while_it_drains_are_interrupted
             os.kill(new, signal.SIGTERM)
 
 
+@pytest.mark.slow
 async def test_a_changed_file_reloads_where_it_may_and_the_socket_is_handed_over(
     tmp_path: Path, http: aiohttp.ClientSession, provider: Provider
 ) -> None:
@@ -319,6 +330,7 @@ async def test_a_changed_file_reloads_where_it_may_and_the_socket_is_handed_over
     assert not path.exists()
 
 
+@pytest.mark.slow
 async def test_a_process_that_nobody_has_started_takes_over_and_the_old_one_ends(tmp_path: Path) -> None:
     """Where there is none, `--take-over` starts one."""
     async with running(tmp_path, "", "--take-over") as gateway:
@@ -330,6 +342,7 @@ async def test_a_process_that_nobody_has_started_takes_over_and_the_old_one_ends
         assert await other.terminate() == 0
 
 
+@pytest.mark.slow
 async def test_connections_are_taken_for_a_while_after_sigterm(
     tmp_path: Path, http: aiohttp.ClientSession, provider: Provider
 ) -> None:
@@ -347,6 +360,7 @@ async def test_connections_are_taken_for_a_while_after_sigterm(
         assert await gateway.terminate() == 0, "a second signal ends the wait"
 
 
+@pytest.mark.slow
 async def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
     config = "[limits]\ndrain_seconds = 0.1\n"
     async with streaming() as (_, up), running(tmp_path, config + up) as gateway, connect(gateway.url) as client:

@@ -11,6 +11,8 @@ from fakes.process import Gateway, running, upstreams, write_config
 from fakes.provider import Provider
 from fakes.tape import Tape
 
+pytestmark = pytest.mark.slow
+
 
 def config(path: Path, provider: Provider) -> str:
     return f'socket = "{path}"\n' + upstreams(openai=provider.openai_url)

@@ -35,7 +35,7 @@ def seconds() -> Generator[list[Second]]:
 
 @pytest.fixture
 def second(store: Store, seconds: list[Second]) -> Second:
-    if seconds[-1].process.poll() is not None:
+    if seconds[-1].ended:
         seconds.append(Second())
     assert seconds[-1].does("tape", store.path) == "ready"
     return seconds[-1]

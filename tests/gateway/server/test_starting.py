@@ -27,6 +27,8 @@ from penstock.gateway.config import load
 from penstock.gateway.server.workers import Worker, Workers
 from penstock.gateway.store import Store
 
+pytestmark = pytest.mark.slow
+
 TWO: Final = ("--workers", "2")
 PYTHON: Final = os.path.realpath(sys.executable)
 SUCCESSOR: Final = """

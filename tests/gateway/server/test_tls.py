@@ -117,6 +117,7 @@ async def test_the_openai_sdk(rig: Rig, files: Files, monkeypatch: pytest.Monkey
     assert [span.status for span in await rig.tape.spans(rig.rollout, 2)] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 async def test_curl_is_offered_http_1_1_only(rig: Rig, files: Files) -> None:
     async with rig.upstream([request(), send(GOOD)]):
         curl = await asyncio.create_subprocess_exec(
@@ -208,6 +209,7 @@ async def test_our_own_client(rig: Rig, files: Files, monkeypatch: pytest.Monkey
         assert await client.workers() == []
 
 
+@pytest.mark.slow
 async def test_where_temporary_files_lie_deep(files: Files, tmp_path: Path) -> None:
     config, tls = f'[tls]\ncertificate = "{files.authority.issue("deep", "127.0.0.1")}"\n', files.authority.client()
     async with running(tmp_path, config, env={"TMPDIR": deep_folder(tmp_path)}, tls=tls) as gateway:

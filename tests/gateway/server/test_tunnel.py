@@ -97,6 +97,7 @@ async def test_a_tunnel_has_no_tunnel_in_it(rig: Rig) -> None:
         await client.until(b"is a tunnel already")
 
 
+@pytest.mark.slow
 async def test_a_token_says_whose_it_is(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     with based(tmp_path, "require_token = true\n", env={"PENSTOCK_ADMIN_KEY": "boss"}) as base:
         http.headers["Authorization"] = "Bearer boss"

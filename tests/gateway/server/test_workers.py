@@ -362,6 +362,7 @@ async def test_no_client_can_speak_as_a_worker_does(named: tuple[Team, Path]) ->
         assert stat.S_IMODE(os.stat(made.gateway.data / "writers" / name).st_mode) == 0o600
 
 
+@pytest.mark.slow
 @SHARED
 async def test_the_port_of_a_name_and_a_socket_are_served_by_all(named: tuple[Team, Path], tmp_path: Path) -> None:
     made, path = named
@@ -379,6 +380,7 @@ async def test_the_port_of_a_name_and_a_socket_are_served_by_all(named: tuple[Te
 # -- gateways that end -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_reload_hands_over_every_worker(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     """Also where the tape lies deeper than the address of a socket is long. Who dies during a handover is not started
     again: it would serve for good beside the next gateway, by the old configuration."""
@@ -416,6 +418,7 @@ async def test_a_reload_hands_over_every_worker(tmp_path: Path, http: aiohttp.Cl
     assert examine(gateway.data)[1] == []
 
 
+@pytest.mark.slow
 async def test_workers_end_with_their_parent_and_the_next_gateway_starts_at_once(tmp_path: Path) -> None:
     """Though a stream runs in one of them, which a stop would wait for. One that stands still is named by a gateway
     that cannot start. A signal to all processes at once, as systemd sends it, lets calls end."""
@@ -452,6 +455,7 @@ async def test_workers_end_with_their_parent_and_the_next_gateway_starts_at_once
         assert [[span.status for span in store.spans(name)] for name in ("r1", "r2")] == [["interrupted"], ["ok"]]
 
 
+@pytest.mark.slow
 async def test_what_workers_cannot_share_is_refused(tmp_path: Path) -> None:
     shell = Shell("http://127.0.0.1:1", tmp_path)
     (tmp_path / "penstock.toml").write_text(

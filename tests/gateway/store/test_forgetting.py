@@ -324,6 +324,7 @@ with lmdb.open(sys.argv[1], readonly=True, max_dbs=99) as env, env.begin() as tx
 """
 
 
+@pytest.mark.slow
 def test_pages_that_a_reader_sees_are_overwritten_when_it_has_ended(store: Store) -> None:
     rng = random.Random(7)
     secret = needle(rng)

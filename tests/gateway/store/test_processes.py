@@ -119,6 +119,7 @@ def test_open_calls_of_a_process_that_lives_stay_open(store: Store) -> None:
     assert list(problems(store)) == []
 
 
+@pytest.mark.slow
 async def test_a_second_process_without_the_lock_is_refused(store: Store, tmp_path: Path) -> None:
     done = await Shell("", tmp_path).run("serve", "--data", str(store.path), "--port", "0")
     assert done.code == 1

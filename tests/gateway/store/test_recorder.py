@@ -547,6 +547,7 @@ async def figure(rig: Rig, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
 
 
+@pytest.mark.slow
 async def test_a_full_disk(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     with based(tmp_path) as base:
         rig = Rig(base, TapeView(base.url, http), "online")
@@ -583,6 +584,7 @@ async def test_a_full_disk(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     assert examine(base.data)[1] == []
 
 
+@pytest.mark.slow
 async def test_kill_9_under_load(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     """Whatever was running is interrupted, whatever was committed is whole, and the numbering has no holes."""
     with based(tmp_path) as base:

@@ -430,6 +430,7 @@ with Store(Path(sys.argv[1]), readonly=True, map_bytes=1 << 20) as tape:
 """
 
 
+@pytest.mark.slow
 def test_reading_in_another_process_beside_a_writer_that_grows_the_tape(tmp_path: Path) -> None:
     with open_store(tmp_path, map_bytes=SMALL) as writer:
         writer.write([call()])

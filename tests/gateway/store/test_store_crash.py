@@ -83,6 +83,7 @@ def assert_there(store: Store, life: int, committed: set[int]) -> None:
     assert committed <= finished
 
 
+@pytest.mark.slow
 def test_a_full_disk_refuses_and_harms_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2 * ROOM) as disk:
         ballast = disk / "ballast"

@@ -78,6 +78,7 @@ async def metrics(gateway: Local) -> list[str]:
         return (await answer.text()).splitlines()
 
 
+@pytest.mark.slow
 async def test_each_change_is_told_signed_in_order_and_written_down(
     hook: Hook, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +191,7 @@ async def test_a_message_is_sent_again_until_it_is_taken_and_others_wait_for_it(
         verified(SECRET, sent.headers, sent.body)
 
 
+@pytest.mark.slow
 async def test_a_receiver_that_is_gone_is_left_alone_until_it_takes_a_test(
     hook: Hook, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

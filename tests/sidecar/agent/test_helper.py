@@ -135,6 +135,7 @@ async def test_spans_stand_in_each_other(told: Told, rollout: str) -> None:
     assert said(await events(told.client, rollout), "stderr") == ""
 
 
+@pytest.mark.slow
 @SHARED
 async def test_show_shows_them_in_each_other(told: Told, tmp_path: Path) -> None:
     shown = (await Shell(told.gateway.url, tmp_path).run("show", "nested")).text
@@ -223,6 +224,7 @@ async def test_odd_values_are_kept_and_odd_rewards_are_not(told: Told) -> None:
     assert printed == [complaint, "lost the way"], "a process complains once"
 
 
+@pytest.mark.slow
 def test_outside_a_rollout_nothing_is_sent_and_nothing_is_loaded() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
     done = subprocess.run([sys.executable, "-S", "-c", LIGHT], env=env, cwd=ROOT, capture_output=True, text=True)

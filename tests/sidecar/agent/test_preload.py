@@ -18,6 +18,8 @@ from penstock.sidecar.agent.environment import NOWHERE, imported
 from penstock.sidecar.agent.fork_client import Preloaded
 from penstock.sidecar.agent.process import Command, Ending
 
+pytestmark = pytest.mark.slow
+
 PREPARED = """
 import asyncio, json, os, random, subprocess, sys, threading, time
 from pathlib import Path

@@ -32,6 +32,7 @@ async def begin(*argv: str, grace_s: float = 5.0, stdin: bytes | None = None, ou
     return await start(Command(argv, dict(os.environ), stdin), grace_s, output or Output())
 
 
+@pytest.mark.slow
 async def test_an_agent_reads_writes_and_ends() -> None:
     output = Output()
     process = await begin("sh", "-c", "cat; echo oops >&2; exit 3", stdin=b"hello", output=output)
@@ -41,6 +42,7 @@ async def test_an_agent_reads_writes_and_ends() -> None:
     assert 0 < ending.duration_ns < 10**10
 
 
+@pytest.mark.slow
 async def test_an_agent_may_open_its_streams_by_name() -> None:
     """As scripts do: what is a socket cannot be opened again."""
     output = Output()
@@ -50,6 +52,7 @@ async def test_an_agent_may_open_its_streams_by_name() -> None:
     assert output.streams == {"stdout": b"in\nout\n", "stderr": b"err\n"}
 
 
+@pytest.mark.slow
 async def test_a_task_larger_than_a_pipe_is_read_to_its_end() -> None:
     output = Output()
     process = await begin("wc", "-c", stdin=b"x" * (5 << 20), output=output)
@@ -57,12 +60,14 @@ async def test_a_task_larger_than_a_pipe_is_read_to_its_end() -> None:
     assert output.streams["stdout"] == b"%d\n" % (5 << 20)
 
 
+@pytest.mark.slow
 async def test_an_agent_may_end_before_it_is_given_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     spawned_late(monkeypatch)
     process = await begin("true", stdin=b"x" * (1 << 20))
     assert (await process.wait()).exit_code == 0
 
 
+@pytest.mark.slow
 async def test_more_output_than_a_pipe_holds_is_read_to_its_end() -> None:
     output = Output()
     process = await begin(PYTHON, "-c", "print('x' * (5 << 20))", output=output)
@@ -70,6 +75,7 @@ async def test_more_output_than_a_pipe_holds_is_read_to_its_end() -> None:
     assert len(output.streams["stdout"]) == (5 << 20) + 1
 
 
+@pytest.mark.slow
 async def test_an_agent_lives_whose_runner_has_very_many_files_open() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limits[1] < 2048:
@@ -90,11 +96,13 @@ async def test_an_agent_lives_whose_runner_has_very_many_files_open() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.slow
 async def test_an_agent_that_reads_nothing_is_not_waited_for() -> None:
     process = await begin("true", stdin=b"x" * (5 << 20))
     assert (await process.wait()).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
@@ -108,6 +116,7 @@ async def test_how_an_agent_ended_is_told(argv: tuple[str, ...], expected: Endin
     assert (ending.exit_code, ending.signal, ending.error) == (expected.exit_code, expected.signal, expected.error)
 
 
+@pytest.mark.slow
 async def test_an_agent_that_heeds_term_ends_its_own_way() -> None:
     output = Output()
     ready = "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(7))\nprint('ready', flush=True)\n"
@@ -118,6 +127,7 @@ async def test_an_agent_that_heeds_term_ends_its_own_way() -> None:
     assert (await waiting).exit_code == 7
 
 
+@pytest.mark.slow
 async def test_one_that_does_not_is_killed_after_the_grace(tmp_path: Path) -> None:
     process = await begin(PYTHON, FAMILY, str(tmp_path / "pids"), "600", grace_s=0.1)
     pids = await written(tmp_path / "pids")
@@ -126,6 +136,7 @@ async def test_one_that_does_not_is_killed_after_the_grace(tmp_path: Path) -> No
     assert not [pid for pid in pids if alive(pid)]
 
 
+@pytest.mark.slow
 async def test_kill_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     process = await begin(PYTHON, FAMILY, str(tmp_path / "pids"), "600", grace_s=600)
     pids = await written(tmp_path / "pids")
@@ -135,6 +146,7 @@ async def test_kill_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     assert not [pid for pid in pids if alive(pid)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["outer", "inner"])
 async def test_nothing_survives_a_warden_that_is_killed(tmp_path: Path, which: str) -> None:
     process = await begin(PYTHON, FAMILY, str(tmp_path / "pids"), "600", grace_s=0.1)
@@ -149,6 +161,7 @@ async def test_nothing_survives_a_warden_that_is_killed(tmp_path: Path, which: s
     assert ending.error == "the process that watched it was killed" or ending.signal == "SIGTERM"
 
 
+@pytest.mark.slow
 async def test_leaving_ends_an_agent(tmp_path: Path) -> None:
     process = await begin(PYTHON, FAMILY, str(tmp_path / "pids"), "600", grace_s=0.1)
     pids = await written(tmp_path / "pids")
@@ -160,6 +173,7 @@ async def test_leaving_ends_an_agent(tmp_path: Path) -> None:
     assert not [pid for pid in pids if alive(pid)]
 
 
+@pytest.mark.slow
 async def test_what_cleans_up_runs_at_the_very_end(tmp_path: Path) -> None:
     done = tmp_path / "done"
     command = Command(("sleep", "600"), os.environ, after=("touch", str(done)))

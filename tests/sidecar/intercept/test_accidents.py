@@ -44,6 +44,7 @@ async def front(passed: list[Passed]) -> AsyncGenerator[Front]:
         await made.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["a..b:80", f"{'a' * 64}.example:443", "127.0.0.1:99999"])
 async def test_a_host_that_cannot_be_one_is_refused(front: Front, where: str) -> None:
     port = await front.start()
@@ -55,6 +56,7 @@ async def test_a_host_that_cannot_be_one_is_refused(front: Front, where: str) ->
         await writer.wait_closed()
 
 
+@pytest.mark.slow
 async def test_hundreds_of_connections_at_once_are_not_made_to_try_again(front: Front, tmp_path: Path) -> None:
     port = await front.start()
     await front.start_socket(tmp_path / "front.sock", "api.openai.com")
@@ -75,6 +77,7 @@ def no(accepted: socket.socket) -> bool:
     return False
 
 
+@pytest.mark.slow
 async def test_a_redirected_connection_that_is_reset_before_it_has_spoken_is_over(
     front: Front, passed: list[Passed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +91,7 @@ async def test_a_redirected_connection_that_is_reset_before_it_has_spoken_is_ove
     assert (passed[0].host, passed[0].port) == FAR
 
 
+@pytest.mark.slow
 async def test_redirected_connections_are_taken_again_when_there_were_too_many_files(
     front: Front, passed: list[Passed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +178,7 @@ async def test_a_refusal_that_nobody_can_be_sent_is_told_as_far_as_it_can_be(pas
             await made.stop()
 
 
+@pytest.mark.slow
 async def test_an_agent_keeps_its_exit_code_where_the_answer_to_its_events_is_no_text(tmp_path: Path) -> None:
     script = """if True:
         import os, socket, sys
@@ -189,6 +194,7 @@ async def test_an_agent_keeps_its_exit_code_where_the_answer_to_its_events_is_no
     assert "where the agent has been is not on the tape: the gateway answered 403: nicht f\ufffdr dich" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [b"Content-Length: 0\r\n", b"content-length:0\r\nX: y\r\n"])
 async def test_a_proxy_that_refuses_without_a_word_is_not_waited_for(
     front: Front, monkeypatch: pytest.MonkeyPatch, length: bytes
@@ -230,6 +236,7 @@ async def test_certificates_of_the_machine_may_have_comments_of_any_bytes(
     assert own.read_bytes() == b"ours\n"
 
 
+@pytest.mark.slow
 async def test_a_mitmproxy_whose_interpreter_is_gone_is_told_in_one_line(tmp_path: Path) -> None:
     program = tmp_path / "mitmdump"
     program.write_text("#!/nowhere/python\n")
@@ -240,6 +247,7 @@ async def test_a_mitmproxy_whose_interpreter_is_gone_is_told_in_one_line(tmp_pat
     assert (done.code, done.err) == (1, f"penstock: --engine mitmproxy: {said}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["'x' * 200_000", "'[' * 60_000"])
 async def test_odd_lines_of_mitmproxy_do_not_stop_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str

@@ -14,7 +14,7 @@ from fakes.shell import PENSTOCK, Shell
 from penstock.sidecar.intercept import trust
 from penstock.sidecar.intercept.families import FAMILIES
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 GOOD = "gets here"
 

@@ -309,6 +309,7 @@ async def test_a_host_that_the_gateway_does_not_know(gateway: Gateway, tmp_path:
         await rig.stop()
 
 
+@pytest.mark.slow
 async def test_where_an_agent_has_been_is_on_the_tape(
     gateway: Gateway, host: TlsHost, tmp_path: Path, tape: Tape
 ) -> None:

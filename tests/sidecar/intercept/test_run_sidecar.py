@@ -19,7 +19,7 @@ from fakes.tls_host import TlsHost
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 AGENT = """
 import json, os, socket, sys, urllib.request

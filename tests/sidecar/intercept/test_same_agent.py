@@ -21,7 +21,7 @@ from fakes.websocket_agent import WEBSOCKET_AGENT
 
 from penstock.sidecar.intercept.authority import Authority
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 OPENAI = """
 import openai

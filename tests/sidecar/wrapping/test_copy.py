@@ -18,6 +18,7 @@ from fakes.wrapping import Wrapping
 HUGE = 64 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stdin",
     [
@@ -34,6 +35,7 @@ async def test_bytes_are_those_of_the_server(wrapping: Wrapping, stdin: bytes) -
     assert all(line.startswith("penstock: the gateway does not answer") for line in err.splitlines())
 
 
+@pytest.mark.slow
 async def test_a_huge_line_passes_and_is_not_kept_in_memory(wrapping: Wrapping) -> None:
     wrapper = await wrapping.start("cat", limit=1 << 20)
     stdin, stdout = wrapper.process.stdin, wrapper.process.stdout
@@ -65,17 +67,20 @@ def most_memory(pid: int) -> int:
     return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0])
 
 
+@pytest.mark.slow
 async def test_stderr_passes_untouched(wrapping: Wrapping) -> None:
     code, out, err = await wrapping.run("sh", "-c", "printf 'no \\r line' >&2; exit 7")
     assert (code, out) == (7, b"")
     assert err.startswith("no \r line")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "code"), [("exit 250", 250), ("kill -SEGV $$", 139)])
 async def test_the_exit_code_is_the_servers(wrapping: Wrapping, script: str, code: int) -> None:
     assert (await wrapping.run("sh", "-c", script))[0] == code
 
 
+@pytest.mark.slow
 async def test_the_end_of_stdout_is_passed_on_before_the_server_ends(wrapping: Wrapping) -> None:
     wrapper = await wrapping.start("sh", "-c", "echo ready; exec >&-; read line; exit 5")
     assert wrapper.process.stdout is not None
@@ -84,6 +89,7 @@ async def test_the_end_of_stdout_is_passed_on_before_the_server_ends(wrapping: W
     assert await wrapper.end() == 5
 
 
+@pytest.mark.slow
 async def test_a_server_hears_that_nobody_reads(wrapping: Wrapping) -> None:
     script = "import sys, os\ntry:\n  while True: os.write(1, b'x\\n' * 9000)\nexcept BrokenPipeError: sys.exit(21)"
     reading, writing = os.pipe()
@@ -103,6 +109,7 @@ async def test_a_server_hears_that_nobody_reads(wrapping: Wrapping) -> None:
     _ = await process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_is_forwarded(wrapping: Wrapping, number: signal.Signals) -> None:
     script = f"import signal, sys; signal.pthread_sigmask(0, [{number}]); print('ready', flush=True)\n"
@@ -115,6 +122,7 @@ async def test_a_signal_is_forwarded(wrapping: Wrapping, number: signal.Signals)
     assert (wrapper.process.returncode, out) == (9, b"bye\n"), err
 
 
+@pytest.mark.slow
 async def test_a_server_that_does_not_listen_is_killed(wrapping: Wrapping) -> None:
     script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
     wrapper = await wrapping.start(sys.executable, "-c", script)
@@ -146,6 +154,7 @@ os._exit(server.wait())
 """A signal that interrupts nothing: another thread gets it while the main thread waits."""
 
 
+@pytest.mark.slow
 async def test_a_signal_that_interrupts_nothing_is_passed_on() -> None:
     """As one that comes just before the wrapper waits for its server."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", WHILE_IT_WAITS, cwd=ROOT)
@@ -156,6 +165,7 @@ async def test_a_signal_that_interrupts_nothing_is_passed_on() -> None:
             process.kill()
 
 
+@pytest.mark.slow
 async def test_nothing_outlives_a_wrapper_that_is_killed(wrapping: Wrapping) -> None:
     script = "sleep 600 & setsid sleep 601 & echo $$ $(jobs -p); trap '' TERM; while true; do sleep 0.2; done"
     wrapper = await wrapping.start("bash", "-c", script)
@@ -194,12 +204,14 @@ def test_what_is_wrong_is_one_line(refused: Refused, arguments: list[str], said:
     assert told.startswith(f"penstock: {said}")
 
 
+@pytest.mark.slow
 async def test_a_server_that_cannot_be_started(wrapping: Wrapping) -> None:
     code, out, err = await wrapping.run("not-there-at-all")
     assert (code, out, err.count("\n")) == (127, b"", 1)
     assert err.startswith("penstock: cannot start 'not-there-at-all': No such file")
 
 
+@pytest.mark.slow
 async def test_a_disk_that_takes_nothing_does_not_stop_the_tool(wrapping: Wrapping) -> None:
     wrapping.state.write_text("a file where a folder should be")
     code, out, err = await wrapping.run("cat", stdin=b"{}\n")

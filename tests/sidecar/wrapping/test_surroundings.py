@@ -71,6 +71,7 @@ async def said_all(process: asyncio.subprocess.Process) -> None:
         assert line.startswith(b"penstock: "), line
 
 
+@pytest.mark.slow
 async def test_a_client_may_read_the_last_output_as_late_as_it_likes(tmp_path: Path) -> None:
     async with wrapped(tmp_path, AWAY, LOUD, str(LAST)) as process:
         await said_all(process)
@@ -81,6 +82,7 @@ async def test_a_client_may_read_the_last_output_as_late_as_it_likes(tmp_path: P
         assert await process.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_wait_for_a_client_that_reads_no_more(wrapping: Wrapping) -> None:
     command = wrapping.command(sys.executable, "-c", LOUD, str(LAST))
     pipe = subprocess.PIPE
@@ -97,6 +99,7 @@ def test_a_signal_ends_the_wait_for_a_client_that_reads_no_more(wrapping: Wrappi
 NOBODY = "import os, runpy; os.getuid = lambda: 54321; runpy.run_module('penstock', run_name='__main__')"
 
 
+@pytest.mark.slow
 def test_a_user_without_a_home_uses_the_tool_all_the_same() -> None:
     wrapper = (sys.executable, "-c", NOBODY, "mcp", "wrap", "--name", "tools", "--gateway", AWAY)
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}

@@ -151,6 +151,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_versions_take_turns_and_a_name_stands_for_no_other_weights(stage: Stage) -> None:
     async with life(stage.replicas()) as replicas:
         for step, place in enumerate((0, 1, 0, 1)):
@@ -179,6 +180,7 @@ async def refused(stage: Stage, version: str) -> str:
     return found.reason
 
 
+@pytest.mark.slow
 async def test_a_rollout_keeps_its_version_until_it_ends(stage: Stage) -> None:
     async with life(stage.replicas()) as replicas:
         await stage.publish(replicas, 0)
@@ -197,6 +199,7 @@ async def test_a_rollout_keeps_its_version_until_it_ends(stage: Stage) -> None:
         assert await stage.call(new) == "I am policy@run.1."
 
 
+@pytest.mark.slow
 async def test_a_rollout_that_does_not_end_is_named(stage: Stage) -> None:
     async with life(stage.replicas(timeout=0.01)) as replicas:
         await stage.publish(replicas, 0)
@@ -210,6 +213,7 @@ async def test_a_rollout_that_does_not_end_is_named(stage: Stage) -> None:
         assert await stage.call(old) == "I am policy@run.0."
 
 
+@pytest.mark.slow
 async def test_production_never_loses_its_server(stage: Stage) -> None:
     async with life(stage.replicas()) as replicas:
         await stage.publish(replicas, 0)
@@ -226,6 +230,7 @@ async def test_production_never_loses_its_server(stage: Stage) -> None:
         assert await stage.post(customer, "policy") == "I am policy@run.0."
 
 
+@pytest.mark.slow
 async def test_another_life_starts_what_calls_may_ask_for(stage: Stage) -> None:
     async with life(stage.replicas()) as replicas:
         for step in range(2):
@@ -247,6 +252,7 @@ async def test_another_life_starts_what_calls_may_ask_for(stage: Stage) -> None:
             pass
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_starts_again_with_what_it_had(stage: Stage) -> None:
     async with life(stage.replicas()) as replicas:
         for step in range(3):
@@ -265,6 +271,7 @@ async def test_a_server_that_dies_starts_again_with_what_it_had(stage: Stage) ->
         assert await stage.publish(replicas, 3) == "vllm-2"
 
 
+@pytest.mark.slow
 async def test_a_port_that_an_earlier_life_has_not_left_yet_is_waited_for(stage: Stage) -> None:
     async with life(stage.replicas()) as replicas:
         async with engine(stage.ports[0]) as dying:
@@ -273,6 +280,7 @@ async def test_a_port_that_an_earlier_life_has_not_left_yet_is_waited_for(stage:
         assert await publishing == "vllm"
 
 
+@pytest.mark.slow
 async def test_a_port_that_somebody_else_has_is_named(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "STOP_S", 0.5)
     async with engine(stage.ports[0]), life(stage.replicas()) as replicas:
@@ -280,6 +288,7 @@ async def test_a_port_that_somebody_else_has_is_named(stage: Stage, monkeypatch:
             await stage.publish(replicas, 0)
 
 
+@pytest.mark.slow
 async def test_an_upstream_that_the_gateway_does_not_know_is_named_at_once(stage: Stage) -> None:
     with pytest.raises(ConfigError, match=r"inference\.upstream: the gateway has no .* 'b'; it has .*vllm, vllm-2"):
         await stage.replicas(upstream="b").ready()

@@ -95,6 +95,7 @@ def test_a_provider_that_speaks_no_chat_is_not_translated_to() -> None:
         Config.model_validate({"upstream": [up], "route": [route]})
 
 
+@pytest.mark.slow
 def test_a_gateway_without_such_a_route_does_not_import_the_library(tmp_path: Path) -> None:
     """Nothing imports it on the way either: looking whether it is there does not."""
     route = {"model": "policy", "upstream": ["up"], "train": True, "translate": False}

@@ -312,6 +312,7 @@ closed_loop = 5
 """
 
 
+@pytest.mark.slow
 async def test_a_candidate_that_does_the_same_passes_and_no_tool_is_run(stage: Stage) -> None:
     await stage.client.enqueue([RolloutSpec(id="r0", input={"flight": "AC0"}, mode="val")])
     recorded = await stage.penstock("run", "--workers", "2", script=PLAIN)
@@ -331,6 +332,7 @@ async def test_a_candidate_that_does_the_same_passes_and_no_tool_is_run(stage: S
     assert evidence["diverged"] == evidence["failed"] == {"candidate": 0, "incumbent": 0}
 
 
+@pytest.mark.slow
 async def test_the_status_says_what_is_to_be_done_and_the_command_what_it_came_to(stage: Stage, bare: Bare) -> None:
     await bare.record(1)
     release = await stage.start(1)
@@ -349,6 +351,7 @@ async def test_the_status_says_what_is_to_be_done_and_the_command_what_it_came_t
     assert "the incumbent diverged or failed in 1 of 1 runs (exit code 3: I do not feel like it)" in failing.stderr
 
 
+@pytest.mark.slow
 async def test_a_wrong_command_says_so(stage: Stage) -> None:
     await stage.client.start_release("travel", NewRelease(candidate="v2", policy=policy()))
     for words, message in (
@@ -642,6 +645,7 @@ async def test_workers_that_claim_at_once_get_different_runs(stage: Stage, bare:
     assert evidence["failed"] == {"candidate": 0, "incumbent": 0}
 
 
+@pytest.mark.slow
 async def test_the_runs_of_a_command_that_was_killed_are_done_by_another(stage: Stage, bare: Bare) -> None:
     await bare.record(1)
     release = await stage.start(1)
@@ -676,6 +680,7 @@ async def test_a_rollout_that_is_forgotten_leaves_the_runs_of_others_theirs(stag
     assert (evidence["scored"], evidence["candidate"], evidence["incumbent"]) == (len(others), 1.0, 1.0)
 
 
+@pytest.mark.slow
 @KILLED
 async def test_a_gateway_that_was_killed_goes_on_and_what_it_forgot_is_done_again(stage: Stage, bare: Bare) -> None:
     await bare.record(2)

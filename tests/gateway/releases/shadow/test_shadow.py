@@ -143,6 +143,7 @@ async def test_only_calls_of_the_audience_are_mirrored(rig: Rig) -> None:
     assert {(span.attributes or {})[SHADOW_OF].partition("-")[0] for span in spans} == {"planner"}
 
 
+@pytest.mark.slow
 async def test_mirrors_are_no_agents_cost_data_or_training(rig: Rig, tmp_path: Path) -> None:
     release = await rig.start()
     await rig.calls(release, 5)
