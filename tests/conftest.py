@@ -1,8 +1,8 @@
 """Which tests `make test` runs, and fixtures that every test may ask for: a real gateway process, a scripted provider.
 
-`make test` leaves out what is marked `slow`. A test that starts a process is slow, and fails where it is not marked so;
-one whose fixture starts a gateway for it is marked here. What a module shares costs each of its tests little, and does
-not count. `smoke` marks the few that are worth a process of their own in every run.
+`make test` leaves out what is marked `slow`. A test that starts a process is slow, and fails there if it is not marked
+so; one whose fixture starts a gateway for it is marked here. What a module shares costs each of its tests little, and
+does not count. `smoke` marks the few that are worth a process of their own in every run.
 
 What a gateway wrote to stderr is printed when its test is over; pytest shows it for tests that failed.
 """
@@ -42,15 +42,18 @@ NEEDS = {
 """Tests of what an extra brings, by a library of it: they are slow, and not collected where it is not installed."""
 
 collect_ignore = [path for library, paths in NEEDS.items() if find_spec(library) is None for path in paths]
+NOT_SLOW = "not slow"
+"""What `make test` runs."""
 STARTING = {"start_gateway"}
 """Fixtures that start a process for each test."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Processes are heard of from here on."""
-    guard = OwnProcesses()
-    _ = config.pluginmanager.register(guard)
-    sys.addaudithook(guard.hear)
+    """`make test` hears of processes from here on."""
+    if config.option.markexpr == NOT_SLOW:
+        guard = OwnProcesses()
+        _ = config.pluginmanager.register(guard)
+        sys.addaudithook(guard.hear)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

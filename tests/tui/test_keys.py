@@ -53,9 +53,9 @@ def test_other_keys_take_the_place_of_those_of_the_table() -> None:
 @pytest.mark.parametrize("words", [*STANDING, *WITH_WORDS], ids=lambda words: words[0])
 async def test_every_key_does_something_or_says_why_not(world: World, words: tuple[str, ...]) -> None:
     """Keys that every screen has are dealt out to the screens."""
-    screens = [*STANDING, *WITH_WORDS]
-    view, turn = words[0], screens.index(words)
-    general = [row for row in KEYS if row.views is None][turn :: len(screens)]
+    screens = [screen[0] for screen in (*STANDING, *WITH_WORDS)]
+    view = words[0]
+    general = [row for row in KEYS if row.views is None][screens.index(view) :: len(screens)]
     for row in (row for row in KEYS if row.on(view) and row.id not in ENDS and (row in general or row.views)):
         for key in row.keys:
             async with running(options(world.url, *words, read_only=True), SMALL) as pilot:
