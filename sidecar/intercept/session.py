@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,8 +116,7 @@ async def run(wanted: Wanted, command: Sequence[str]) -> tuple[int, list[str]]:
             given = os.environ | made.variables
             env = {name: value for name, value in given.items() if value or name not in LOGINS}
             start = _inside(made.front, Path(folder), command, env) if wanted.transparent else _started(command, env)
-            process = await start
-            code = 127 if process is None else await _over(process)
+            code = await _over(start)
         return code, made.problems
 
 
@@ -149,12 +148,20 @@ async def _inside(front: Front, folder: Path, argv: Sequence[str], env: dict[str
     return process
 
 
-async def _over(process: Process) -> int:
-    """Passes signals on until it has ended; its exit code."""
+async def _over(start: Awaitable[Process | None]) -> int:
+    """Starts a command and passes signals on until it has ended; its exit code. A signal that comes while it starts is
+    passed on as soon as it has started."""
     loop = asyncio.get_running_loop()
-    for one in _SIGNALS:
-        loop.add_signal_handler(one, _pass_on, process, one)
+    early: list[signal.Signals] = []
     try:
+        for one in _SIGNALS:
+            loop.add_signal_handler(one, early.append, one)
+        if (process := await start) is None:
+            return 127
+        for one in _SIGNALS:
+            loop.add_signal_handler(one, _pass_on, process, one)
+        for one in early:
+            _pass_on(process, one)
         code = await process.wait()
     finally:
         for one in _SIGNALS:

@@ -77,12 +77,6 @@ def command(pid: int) -> bytes:
         return b""
 
 
-def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler of its own for a signal by now."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
-
-
 def limit_files(pid: int, most: int | None) -> None:
     """Makes every write of a process beyond so many bytes fail, as a full disk would. None: there is room again."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes.process import Gateway, catches, running
+from fakes.process import Gateway, running
 from fakes.pty_program import pty_program
 from fakes.responses_websocket import Host, websocket_host
-from fakes.runs import until
 from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
@@ -49,8 +48,6 @@ sys.stdout.write(subprocess.run(line, capture_output=True, text=True, check=True
 """
 
 
-LAST = signal.SIGUSR2
-"""Of the signals that a sidecar passes on, the last that it is ready for: one that comes before ends it alone."""
 SCRIPTS = {"openai": OPENAI, "requests": REQUESTS, "urllib": URLLIB, "curl": CURL}
 
 
@@ -104,7 +101,6 @@ async def test_signals_and_the_exit_code_pass(rig: Behind) -> None:
     process = await shell.start("sidecar", "--", sys.executable, "-c", script)
     assert process.stdout is not None
     assert await process.stdout.readline() == b"up\n"
-    await until(lambda: catches(process.pid, LAST))
     process.terminate()
     assert await process.wait() == 143
 
@@ -129,7 +125,6 @@ async def test_an_agent_in_a_terminal_hears_of_it_once(sent: str | signal.Signal
     command = (*sidecar, sys.executable, "-c", IN_A_TERMINAL)
     async with pty_program(command, {**os.environ, "TERM": "xterm"}) as program:
         _ = await program.until(lambda text: "ready" in text)
-        await until(lambda: catches(program.process.pid, LAST))
         if isinstance(sent, str):
             program.write(sent)
         else:
