@@ -160,8 +160,8 @@ def test_environments_are_those_of_the_makefile() -> None:
     assert plan.NEEDS.keys() | plan.USES.keys() <= set(NAMES)
 
 
+@pytest.mark.slow
 def test_the_table_names_what_there_is() -> None:
-    pytest.importorskip("grimp", reason="the graph of imports needs it: `make install`")
     graph = plan.read_graph()
     for suite in plan.SUITES:
         for name in (*suite.tests, *suite.about):

@@ -66,6 +66,7 @@ def plain(logprobs: list[float]) -> list[float | None]:
     return [None if math.isnan(it) else float(str(np.float32(it))) for it in logprobs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", get_args(Form))
 def test_both_formats_hold_the_same(form: Form) -> None:
     lines, parquet = io.BytesIO(), io.BytesIO()

@@ -57,6 +57,7 @@ async def given(items: list[BaseModel]) -> AsyncIterator[BaseModel]:
         yield item
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", list(NOUNS))
 async def test_both_formats_hold_the_same(what: What) -> None:
     lines, parquet = io.BytesIO(), io.BytesIO()
@@ -86,6 +87,7 @@ def test_what_was_never_recorded_is_no_conversation() -> None:
     assert [Conversation.of(detail_of(tape, span)) for span in tape.spans("r1")] == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "size", "groups"), [(2, 1 << 30, [2, 2, 1]), (100, 1, [1, 1, 1, 1, 1])])
 async def test_row_groups_are_written_as_it_goes(
     monkeypatch: pytest.MonkeyPatch, rows: int, size: int, groups: list[int]
@@ -98,6 +100,7 @@ async def test_row_groups_are_written_as_it_goes(
     assert [found.row_group(n).num_rows for n in range(found.num_row_groups)] == groups
 
 
+@pytest.mark.slow
 async def test_parquet_that_fails_leaves_nothing_and_says_one_thing(tmp_path: Path) -> None:
     async def broken() -> AsyncIterator[BaseModel]:
         yield a_rollout()

@@ -181,6 +181,7 @@ async def test_every_point_is_exported(shell: Shell, client: Client, tmp_path: P
     assert (again.code, "tb/one exists already" in again.err) == (1, True)
 
 
+@pytest.mark.slow
 async def test_an_export_that_breaks_off_leaves_no_folder(tmp_path: Path) -> None:
     async def points() -> AsyncGenerator[Point]:
         yield Point(step=1, time_ns=T0, values={"reward": 0.5})
