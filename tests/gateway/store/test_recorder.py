@@ -304,7 +304,7 @@ async def test_it_is_full_when_an_answer_would_come_to_the_tape_late(monkeypatch
     assert rack.recorder.full
     go_on.set()
     await rack.recorder.flush()
-    assert (rack.recorder.full, rack.recorder.behind) == (False, 0.0)
+    await until(lambda: (rack.recorder.full, rack.recorder.behind) == (False, 0.0))
     await rack.recorder.close()
 
 
