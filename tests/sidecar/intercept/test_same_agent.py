@@ -102,7 +102,8 @@ async def test_signals_and_the_exit_code_pass(rig: Behind) -> None:
     assert process.stdout is not None
     assert await process.stdout.readline() == b"up\n"
     process.terminate()
-    assert await process.wait() == 143
+    _ = await process.communicate()  # closes the pipes
+    assert process.returncode == 143
 
 
 IN_A_TERMINAL = """
