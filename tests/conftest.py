@@ -44,8 +44,8 @@ NEEDS = {
 collect_ignore = [path for library, paths in NEEDS.items() if find_spec(library) is None for path in paths]
 NOT_SLOW = "not slow"
 """What `make test` runs."""
-STARTING = {"start_gateway"}
-"""Fixtures that start a process for each test."""
+STARTING = "start_gateway"
+"""A fixture that starts processes for each test."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what is slow."""
     needing = [Path(__file__).parent / path for paths in NEEDS.values() for path in paths]
     for item in items:
-        starts = not STARTING.isdisjoint(getattr(item, "fixturenames", ()))
+        starts = STARTING in getattr(item, "fixturenames", ())
         if any(item.path.is_relative_to(path) for path in needing) or (starts and not item.get_closest_marker("smoke")):
             item.add_marker("slow")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider, serving
 from fakes.raw import reply
@@ -91,6 +91,6 @@ async def world(home: Path, *budgets: dict[str, Any], more: str = "") -> AsyncGe
     """A gateway with these budgets."""
     async with (
         serving() as provider,
-        running_here(home, more + upstreams(provider.openai_url, provider.url) + toml(*budgets)) as gateway,
+        locally(home, more + upstreams(provider.openai_url, provider.url) + toml(*budgets)) as gateway,
     ):
         yield World(gateway, provider)

@@ -157,7 +157,7 @@ def large(size: int, seed: int) -> bytes:
     return json.dumps({"model": "m", "messages": said}).encode()
 
 
-async def record(gateway: Gateway | Local, http: aiohttp.ClientSession, *sizes: int) -> None:
+async def record(gateway: Gateway, http: aiohttp.ClientSession, *sizes: int) -> None:
     """Puts calls of these sizes on the tape: `r0`, `r1` ..."""
     for number, size in enumerate(sizes):
         body = BytesIO(large(size, number + 1))

@@ -15,7 +15,7 @@ import openai
 import pytest
 from fakes.budgets import CHAT, budget, call, spans_of, toml, uses, world
 from fakes.formats import Failure
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.odd import odd, request, send
 from fakes.process import upstream, upstreams
 from fakes.provider import serving
@@ -124,7 +124,7 @@ async def test_a_call_of_which_several_upstreams_are_asked_counts_once(
         down.script = lambda asked: Failure(503)
         config = upstream("down", down.openai_url, "openai") + upstream("up", up.openai_url, "openai")
         config += '[[route]]\nmodel = "gpt*"\nupstream = ["down", "up"]\n' + toml(budget(limit=2))
-        async with running_here(tmp_path, config) as gateway:
+        async with locally(tmp_path, config) as gateway:
             assert [(await call(http, gateway)).status for _ in range(3)] == [200, 200, 429]
             assert len(down.log) >= 1
             assert await uses(http, gateway.url) == [("b", "", 2, 0)]
@@ -201,7 +201,7 @@ async def test_money_is_settled_as_the_provider_bills(tmp_path: Path, http: aioh
     bodies = [json.dumps({"choices": [{}]} | one).encode() for one in answers]
     script = [step for body in bodies for step in (request(), send(reply(200, body)))]
     config = toml(budget(unit="usd", limit=9))
-    async with odd(script) as up, running_here(tmp_path, upstreams(up.url + "/v1") + config) as gateway:
+    async with odd(script) as up, locally(tmp_path, upstreams(up.url + "/v1") + config) as gateway:
         for _ in answers:
             assert (await call(http, gateway, model="gpt-5", max_tokens=9)).status == 200
         right = 0.5625 + 0.315 + 0.00125
@@ -227,7 +227,7 @@ async def test_models_of_routes_without_a_price_are_told_of_at_the_start(tmp_pat
     (tmp_path / "two").mkdir()
     async with serving() as provider:
         config = upstreams(provider.openai_url) + more + toml(budget(unit="usd", limit=1.0))
-        async with running_here(tmp_path / "two", config) as gateway:
+        async with locally(tmp_path / "two", config) as gateway:
             assert "budget 'b' refuses calls for model 'policy' of [[route]], which has no price" in gateway.log
 
 

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from fakes.budgets import ASKED, CHAT, GOOD, budget, call, toml, uses, world
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.odd import gone, odd, request, send
 from fakes.process import running, upstreams
 from fakes.raw import chunk, events_head
@@ -37,7 +37,7 @@ def fail(*_: object) -> int:
 async def test_each_answer_on_a_websocket_is_a_call(tmp_path: Path, http: aiohttp.ClientSession, model: str) -> None:
     async with websocket_host() as host:
         config = f'[[upstream]]\nname = "host"\nbase_url = "{host.url}/v1"\n' + toml(budget(limit=2, model=model))
-        async with running_here(tmp_path, config) as gateway:
+        async with locally(tmp_path, config) as gateway:
             url = gateway.url.replace("http", "ws") + "/rollout/r/attempt/a1/v1/responses"
             asked = {"type": "response.create", "model": "m", "input": [{"role": "user", "content": "x"}]}
             last: dict[str, Any] = {}

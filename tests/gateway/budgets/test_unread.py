@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from fakes.background import BackgroundHost, background_host
 from fakes.budgets import budget, spans_of, toml, uses
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.process import Gateway, upstream
 from fakes.raw import connect
 from fakes.shell import Shell
@@ -143,7 +143,7 @@ async def world(home: Path, *budgets: dict[str, Any]) -> AsyncGenerator[tuple[Ga
         root = host.url.removesuffix("/v1")
         names = ("openai", "anthropic", "gemini", "bedrock")
         config = "".join(upstream(name, host.url if name == "openai" else root, name) for name in names)
-        async with running_here(home, config + toml(*budgets)) as gateway:
+        async with locally(home, config + toml(*budgets)) as gateway:
             yield gateway, host
 
 

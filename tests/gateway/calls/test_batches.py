@@ -18,7 +18,7 @@ from fakes.background import USAGE, BackgroundHost, background_host
 from fakes.batch_host import CHAT, IN, OUT, RESPONSES, BatchHost, batch_host, said
 from fakes.budgets import budget, toml, uses
 from fakes.gateway_workers import served_by, workers
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.process import Gateway, running, upstream
 from fakes.raw import Wire
 from fakes.shell import Shell
@@ -126,7 +126,7 @@ async def world(
     async with batch_host() as host:
         kinds = (("o", f"{host.url}/v1", "openai"), ("a", host.url, "anthropic"), ("g", host.url, "gemini"))
         config = more + "".join(upstream(*kind) for kind in kinds) + BUDGETS
-        async with running(home, config, *flags) if own else running_here(home, config) as gateway:
+        async with running(home, config, *flags) if own else locally(home, config) as gateway:
             host.results_at = gateway.address("other")
             yield World(Here(gateway, http), host)
 
@@ -376,7 +376,7 @@ class Background(NamedTuple):
 
 @asynccontextmanager
 async def background(home: Path, http: aiohttp.ClientSession, limit: int = 100_000) -> AsyncGenerator[Background]:
-    async with background_host() as host, running_here(home, config(host, limit)) as gateway:
+    async with background_host() as host, locally(home, config(host, limit)) as gateway:
         yield Background(Here(gateway, http), host)
 
 

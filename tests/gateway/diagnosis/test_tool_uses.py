@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.mcp_wire import Client, config, mcp_server
 from fakes.mcp_wire import call as tools_call
 from fakes.process import Gateway, upstreams
@@ -62,7 +62,7 @@ async def test_a_tool_run_is_joined_with_the_call_that_asked(
     """And a tool inside the agent is marked that a rule is about."""
     rules = '[[policy]]\nname = "{0}"\ntool = "{0}"\nverdict = "{1}"\nserver = "*"\n'
     text = upstreams(openai=provider.openai_url) + rules.format("echo", "allow") + rules.format("clock", "deny")
-    async with mcp_server(sessions=False) as server, running_here(tmp_path, text + config(server)) as gateway:
+    async with mcp_server(sessions=False) as server, locally(tmp_path, text + config(server)) as gateway:
         await conversation(gateway, http, provider)
         tape, shell = Tape(gateway.url, http), Shell(gateway.url, tmp_path)
         spans = await tape.spans("r1", 3)
@@ -87,7 +87,7 @@ async def test_a_session_whose_address_names_no_rollout_is_joined_with_the_rollo
     tmp_path: Path, http: aiohttp.ClientSession, provider: Provider
 ) -> None:
     text = upstreams(openai=provider.openai_url)
-    async with mcp_server() as server, running_here(tmp_path, text + config(server)) as gateway:
+    async with mcp_server() as server, locally(tmp_path, text + config(server)) as gateway:
         client = Client(f"{gateway.url}/mcp/tools", http, {})
         await client.open()
         await conversation(gateway, http, provider, client)
@@ -119,7 +119,7 @@ async def test_a_session_whose_address_names_no_rollout_is_joined_with_the_rollo
 async def test_the_session_header_of_a_coding_agent_names_the_rollout_of_its_tools(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
-    async with mcp_server() as server, running_here(tmp_path, config(server)) as gateway:
+    async with mcp_server() as server, locally(tmp_path, config(server)) as gateway:
         client = Client(f"{gateway.url}/mcp/tools", http, {"X-Claude-Code-Session-Id": "0198aa"})
         await client.open()
         assert (await client.say(tools_call("echo", ARGUMENTS)))[0] == 200
@@ -131,7 +131,7 @@ async def test_the_session_header_of_a_coding_agent_names_the_rollout_of_its_too
 async def test_an_attempt_without_tools_says_so(
     tmp_path: Path, http: aiohttp.ClientSession, provider: Provider
 ) -> None:
-    async with running_here(tmp_path, upstreams(openai=provider.openai_url)) as gateway:
+    async with locally(tmp_path, upstreams(openai=provider.openai_url)) as gateway:
         _ = await asked(gateway, http, ASK)
         _ = await Tape(gateway.url, http).spans("r1", 1)
         assert (await Shell(gateway.url, tmp_path).run("tools", "r1")).err == "r1/a1 has used no tools.\n"

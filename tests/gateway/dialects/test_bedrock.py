@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fakes.event_stream import event, exception, frame
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.odd import Step, abort, odd, request, send
 from fakes.process import upstream
 from fakes.raw import body_of, chunk, connect, head, header_fields, post, reply
@@ -388,7 +388,7 @@ async def asked(tmp_path: Path, operation: str, *steps: Step, size: int) -> tupl
     """(what Bedrock got, what the client got, the call on the tape). `size`: bytes that the client waits for."""
     async with (
         odd([request(), *steps]) as bedrock,
-        running_here(tmp_path, upstream("bedrock", bedrock.url, "bedrock")) as gateway,
+        locally(tmp_path, upstream("bedrock", bedrock.url, "bedrock")) as gateway,
         connect(gateway.url) as client,
         aiohttp.ClientSession() as session,
     ):
@@ -452,7 +452,7 @@ async def test_what_fails(tmp_path: Path, answer: bytes, error: str, told: str |
 async def test_nobody_is_asked_by_default_and_a_key_of_the_gateway_takes_the_place_of_a_signature(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_here(tmp_path / "none", "") as gateway, connect(gateway.url) as client:
+    async with locally(tmp_path / "none", "") as gateway, connect(gateway.url) as client:
         client.send(post(f"/rollout/r1{PATH}/converse", REQUEST, SIGNED))
         refused = await client.message()
     assert refused.startswith(b"HTTP/1.1 404 ")
@@ -463,7 +463,7 @@ async def test_nobody_is_asked_by_default_and_a_key_of_the_gateway_takes_the_pla
     monkeypatch.setenv("BEDROCK_KEY", "ABSK-a-key")
     async with odd([request(), send(answer)]) as bedrock:
         config = upstream("bedrock", bedrock.url, "bedrock", key_env="BEDROCK_KEY")
-        async with running_here(tmp_path / "key", config) as gateway, connect(gateway.url) as client:
+        async with locally(tmp_path / "key", config) as gateway, connect(gateway.url) as client:
             client.send(post(f"/rollout/r1{PATH}/converse", REQUEST, SIGNED))
             assert await client.exactly(len(answer)) == answer
         fields = header_fields((await bedrock.connection(0)).requests[0])

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from fakes import vllm_wire
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.process import upstream
 from fakes.provider import Provider
 from fakes.tape import Tape
@@ -415,7 +415,7 @@ TRAINED = '[[route]]\nmodel = "policy"\nupstream = "vllm"\ntrain = true\n'
 async def called(home: Path, provider: Provider, http: aiohttp.ClientSession, model: str) -> tuple[Span, list[Any]]:
     """A call of a model, and what else says how many tokens it took."""
     upstreams = upstream("up", provider.openai_url, "openai") + upstream("vllm", provider.openai_url, "openai")
-    async with running_here(home, upstreams + TRAINED) as gateway:
+    async with locally(home, upstreams + TRAINED) as gateway:
         tape = Tape(gateway.url, http)
         async with http.post(f"{gateway.openai('r')}/chat/completions", json=STREAMED | {"model": model}) as answer:
             await answer.read()

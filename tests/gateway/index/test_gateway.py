@@ -21,7 +21,7 @@ ALWAYS, NEVER = '[index]\nwhen = "always"\n', '[index]\nwhen = "never"\n'
 FILTERS = ("status:failed", "reward>0.5", "metadata.tenant:t3", "worker:w1 -status:failed", "mode:train group:g1")
 
 
-async def fill(gateway: Gateway | Local, first: int, count: int) -> None:
+async def fill(gateway: Gateway, first: int, count: int) -> None:
     """Rollouts, half of which have ended."""
     async with Client(gateway.url) as client:
         for number in range(first, first + count):
@@ -35,17 +35,17 @@ async def fill(gateway: Gateway | Local, first: int, count: int) -> None:
             await client.finish(one.rollout.id, one.attempt.id, finish)
 
 
-async def listed(gateway: Gateway | Local) -> list[list[str]]:
+async def listed(gateway: Gateway) -> list[list[str]]:
     async with Client(gateway.url) as client:
         return [[row.id async for row in client.rollouts(filter)] for filter in FILTERS]
 
 
-async def status(gateway: Gateway | Local) -> str:
+async def status(gateway: Gateway) -> str:
     async with Client(gateway.url) as client:
         return (await client.index()).status
 
 
-async def is_ready(gateway: Gateway | Local) -> bool:
+async def is_ready(gateway: Gateway) -> bool:
     return await status(gateway) == "ready"
 
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import StartGateway
 from fakes import mcp_wire
 from fakes.experiment import policy, prompt
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.mcp_wire import config, mcp_server
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
@@ -70,7 +70,7 @@ async def say(http: aiohttp.ClientSession, gateway: Gateway, rollout: str, strea
 
 async def test_no_call_leaves_it_on_the_tape(tmp_path: Path, provider: Provider, http: aiohttp.ClientSession) -> None:
     provider.script = [Answer(f"it is {NEEDLE}, I see"), Answer(f"it is {NEEDLE}, I see")]
-    async with running_here(tmp_path, upstreams(openai=provider.openai_url) + RULES) as gateway:
+    async with locally(tmp_path, upstreams(openai=provider.openai_url) + RULES) as gateway:
         plain, stream = await say(http, gateway, "r1"), await say(http, gateway, "r2", True)
         assert NEEDLE in json.loads(plain)["choices"][0]["message"]["content"]
         assert provider.log[1].response == stream
@@ -98,7 +98,7 @@ async def test_a_call_whose_body_is_not_kept_is_still_ok_and_counted(
     for _ in range(8):
         deep = json.dumps({"in": deep})
     provider.script = [Answer(deep)]
-    async with running_here(tmp_path, upstreams(openai=provider.openai_url) + RULES) as gateway:
+    async with locally(tmp_path, upstreams(openai=provider.openai_url) + RULES) as gateway:
         answer = await say(http, gateway, "r1")
         assert json.loads(answer)["choices"][0]["message"]["content"] == deep
         tape = Tape(gateway.url, http)
@@ -115,7 +115,7 @@ async def test_a_call_whose_body_is_not_kept_is_still_ok_and_counted(
 async def test_what_a_call_has_cost_is_no_text(tmp_path: Path, provider: Provider, http: aiohttp.ClientSession) -> None:
     numbers = "[[masking]]\nname = \"numbers\"\npattern = '\\b\\d{1,6}\\b'\n"
     provider.script = [Answer("it is 12345"), Answer("it is 12345")]
-    async with running_here(tmp_path, upstreams(openai=provider.openai_url) + numbers) as gateway:
+    async with locally(tmp_path, upstreams(openai=provider.openai_url) + numbers) as gateway:
         plain, stream = await say(http, gateway, "r1"), await say(http, gateway, "r2", True)
         last = next(event for event in events(stream) if '"prompt_tokens"' in event.data)
         for rollout, answer in (("r1", plain), ("r2", last.data)):
@@ -128,7 +128,7 @@ async def test_what_a_call_has_cost_is_no_text(tmp_path: Path, provider: Provide
 
 
 async def test_calls_of_tools_are_masked(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async with mcp_server(sessions=False) as server, running_here(tmp_path, config(server) + RULES) as gateway:
+    async with mcp_server(sessions=False) as server, locally(tmp_path, config(server) + RULES) as gateway:
         client = mcp_wire.Client(f"{gateway.address('r1')}/mcp/tools", http, {})
         said = {"path": f"/tickets/{NEEDLE}", "email": "ann@example.org"}
         status, answer = (await client.say(mcp_wire.call("echo", said)))[:2]

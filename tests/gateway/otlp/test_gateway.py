@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from fakes import mcp_wire
 from fakes.collector import Collector, Reply
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.mcp_wire import mcp_server
 from fakes.otlp import Answer, Made, as_kind, partial, request, status
 from fakes.process import Gateway, running, upstreams
@@ -51,7 +51,7 @@ def agent(endpoint: str, headers: str = "", traceparent: str = "", attributes: s
 
 @pytest.fixture
 async def here(tmp_path: Path, provider: Provider) -> AsyncGenerator[Gateway]:
-    async with running_here(tmp_path, upstreams(openai=provider.openai_url)) as made:
+    async with locally(tmp_path, upstreams(openai=provider.openai_url)) as made:
         yield made
 
 
@@ -153,7 +153,7 @@ async def test_a_collector_that_never_answers_delays_no_call(
     never = asyncio.Event()
     collector.script += [Reply(before=never)] * 100
     config = upstreams(openai=provider.openai_url) + f'[otlp]\nendpoint = "{collector.url}"\nwait = 0\n'
-    async with running_here(tmp_path, config) as gateway:
+    async with locally(tmp_path, config) as gateway:
         await call(http, gateway, "first")
         await collector.until(requests=1)
         await asyncio.gather(*(call(http, gateway, f"r{number}") for number in range(50)))
@@ -188,7 +188,7 @@ async def test_headers_that_are_missing_or_can_be_none_are_told_at_the_start(
     if value is not None:
         monkeypatch.setenv("COLLECTOR_HEADERS", value)
     with pytest.raises(ConfigError, match=said):
-        async with running_here(tmp_path, '[otlp]\nendpoint = "http://h"\nheaders_env = "COLLECTOR_HEADERS"\n'):
+        async with locally(tmp_path, '[otlp]\nendpoint = "http://h"\nheaders_env = "COLLECTOR_HEADERS"\n'):
             raise RuntimeError("it started")
 
 
@@ -200,7 +200,7 @@ async def test_what_comes_in_goes_out(tmp_path: Path, collector: Collector) -> N
             pass
         provider.shutdown()
 
-    async with running_here(tmp_path, f'[otlp]\nendpoint = "{collector.url}/v1/traces"\n') as gateway:
+    async with locally(tmp_path, f'[otlp]\nendpoint = "{collector.url}/v1/traces"\n') as gateway:
         await asyncio.to_thread(send, gateway.address("r1"))
         await collector.until(spans=1)
     (found,) = collector.named("mine")
@@ -212,7 +212,7 @@ async def test_a_run_of_a_tool_names_the_address_of_its_server(
 ) -> None:
     async with mcp_server() as server:
         text = f'{mcp_wire.config(server)}\n[otlp]\nendpoint = "{collector.url}"\nwait = 0\n'
-        async with running_here(tmp_path, text) as gateway:
+        async with locally(tmp_path, text) as gateway:
             client = mcp_wire.Client(f"{gateway.address('r1')}/mcp/tools", http, {})
             await client.open()
             assert (await client.say(mcp_wire.call("echo")))[0] == 200

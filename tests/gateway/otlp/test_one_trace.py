@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fakes.collector import Collector, Received
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
 from fakes.runs import PYTHON, enqueue, runs, when
@@ -46,7 +46,7 @@ WHOLE = ROOT | AGENTS_OWN | CALLS | {"chat outside": "invoke_agent"}
 def gateway_to(
     collector: Collector, provider: Provider, home: Path, more: str = ""
 ) -> AbstractAsyncContextManager[Gateway]:
-    return running_here(home, upstreams(openai=provider.openai_url) + f'[otlp]\nendpoint = "{collector.url}"\n{more}')
+    return locally(home, upstreams(openai=provider.openai_url) + f'[otlp]\nendpoint = "{collector.url}"\n{more}')
 
 
 def parents(collector: Collector) -> dict[str, str | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.odd import Connection, Step, gone, request, request_head, send, wait
 from fakes.process import upstream
 from fakes.raw import Wire, chunk, connect, events_head, post, reply
@@ -101,7 +101,7 @@ async def test_while_it_connects(tmp_path: Path, http: aiohttp.ClientSession) ->
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
         config = upstream("full", f"http://127.0.0.1:{port}/v1", "openai")
-        async with running_here(tmp_path, config) as gateway, connect(gateway.url) as client:
+        async with locally(tmp_path, config) as gateway, connect(gateway.url) as client:
             client.send(post(f"/rollout/c/attempt/a1{CHAT}", b'{"model":"m"}'))
             tape = Tape(gateway.url, http)
             await tape.open_span("c")

@@ -13,7 +13,7 @@ import pytest
 from conftest import StartGateway
 from fakes.desk import PATIENCE, SECOND, Call, Clock, Life, living
 from fakes.entries import finish, running
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.process import Gateway, upstreams
 from fakes.provider import Provider
 from openai import AsyncOpenAI
@@ -236,7 +236,7 @@ def config(provider: Provider, quiet_s: float) -> str:
 
 
 async def test_they_end_and_come_back_and_are_nobodys(tmp_path: Path, provider: Provider) -> None:
-    async with running_here(tmp_path, config(provider, 3.0)) as gateway, Client(gateway.url) as client:
+    async with locally(tmp_path, config(provider, 3.0)) as gateway, Client(gateway.url) as client:
         _ = await client.enqueue([RolloutSpec(id="queued")])
         _ = await client.claim(ClaimRequest(worker="w1"))
         await ask(gateway, "by-hand")

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from fakes.engine import FakeEngine
 from fakes.experiment import CANDIDATE, STABLE, Traffic, prompt
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.process import Gateway, running, upstreams
 from fakes.provider import Provider
 
@@ -19,7 +19,7 @@ from penstock.gateway.client.client import Client
 @pytest.fixture
 async def gateway(request: pytest.FixtureRequest, tmp_path: Path, provider: Provider) -> AsyncGenerator[Gateway]:
     """A gateway in front of the provider: here, or a process where a test wants one (`KILLED`)."""
-    start = running if getattr(request, "param", None) == "process" else running_here
+    start = running if getattr(request, "param", None) == "process" else locally
     async with start(tmp_path / "gateway", upstreams(openai=provider.openai_url, anthropic=provider.url)) as made:
         yield made
 
@@ -27,7 +27,7 @@ async def gateway(request: pytest.FixtureRequest, tmp_path: Path, provider: Prov
 @pytest.fixture
 async def served(tmp_path: Path, vllm: FakeEngine) -> AsyncGenerator[Gateway]:
     """A gateway in front of a model server."""
-    async with running_here(tmp_path / "gateway", upstreams(openai=vllm.openai_url)) as made:
+    async with locally(tmp_path / "gateway", upstreams(openai=vllm.openai_url)) as made:
         yield made
 
 

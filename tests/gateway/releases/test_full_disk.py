@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
-from fakes.in_process import KILLED
+from fakes.local import KILLED
 from fakes.process import Gateway, limit_files, running, upstreams
 from fakes.releasing import bench, counting
 from fakes.tape import Tape

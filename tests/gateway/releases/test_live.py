@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, faults, names, policy, prompt, sent
 from fakes.formats import Failure
-from fakes.in_process import KILLED
+from fakes.local import KILLED
 from fakes.process import Gateway
 from fakes.provider import Outcome, Provider
 from fakes.tape import Tape

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from fakes.engine import CHAT, LOAD, MODELS, UNLOAD, FakeEngine, Planned, engine
 from fakes.experiment import CANDIDATE, STABLE, Traffic, faults, policy, prompt
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.process import Gateway, upstream
 from fakes.tape import Tape
 from fakes.waiting import until
@@ -430,7 +430,7 @@ async def loaded(*engines: FakeEngine) -> None:
 async def test_each_engine_that_serves_a_version_is_a_candidate(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with AsyncExitStack() as stack:
         one, two, other = [await stack.enter_async_context(engine()) for _ in range(3)]
-        gateway = await stack.enter_async_context(running_here(tmp_path, settings(one, two, other)))
+        gateway = await stack.enter_async_context(locally(tmp_path, settings(one, two, other)))
         async with Client(gateway.url) as client:
             tape, traffic = Tape(gateway.url, http), Traffic(gateway.url, http, client, model="policy")
             with pytest.raises(ClientError, match=r"content\.also: 'nobody' is not configured"):
@@ -462,7 +462,7 @@ async def test_they_share_its_rollouts_by_the_weights_of_the_route(tmp_path: Pat
         route = "weights = { other = 1 }\n"
         text = settings(one, two, other, route).replace('["other"]', '["other", "one", "two"]')
         text = text.replace("{ other = 1 }", "{ other = 1, one = 1, two = 1 }")
-        async with running_here(tmp_path, text) as gateway, Client(gateway.url) as client:
+        async with locally(tmp_path, text) as gateway, Client(gateway.url) as client:
             traffic = Traffic(gateway.url, http, client, model="policy")
             await client.add_version("policy", version(upstream="one", also=["two"]))
             await loaded(one, two)

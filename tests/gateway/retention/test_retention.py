@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from fakes.in_process import running_here
+from fakes.local import locally
 from fakes.process import Gateway, running, upstreams
 from fakes.provider import serving
 from fakes.shell import Shell
@@ -39,7 +39,7 @@ INDEXED = '[index]\nwhen = "always"\n'
 @asynccontextmanager
 async def world(home: Path, more: str = "", process: bool = False) -> AsyncGenerator[tuple[Gateway, Client]]:
     """A gateway in front of a model that says what it is told."""
-    start = running if process else running_here
+    start = running if process else locally
     async with (
         serving() as provider,
         start(home / "gateway", upstreams(provider.openai_url) + more) as gateway,
@@ -192,7 +192,7 @@ async def test_a_rollout_stays_while_a_call_of_it_is_served(tmp_path: Path) -> N
     app.router.add_post("/v1/chat/completions", answer)
     async with (
         TestServer(app) as provider,
-        running_here(tmp_path, upstreams(str(provider.make_url("/v1")))) as gateway,
+        locally(tmp_path, upstreams(str(provider.make_url("/v1")))) as gateway,
         Client(gateway.url) as client,
     ):
         await client.enqueue([RolloutSpec(id="r1", input=1)])

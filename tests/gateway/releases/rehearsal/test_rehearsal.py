@@ -20,7 +20,7 @@ from aiohttp import web
 from anthropic import AsyncAnthropic
 from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, policy
 from fakes.formats import Failure
-from fakes.in_process import KILLED
+from fakes.local import KILLED
 from fakes.preloaded import penstock
 from fakes.process import ROOT, Gateway
 from fakes.provider import Provider, Seen
