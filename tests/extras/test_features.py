@@ -52,7 +52,7 @@ async def test_examples(install: Install, gateway: Gateway) -> None:
     clean = install("examples")
     for script, dialect in (EXAMPLES | MORE).items():
         addresses = {"OPENAI_BASE_URL": gateway.openai(dialect), "ANTHROPIC_BASE_URL": gateway.address(dialect)}
-        keys = {"OPENAI_API_KEY": "sk-openai", "ANTHROPIC_API_KEY": "sk-anthropic"}
+        keys = {"OPENAI_API_KEY": "sk-mine", "ANTHROPIC_API_KEY": "sk-ant-mine"}
         said = await asyncio.to_thread(clean.run, ROOT / "examples" / script, env=addresses | keys)
         assert said == "The answer is 437.\nYou said: Thank you, that is all.\n", script
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from unittest import mock
 
-import pytest
 from fakes.process import PATHS
 
 
@@ -14,8 +15,7 @@ def forking(*modules: str) -> ForkServerContext:
     """What forks them. A process of tests has one such server, with the modules of who asks first."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*modules])
-    with pytest.MonkeyPatch.context() as patched:
-        # It passes over what it does not find, and Python 3.11 does not tell it our path.
-        patched.setenv("PYTHONPATH", PATHS)
+    # It passes over what it does not find, and Python 3.11 does not tell it our path.
+    with mock.patch.dict(os.environ, PYTHONPATH=PATHS):
         forkserver.ensure_running()
     return context
