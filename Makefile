@@ -160,18 +160,19 @@ demo-pairs: install-train install-vllm ## See prompts and weights learnt togethe
 # Suites with a target of their own.
 ELSEWHERE := tests/clients tests/extras tests/openapi tests/providers tests/tui/browser tests/verl tests/vllm
 
-# With an ordinary user's rights, also where it is root who tests.
+# With an ordinary user's rights, also where it is root who tests. Tests wait about as long as they compute: three
+# workers keep two cores busy.
 CI ?= 1
-PYTEST := .ci/ordinary $(BIN)/python -m pytest -n 2 --dist loadgroup $(ELSEWHERE:%=--ignore=%)
+PYTEST := .ci/ordinary $(BIN)/python -m pytest -n 3 --dist loadgroup $(ELSEWHERE:%=--ignore=%)
 
 # With CI set, property tests try the same few examples each time; `make test-all` draws new ones.
 test: $(VENV)/.core ## Run the tests of what is ours, in five minutes on two cores; say which others there are
-	CI=$(CI) $(PYTEST) -m 'not slow'
+	CI=$(CI) $(PYTEST) -m 'not slow or smoke'
 	@echo "Left out: tests that start processes of their own, or need Ray, DuckDB, Kubernetes and the like (make test-more),"
 	@echo "and suites that need an environment of their own: $(ELSEWHERE). make test-all runs every one."
 
 test-more: install ## Run the tests that make test leaves out and .venv can hold: processes of their own, every extra
-	CI=$(CI) $(PYTEST) -m slow
+	CI=$(CI) $(PYTEST) -m 'slow and not smoke'
 
 RUNS ?= 10
 stress: install ## Run the tests of make test and make test-more RUNS=10 times on busy cores, with pauses: what fails waits for a time
@@ -182,7 +183,7 @@ test-vllm: install install-vllm ## Test versions of weights on a real vLLM
 
 # What looks for prompts needs no torch: `make test` has it.
 test-train: install-train ## Test the trainer
-	$(TRAIN)/bin/python -m pytest -n 0 tests/trainer --ignore=tests/trainer/apo --ignore=tests/trainer/test_learns.py
+	$(TRAIN)/bin/python -m pytest -n 2 --dist loadfile tests/trainer --ignore=tests/trainer/apo --ignore=tests/trainer/test_learns.py
 
 test-learns: install-train install-vllm ## Test that an agent learns, by the demo of training at half its size: ten minutes of one core
 	$(TRAIN)/bin/python -m pytest -n 0 tests/trainer/test_learns.py

@@ -2,7 +2,8 @@
 
 `make test` leaves out what is marked `slow`. A test that starts a process is slow, and fails there if it is not marked
 so; one whose fixture starts a gateway for it is marked here. What a module shares costs each of its tests little, and
-does not count. `smoke` marks the few that are worth a process of their own in every run.
+does not count. `smoke` marks the slow tests that `make test` runs all the same: one or two of each package, with real
+processes.
 
 What a gateway wrote to stderr is printed when its test is over; pytest shows it for tests that failed.
 """
@@ -42,7 +43,7 @@ NEEDS = {
 """Tests of what an extra brings, by a library of it: they are slow, and not collected where it is not installed."""
 
 collect_ignore = [path for library, paths in NEEDS.items() if find_spec(library) is None for path in paths]
-NOT_SLOW = "not slow"
+NOT_SLOW = "not slow or smoke"
 """What `make test` runs."""
 STARTING = "start_gateway"
 """A fixture that starts processes for each test."""
@@ -61,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needing = [Path(__file__).parent / path for paths in NEEDS.values() for path in paths]
     for item in items:
         starts = STARTING in getattr(item, "fixturenames", ())
-        if any(item.path.is_relative_to(path) for path in needing) or (starts and not item.get_closest_marker("smoke")):
+        if starts or any(item.path.is_relative_to(path) for path in needing):
             item.add_marker("slow")
 
 

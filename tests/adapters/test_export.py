@@ -124,6 +124,7 @@ def shell(served: Serving, tmp_path: Path) -> Shell:
     return Shell(served.url, tmp_path)
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 async def test_samples_go_to_stdout_and_the_report_to_stderr(shell: Shell) -> None:
     done = await shell.run("samples", "mode:train")

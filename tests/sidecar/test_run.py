@@ -27,6 +27,7 @@ def rewards(spans: list[Span]) -> list[Reward]:
     return [Reward.of(span) for span in spans if span.kind == "reward"]
 
 
+@pytest.mark.smoke
 async def test_an_agent_finds_its_task_and_its_way(gateway: Gateway, client: Client, start_run: StartRun) -> None:
     task = {"question": "why?", "item": {"id": 7}, "text": "zwölf"}
     _ = await enqueue(client, task)

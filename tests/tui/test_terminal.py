@@ -33,6 +33,7 @@ async def tui(
         yield program
 
 
+@pytest.mark.smoke
 async def test_it_draws_takes_keys_and_leaves_the_terminal_as_it_was(world: World) -> None:
     async with tui(world, "rollouts") as program:
         text = await program.until(lambda text: "▶" in text and "live" in text)

@@ -84,6 +84,7 @@ async def test_a_filter_may_hold_spaces(shell: Shell) -> None:
     assert [json.loads(line)["agent"] for line in done.text.splitlines()] == ["two words"]
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 async def test_show_prints_the_tree(shell: Shell) -> None:
     tree, attempt, one = await asyncio.gather(

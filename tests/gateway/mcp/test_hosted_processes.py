@@ -288,6 +288,7 @@ async def test_there_is_a_limit_to_processes(take: Take) -> None:
     await until_left(hosted.mark, 6)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("how", ["end", "terminate", "kill"])
 async def test_nothing_is_left_of_a_stubborn_server(take: Take, alone: Alone, how: str) -> None:
     """It ignores the end of its input and TERM, and so does what it has started in a session of its own."""

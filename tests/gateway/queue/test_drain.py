@@ -67,6 +67,7 @@ async def refuses_connections(base: Base) -> None:
         return
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_what_runs_finishes(http: aiohttp.ClientSession, tmp_path: Path, number: signal.Signals) -> None:
     """A stream goes on, a request that is being sent is still served, and an answer that had not begun says that it is

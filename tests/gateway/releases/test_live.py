@@ -298,6 +298,7 @@ async def test_wrong_input_is_refused_by_name(traffic: Traffic, client: Client) 
 
 @pytest.mark.slow
 @KILLED
+@pytest.mark.smoke
 async def test_a_kill_in_the_middle_of_transitions_leaves_no_rollout_between_two_versions(
     traffic: Traffic, gateway: Gateway, client: Client
 ) -> None:

@@ -36,6 +36,7 @@ async def answered(http: aiohttp.ClientSession, gateway: Gateway, rollout: str, 
         return answer.status
 
 
+@pytest.mark.smoke
 @pytest.mark.slow
 async def test_a_reload_changes_the_settings_and_breaks_no_stream(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with serving() as provider, streaming() as (odd, config), running(tmp_path, config) as gateway:

@@ -128,6 +128,7 @@ async def test_each_change_is_told_signed_in_order_and_written_down(
     assert b"it is time to rollback" in written
 
 
+@pytest.mark.smoke
 async def test_what_was_not_told_when_the_gateway_was_killed_is_told_later(start_gateway: StartGateway) -> None:
     (port,) = steady_ports(1)
     async with hooked(port) as first:

@@ -91,6 +91,7 @@ async def test_the_bytes_are_the_same(rig: Behind, tape: Tape, client: str) -> N
     assert "sk-real" not in str(await tape.detail(spans[0]))
 
 
+@pytest.mark.smoke
 async def test_signals_and_the_exit_code_pass(rig: Behind) -> None:
     shell = Shell(rig.gateway.url, rig.folder, PENSTOCK)
     done = await shell.run("sidecar", "--", sys.executable, "-c", "raise SystemExit(7)")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from fakes.optimising import Optimising
 
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import RolloutSpec
 
 
+@pytest.mark.smoke
 async def test_a_better_prompt_is_found_and_nothing_released_moves(here: Optimising) -> None:
     """Rollouts of production that run meanwhile have the prompt that the agent sends."""
     spec = RolloutSpec(id="customer", input={"order": "1001", "question": "Where is my order 1001?"}, mode="online")
