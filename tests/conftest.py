@@ -11,6 +11,7 @@ What a gateway wrote to stderr is printed when its test is over; pytest shows it
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack
@@ -50,7 +51,10 @@ STARTING = "start_gateway"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`make test` hears of processes from here on."""
+    """`make test` hears of processes from here on. SIGINT reaches what tests start, also where a shell that runs them in
+    the background ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        _ = signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.markexpr == NOT_SLOW:
         guard = OwnProcesses()
         _ = config.pluginmanager.register(guard)
