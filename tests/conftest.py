@@ -51,7 +51,7 @@ STARTING = "start_gateway"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`make test` hears of processes from here on. SIGINT reaches what tests start, also where a shell that runs them in
+    """`make test` hears of processes from here on. SIGINT reaches what tests start, although a shell that runs them in
     the background ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         _ = signal.signal(signal.SIGINT, signal.default_int_handler)
