@@ -18,9 +18,10 @@ from cyclopts import App
 from fakes.commands import EVERY, unparsed
 from fakes.pages import PAGES, Block, blocks, prose
 from fakes.process import ROOT
-from fakes.source import GROUP, rendered, sources
+from fakes.source import GROUP, rendered
 from fakes.terminal import statements
 
+from bench.structure import sources
 from penstock.gateway.__main__ import app, main
 from penstock.gateway.cli.sections import SECTIONS
 from penstock.gateway.cli.tables import COMMANDS, GROUPS, Command, Group

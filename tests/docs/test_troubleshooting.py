@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from typing import get_args
 
 from fakes.process import ROOT
-from fakes.source import GROUP, rendered, sources
+from fakes.source import GROUP, rendered
 
+from bench.structure import sources
 from penstock.gateway.dialects.batches import NoResult
 from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.metrics import METRICS

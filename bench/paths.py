@@ -1,0 +1,302 @@
+"""What paths through the gateway cost in Python function calls of ours: figures that do not depend on the machine.
+
+    .venv/bin/python -m bench.paths
+
+The gateway, a model and an agent are threads of one process. A profiler notes each function of ours that is called: by
+the event loop, by the recorder, by others. What the gateway does anyway (its ticks) is learnt while nobody asks, and
+left out. The model answers and sends its events, and the agent goes on, when the gateway has come to rest, so each
+step has its own turn of the recorder; the path is over when it rests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Mapping
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple
+
+import uvloop
+
+from penstock.gateway.app import Gateway
+from penstock.gateway.config import load
+
+OURS: Final = f"{Path(__file__).parents[1]}/penstock/"
+LOOP, RECORDER = "MainThread", "penstock-recorder"
+STEP_S, END_S = 0.05, 0.5
+"""For how long nothing of ours was called when the gateway rests."""
+IDLE_S: Final = 3.0
+FEW, MANY = 2, 22
+"""Events of the two streams. What the longer one costs more, its events cost."""
+CONFIG: Final = """\
+data = "{home}/tape"
+port = 0
+[[upstream]]
+name = "model"
+base_url = "http://127.0.0.1:{port}/v1"
+[[route]]
+model = "*"
+upstream = "model"
+"""
+CHAT: Final = "/v1/chat/completions"
+HEADERS: Final = {"content-type": "application/json", "authorization": "Bearer sk-mine"}
+STABLE: Final = "You are a travel agent of Acme Air. Never refund a basic fare."
+CANDIDATE: Final = f"{STABLE} Ask before you book."
+POLICY: Final = {
+    "stages": [{"split": 0.5, "rollouts": 3}],
+    "margin_absolute": 0.1,
+    "horizon": 2000,
+    "holdback": {"rollouts": 0},
+    "checked": "skip",
+    "replayed": "skip",
+    "shadowed": "skip",
+}
+
+
+class Called(NamedTuple):
+    """A function of ours that was called."""
+
+    thread: str
+    file: str
+    function: str
+
+
+class Figures(NamedTuple):
+    """What a path cost."""
+
+    calls: int
+    loop: int
+    recorder: int
+    files: int
+    loop_turns: int
+    """How often the loop went from one file to another."""
+    recorder_turns: int
+
+    @classmethod
+    def of(cls, called: list[Called]) -> Figures:
+        """Those of what was called."""
+        loop, recorder = ([one.file for one in called if one.thread == name] for name in (LOOP, RECORDER))
+        turns = [sum(one != other for one, other in pairwise(files)) for files in (loop, recorder)]
+        return cls(len(called), len(loop), len(recorder), len({one.file for one in called}), *turns)
+
+
+class Profiler:
+    """Notes what is called, while it is on. Made before the threads that it is to hear of."""
+
+    def __init__(self) -> None:
+        self.called: list[Called] = []
+        self.background: set[CodeType] = set()
+        """What the gateway begins by itself."""
+        self._on = self._learns = False
+        self._last = 0.0
+        threading.setprofile(self._hear)
+        sys.setprofile(self._hear)
+
+    def _hear(self, frame: FrameType, event: str, _: object) -> None:
+        if not self._on or event != "call" or not frame.f_code.co_filename.startswith(OURS):
+            return
+        root, above = frame, frame.f_back
+        while above is not None:
+            root, above = above if above.f_code.co_filename.startswith(OURS) else root, above.f_back
+        if self._learns:
+            self.background.add(root.f_code)
+        elif root.f_code in self.background:
+            return
+        name = threading.current_thread().name
+        self.called.append(Called(name, frame.f_code.co_filename.removeprefix(OURS), frame.f_code.co_qualname))
+        self._last = time.monotonic()
+
+    async def idle(self) -> float:
+        """Calls a second while nobody asks. What makes them is in the background from now on."""
+        self.called, self._on, self._learns = [], True, True
+        began = time.monotonic()
+        await asyncio.sleep(IDLE_S)
+        self._on = self._learns = False
+        return len(self.called) / (time.monotonic() - began)
+
+    def start(self) -> None:
+        """A path begins."""
+        self.called, self._on, self._last = [], True, time.monotonic()
+
+    def rest(self, seconds: float) -> None:
+        """Waits until nothing was called for so long."""
+        while (left := self._last + seconds - time.monotonic()) > 0:
+            time.sleep(left)
+
+    async def end(self) -> list[Called]:
+        """It is over: what was called on it."""
+        await asyncio.to_thread(self.rest, END_S)
+        self._on = False
+        return self.called
+
+
+class Model(ThreadingTCPServer):
+    """A model's server."""
+
+    daemon_threads = True
+
+    def __init__(self, profiler: Profiler) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.profiler = profiler
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Answering(StreamRequestHandler):
+    """A connection to it."""
+
+    def handle(self) -> None:
+        """Answers until nobody asks."""
+        while (head := self._head()) is not None:
+            asked = json.loads(self.rfile.read(head))
+            self._rest()
+            self._stream(asked["n_events"]) if asked.get("stream") else self._whole()
+
+    def _rest(self) -> None:
+        assert isinstance(self.server, Model)
+        self.server.profiler.rest(STEP_S)
+
+    def _head(self) -> int | None:
+        length: int | None = None
+        while (line := self.rfile.readline()).strip():
+            name, _, value = line.partition(b":")
+            length = int(value) if name.lower() == b"content-length" else length
+        return length
+
+    def _whole(self) -> None:
+        message = {"role": "assistant", "content": "hello"}
+        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+        answer = {"id": "c1", "object": "chat.completion", "model": "m", "usage": usage}
+        body = json.dumps({**answer, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        _ = self.wfile.write(head.encode() + body)
+
+    def _stream(self, events: int) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        for number in range(events):
+            choice = {"index": 0, "delta": {"content": f"w{number} "}, "finish_reason": None}
+            chunk = {"id": "c1", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
+            head = self._event(head, json.dumps(chunk).encode())
+            self._rest()
+        _ = self.wfile.write(self._event(head, b"[DONE]") + b"0\r\n\r\n")
+
+    def _event(self, head: bytes, data: bytes) -> bytes:
+        event = b"data: " + data + b"\n\n"
+        _ = self.wfile.write(head + b"%x\r\n%s\r\n" % (len(event), event))
+        return b""
+
+
+class Agent:
+    """Asks the gateway, on one connection."""
+
+    def __init__(self, port: int, profiler: Profiler) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port)
+        self._profiler = profiler
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
+
+    async def ask(self, path: str, body: Mapping[str, Any]) -> None:
+        """Asks and reads the answer; AssertionError for an error."""
+        await asyncio.to_thread(self._ask, path, json.dumps(body))
+
+    def _ask(self, path: str, body: str) -> None:
+        self._profiler.rest(STEP_S)
+        self._connection.request("POST", path, body, HEADERS)
+        response = self._connection.getresponse()
+        answer = response.read()
+        assert response.status < 300, (path, response.status, answer)
+
+    async def chat(self, rollout: str, events: int = 0, prompt: str = "") -> None:
+        """A call of a rollout's first attempt; `events`: streamed."""
+        messages = [{"role": "system", "content": prompt}] * bool(prompt) + [{"role": "user", "content": "hello"}]
+        asked = {"model": "m", "messages": messages} | ({"stream": True, "n_events": events} if events else {})
+        await self.ask(f"/rollout/{rollout}/attempt/a1{CHAT}", asked)
+
+    async def life(self, rollout: str) -> None:
+        """A rollout of the queue: enqueued, claimed, one call, finished."""
+        await self.ask("/api/rollouts", {"rollouts": [{"id": rollout, "input": {"q": 1}}]})
+        await self.ask("/api/claims", {"worker": "w", "wait_s": 0})
+        await self.chat(rollout)
+        ended = {"worker": "w", "status": "succeeded", "rewards": [{"value": 1.0}]}
+        await self.ask(f"/api/rollouts/{rollout}/attempts/a1/finish", ended)
+
+    async def rewarded(self, rollout: str) -> None:
+        """A reward for a rollout."""
+        await self.ask(f"/api/rollouts/{rollout}/attempts/a1/rewards", {"value": 1.0})
+
+
+async def _walk(profiler: Profiler, agent: Agent) -> tuple[float, dict[str, Figures]]:
+    found: dict[str, Figures] = {}
+
+    async def measured(name: str, path: Awaitable[None]) -> None:
+        profiler.start()
+        await path
+        found[name] = Figures.of(await profiler.end())
+
+    # Whatever happens once has happened.
+    for rollout in ("warm1", "warm2", "warm3"):
+        await agent.chat(rollout, FEW)
+        await agent.chat(rollout)
+        await agent.life(f"{rollout}-queued")
+    _ = await profiler.end()
+    idle = await profiler.idle()
+
+    await measured("streamed call, first of its rollout", agent.chat("r1", FEW))
+    await measured("streamed call", agent.chat("r1", FEW))
+    await measured(f"streamed call, {MANY - FEW} events more", agent.chat("r1", MANY))
+    await measured("plain call", agent.chat("r1"))
+    await measured("enqueue, claim, call, finish", agent.life("queued"))
+
+    for text in (STABLE, CANDIDATE):
+        content = {"text": text, "sent": text is STABLE}
+        await agent.ask("/api/resources/planner", {"kind": "prompt", "content": content})
+    await agent.ask("/api/resources/planner/releases", {"candidate": "v2", "policy": POLICY})
+    for number in range(6):
+        await agent.chat(f"before{number}", prompt=STABLE)
+        await agent.rewarded(f"before{number}")
+    profiler.start()
+    _ = await profiler.end()
+    await measured("first call in a canary", agent.chat("decided", prompt=STABLE))
+    await measured("reward, counted, decided", agent.rewarded("decided"))
+    return idle, found
+
+
+def measure() -> tuple[float, dict[str, Figures]]:
+    """(calls of an idle gateway a second, what each path cost), on a gateway of its own."""
+    return uvloop.run(_measure())
+
+
+async def _measure() -> tuple[float, dict[str, Figures]]:
+    profiler = Profiler()
+    with tempfile.TemporaryDirectory() as home, Model(profiler) as model:
+        (config := Path(home) / "penstock.toml").write_text(CONFIG.format(home=home, port=model.server_address[1]))
+        gateway = Gateway(load(config))
+        _, port = await gateway.start()
+        try:
+            with closing(Agent(port, profiler)) as agent:
+                return await _walk(profiler, agent)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+            await gateway.stop()
+            model.shutdown()
+
+
+if __name__ == "__main__":
+    per_second, costs = measure()
+    print(f"{'path':<36} calls = loop + recorder + others   files  turns: loop, recorder")
+    for path, cost in costs.items():
+        others = cost.calls - cost.loop - cost.recorder
+        parts = f"{cost.calls:>5}   {cost.loop:>4}   {cost.recorder:>8}   {others:>6}   {cost.files:>5}"
+        print(f"{path:<36} {parts}         {cost.loop_turns:>4}      {cost.recorder_turns:>4}")
+    print(f"idle: {per_second:.0f} calls a second")
