@@ -47,9 +47,10 @@ When = Literal["large", "always", "never"]
 LARGE: Final = 20_000
 """Changes of a tape from which on an index is worth its process; a scan of fewer takes a fraction of a second."""
 PATIENCE_S: Final = 5.0
-"""How long an answer may take. Then the process is killed, and a new one started."""
-WRITING_S: Final = 60.0
-"""The same where it has to write what is in memory to files."""
+"""How long a question waits for its answer. Then the tape is scanned."""
+STUCK_S: Final = 60.0
+"""How long an answer may take. Then the process is killed, and a new one started: on a machine without time for it a new
+one would take longer still. So long wait those who need files of what is in memory."""
 CLOSING_S: Final = 3.0
 PAUSES_S: Final = (1.0, 60.0)
 """How long after its start a process that has ended is started again: at first, and at most."""
@@ -67,6 +68,7 @@ _REASONS: Final[dict[IndexStatus, str]] = {
     "ready": "filters answer from it",
     "reading": "it reads the tape; filters scan until it has caught up",
     "starting": "its process is starting; filters scan until then",
+    "busy": "it still works on an earlier question; filters scan meanwhile",
     "small": f'the tape has fewer than {LARGE:,} changes: a scan is as fast ([index] when = "always" makes one)',
     "off": 'it is turned off ([index] when = "never"): filters scan the tape',
     "missing": "pip install 'penstock-gateway[index]', then restart the gateway; until then filters scan the tape",
@@ -96,6 +98,7 @@ class Link:
         self._asked: Connection
         self._ready = self._closed = self._asked_for = False
         self._next_start = self._not_before = 0.0
+        self._unanswered_since: float | None = None
         self._pause_s = PAUSES_S[0]
         self._said = ""
         self.missing = any(find_spec(name) is None for name in ("duckdb", "numpy", "pyarrow"))
@@ -145,7 +148,7 @@ class Link:
         command += [str(self._path), self._log_settings, str(theirs.fileno()), str(self._sealed), str(self._prices)]
         with ours, theirs:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-            self._asked, self._ready = Connection(ours.detach()), False
+            self._asked, self._ready, self._unanswered_since = Connection(ours.detach()), False, None
 
     def _end(self, reason: str) -> None:
         """The process is of no use: the next one is started later."""
@@ -178,7 +181,7 @@ class Link:
         """Files that have all that is in the index, by table; or why there are none. Whoever asks wants an index, also
         of a tape that is small."""
         self._asked_for = True
-        answer = self._ask(List(), patience_s=WRITING_S)
+        answer = self._ask(List(), patience_s=STUCK_S)
         if isinstance(answer, Listed):
             return answer.files
         return answer.reason if isinstance(answer, Failed) else self.view().reason
@@ -213,12 +216,14 @@ class Link:
             )  # fmt: skip
         if isinstance(answer, Failed):
             return IndexView(status="broken", reason=f"{_REASONS['broken']}: {answer.reason}", newest=newest)
-        status = "off" if self._when == "never" else "missing" if self.missing else "starting"
+        working = "starting" if self._unanswered_since is None else "busy"
+        status = "off" if self._when == "never" else "missing" if self.missing else working
         status = "small" if status == "starting" and not self.wanted else status
         return IndexView(status=status, reason=_REASONS[status], newest=newest)
 
     def _ask(self, question: Question, wait_s: float = PATIENCE_S, patience_s: float | None = None) -> Answer | None:
-        """`wait_s`: how long others may be answered before; `patience_s`: how long the answer may take."""
+        """`wait_s`: how long others may be answered before; `patience_s`: how long the answer may take. None: it has not
+        come, or that to an earlier question is still to come."""
         patience_s = PATIENCE_S if patience_s is None else patience_s
         if not self._lock.acquire(timeout=wait_s):
             return None
@@ -226,10 +231,13 @@ class Link:
             if self._process is None or not self._is_ready():
                 return None
             try:
-                self._asked.send_bytes(msgspec.msgpack.encode(question))
-                if self._asked.poll(patience_s):
-                    return self._heard()
-                self._end(f"it did not answer for {patience_s:.0f} s")
+                if self._unanswered_since is None:
+                    self._asked.send_bytes(msgspec.msgpack.encode(question))
+                    self._unanswered_since = time.monotonic()
+                    if self._asked.poll(patience_s):
+                        return self._heard()
+                if time.monotonic() - self._unanswered_since >= STUCK_S:
+                    self._end(f"it did not answer for {STUCK_S:.0f} s")
             except FAULTS as error:
                 self._end(str(error) or "it has ended")
         finally:
@@ -237,9 +245,9 @@ class Link:
         return None
 
     def _is_ready(self) -> bool:
-        """Whether it has said that it has opened its files."""
+        """Whether it has said that it has opened its files. An answer that nobody waits for any more is let go of."""
         try:
-            if not self._ready and self._asked.poll(0.0):
+            if (not self._ready or self._unanswered_since is not None) and self._asked.poll(0.0):
                 self._heard()
                 self._ready, self._pause_s = True, PAUSES_S[0]
         except FAULTS as error:
@@ -247,6 +255,7 @@ class Link:
         return self._ready
 
     def _heard(self) -> Answer:
+        self._unanswered_since = None
         return msgspec.msgpack.decode(self._asked.recv_bytes(), type=Answer)
 
     def close(self) -> None:

@@ -214,12 +214,16 @@ class Publisher:
         new = NewRelease(
             candidate=version, companions=dict(companions), only=only, policy=policy, author=self._run, why=why
         )
+        before = {release.id for release in await self._client.releases(self._model)}
         try:
             return await self._client.start_release(self._model, new)
         except ClientError as error:
-            ours = await self._live(only) if error.status == CONFLICT else []
-            if len(ours) == 1 and ours[0].candidate == version:
-                return ours[0]
+            # It may have begun, and even ended, although its answer was lost.
+            made = await self._client.releases(self._model) if error.status == CONFLICT else []
+            for release in made:
+                same = (release.author, release.candidate, release.only) == (self._run, version, only)
+                if same and release.id not in before:
+                    return release
             raise PublishError(f"{self._model}@{version} cannot be released: {error}") from None
 
     async def _settled(self, release: Release, cursor: int) -> Release:

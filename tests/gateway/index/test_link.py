@@ -157,12 +157,26 @@ def test_kills_at_any_time_leave_it_exact(store: Store) -> None:
         assert found(link) == expected(store)
 
 
-def test_a_process_that_hangs_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_slow_is_left_to_it_and_one_that_hangs_is_given_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with linked(store) as link:
         process = process_of(link)
         os.kill(process.pid, signal.SIGSTOP)
         with monkeypatch.context() as patched:
             patched.setattr("penstock.gateway.index.link.PATIENCE_S", 0.2)
+            assert link.find(ASKED) is None
+            assert link.find(Find("spans", "rollout:r4", 0, None, 1000)) is None
+            assert link.view().status == "busy"
+        os.kill(process.pid, signal.SIGCONT)
+        awaited(lambda: ready(link))
+        assert found(link) == expected(store), "an answer that came late is no answer to the next question"
+        assert process_of(link) is process
+
+        os.kill(process.pid, signal.SIGSTOP)
+        with monkeypatch.context() as patched:
+            patched.setattr("penstock.gateway.index.link.PATIENCE_S", 0.2)
+            patched.setattr("penstock.gateway.index.link.STUCK_S", 0.2)
             assert link.find(ASKED) is None
         assert process.poll() == -signal.SIGKILL
         awaited(lambda: ready(link))
@@ -402,6 +416,7 @@ def test_a_process_that_says_half_an_answer_is_given_up(store: Store, monkeypatc
 
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr("penstock.gateway.index.link.PATIENCE_S", 2.0)
+    monkeypatch.setattr("penstock.gateway.index.link.STUCK_S", 2.0)
     link = Link(store.path, "always", store.cursor)
     link.tend()
     process = process_of(link)
