@@ -49,8 +49,8 @@ LARGE: Final = 20_000
 PATIENCE_S: Final = 5.0
 """How long a question waits for its answer. Then the tape is scanned."""
 STUCK_S: Final = 60.0
-"""How long an answer may take. Then the process is killed, and a new one started: on a machine without time for it a new
-one would take longer still. So long wait those who need files of what is in memory."""
+"""How long an answer may take. Then the process is killed, and a new one started: on a machine without time for it, a
+new one would take longer still. Who needs files of what is in memory waits so long, too."""
 CLOSING_S: Final = 3.0
 PAUSES_S: Final = (1.0, 60.0)
 """How long after its start a process that has ended is started again: at first, and at most."""
@@ -222,8 +222,8 @@ class Link:
         return IndexView(status=status, reason=_REASONS[status], newest=newest)
 
     def _ask(self, question: Question, wait_s: float = PATIENCE_S, patience_s: float | None = None) -> Answer | None:
-        """`wait_s`: how long others may be answered before; `patience_s`: how long the answer may take. None: it has not
-        come, or that to an earlier question is still to come."""
+        """`wait_s`: how long others may be answered before; `patience_s`: how long the answer may take. None: it did not
+        come, or the answer to an earlier question is still to come."""
         patience_s = PATIENCE_S if patience_s is None else patience_s
         if not self._lock.acquire(timeout=wait_s):
             return None

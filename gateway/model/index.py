@@ -13,9 +13,9 @@ class IndexView(Noun):
     """How the index of the tape is, and how far it has read."""
 
     status: IndexStatus
-    """`ready`: filters answer from it. Else they scan the tape: it is still `reading` or `starting`; it is `busy` with an
-    earlier question; the tape is too `small` to need one; the configuration has turned it `off`; its extra is `missing`;
-    or it is `broken` and made anew in a moment."""
+    """`ready`: filters answer from it. Else they scan the tape: it is still `reading` or `starting`; it is `busy` with
+    an earlier question; the tape is too `small` to need one; the configuration has turned it `off`; its extra is
+    `missing`; or it is `broken` and made anew in a moment."""
     reason: str
     """The same for a person, with the way out where there is one."""
     cursor: int = 0

@@ -64,7 +64,7 @@ async def test_versions_are_published_once(client: Twice) -> None:
     assert [(one.candidate, one.stage) for one in releases] == [("run.1", "promoted"), ("run.0", "promoted")]
     assert [one.version for one in (await client.resource("policy")).versions] == ["base", "run.0", "run.1"]
     shown = await publisher.release("run.1", Policy(stages=[Stage(split=0.5)], margin_absolute=0.1))
-    assert [(one.id, one.candidate) for one in await client.releases("policy")][0] == (shown.id, "run.1")
+    assert next((one.id, one.candidate) for one in await client.releases("policy")) == (shown.id, "run.1")
     said = [path for path, _ in client.lost]
     assert sum(path.endswith("/promote") for path in said) == 2
     assert said.count("/api/resources/policy/releases") == 3
