@@ -1,10 +1,16 @@
-"""What is said of settings that are wrong."""
+"""What is said of what is wrong, and of settings above all."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from penstock.gateway.model.toml import ConfigError
+
+
+def tells(text: str | None, *words: str) -> bool:
+    """Whether a line has them in this order: what is named, its figures, the way out. The wording between is free."""
+    return re.search(".*".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in words), text or "") is not None
 
 
 def refusal(read: Callable[[str], object], text: str) -> str:

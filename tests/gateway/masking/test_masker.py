@@ -114,9 +114,11 @@ def test_an_internal_error_fails_closed(monkeypatch: pytest.MonkeyPatch, caplog:
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("penstock.gateway.masking.masker.look", broken)
+    for name in ("look", "_look_at"):
+        monkeypatch.setattr(f"penstock.gateway.masking.masker.{name}", broken)
     one = made().noting()
     assert one.body(b"hello", ANY) == b"*****"
+    assert one.block(b"X-Card: 12\r\nB: c\r\n") == b"X-Card: **\r\nB: *\r\n"
     assert one.noted == {MASKING_FAILED: "failed: cards: an internal error, which the log has"}
     assert "a bug" in caplog.text
 
@@ -151,7 +153,7 @@ def test_a_prompt_of_token_ids_is_not_kept_where_a_pattern_could_not_read_it() -
 
 
 def test_texts_attributes_and_headers() -> None:
-    one = made()
+    one = made(CARDS, PEOPLE, MaskingRule(name="ids", paths=["id"]))
     assert one.text(f"say {CARD}") == "say " + "*" * 16
     assert one.text(f"q=%34{CARD[1:]}") == "q=" + "*" * 18
     assert one.json({"a": CARD, "ssn": 12, "ok": [1, "b"]}) == {"a": "*" * 16, "ssn": 10, "ok": [1, "b"]}

@@ -79,6 +79,9 @@ def test_the_side_of_a_continued_conversation_costs_what_is_new() -> None:
 
 
 def test_a_chain_ends_before_it_costs_too_much_to_read() -> None:
+    _, first = codec.pack_body(body(b"one", b""), 1, None, alone=True)
+    _, second = codec.pack_body(body(b"two", b""), 2, first, alone=True)
+    assert (first.depth, second.depth) == (0, 1)
     assert Base(1, codec.DEPTH - 1, b"", b"").carries(b"short")
     assert not Base(1, codec.DEPTH, b"", b"").carries(b"short")
     assert not Base(1, 9, b"", b"").carries(b"x" * (1 << 20))
@@ -188,7 +191,13 @@ def test_usage_as_positions_follows_the_model() -> None:
 
 @pytest.mark.parametrize("absurd", [10**30, -1, 2**53])
 def test_numbers_that_no_provider_can_mean_are_dropped(absurd: int) -> None:
-    assert codec.usage_values(Usage(input_tokens=absurd, output_tokens=2)) == [None, 2, None, None, None]
+    assert codec.usage_values(Usage(input_tokens=absurd, output_tokens=2**53 - 1)) == [
+        None,
+        2**53 - 1,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_an_exchange_shows_headers_and_arrival() -> None:
