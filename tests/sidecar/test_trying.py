@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fakes.mistakes import tells
 from fakes.runs import AGENTS, PYTHON, StartRun, enqueue
 
 from penstock.gateway.client.client import Client
@@ -29,9 +30,7 @@ async def test_a_judge_that_may_work_is_not_doubted(name: str) -> None:
     ],
 )
 async def test_a_judge_that_fails_whatever_it_is_given_is_doubted(name: str, why: str) -> None:
-    said = await tried(Judging(f"{HERE}:{name}"), None)
-    assert said is not None
-    assert said.startswith(f"--reward: {HERE}:{name} gave no reward when it was tried on a task with {ANSWER}: {why};")
+    assert tells(await tried(Judging(f"{HERE}:{name}"), None), f"--reward: {HERE}:{name}", ANSWER, f"{why};")
 
 
 async def test_a_judge_that_does_not_take_what_it_is_given_is_refused() -> None:
@@ -66,5 +65,4 @@ async def test_nothing_is_claimed(client: Client, start_run: StartRun, tmp_path:
     assert await run.ended() == 0, run.stderr
     assert (await client.queue()).waiting == {"train": 1}
     missing = await start_run("--check", str(tmp_path / "tasks.jsonl"), agent=("no-such-agent",))
-    assert await missing.ended() == 2
-    assert "there is no command 'no-such-agent' on the PATH" in missing.stderr
+    assert (await missing.ended(), tells(missing.stderr, "no command 'no-such-agent'", "PATH")) == (2, True)

@@ -113,7 +113,7 @@ async def test_a_trainer_that_is_stopped_says_so_and_goes_on(stage: Stage, whole
         # Its runner lets the agents finish.
         stage.let_go()
         assert await life.ended() == 1
-    assert (await told(stage)).startswith("stopped\nstopped after step 1; the same command goes on")
+    assert (await told(stage)).startswith("stopped\nstopped after step 1; ")
     await stage.to_the_end()
     assert await stage.learnt() == whole
 
@@ -141,7 +141,7 @@ async def test_a_vllm_that_is_killed_is_started_again_and_agents_wait(stage: Sta
         stage.let_go()
         assert await life.ended() == 0
     assert await stage.learnt() == whole
-    assert "vLLM ended with -9 and is started again" in await told(stage)
+    assert "vLLM ended with -9" in await told(stage)
     found = await upstream(stage)
     assert found["waited"] > 0
     assert (found["refused"], found["paused"]) == (0, False)
@@ -175,7 +175,7 @@ async def test_a_vllm_that_dies_all_the_time_ends_the_run(alone: Stage) -> None:
             await alone.waits()
             os.kill(life.child(b"fakes.vllm_process"), signal.SIGKILL)
         assert await life.ended() == 1
-        assert "vLLM has died 4 times in one step; the end of " in life.text
+        assert "vLLM has died 4 times in one step" in life.text
     assert not (await upstream(alone))["paused"]
 
 
@@ -184,7 +184,7 @@ async def test_an_upstream_that_the_gateway_does_not_have_is_named(alone: Stage)
     config.write_text(config.read_text().replace("[inference]\n", '[inference]\nupstream = "other"\n'))
     async with alone.life() as life:
         assert await life.ended() == 1
-        assert "penstock: inference.upstream: there is no upstream 'other'; it is the name of an" in life.text
+        assert "inference.upstream: there is no upstream 'other'" in life.text
 
 
 async def test_a_gateway_that_is_killed_is_waited_for(stage: Stage, whole: Learnt) -> None:
@@ -207,7 +207,7 @@ async def test_a_trainer_that_is_stopped_does_not_wait_for_a_gateway_that_is_awa
         _ = await alone.gateway.kill()
         life.signal(signal.SIGTERM)
         assert await life.ended() == 1
-        assert "stopped after step 0; the same command goes on" in life.text
+        assert "stopped after step 0; " in life.text
 
 
 async def test_a_runner_of_ours_that_dies_stops_the_run(tmp_path: Path, model: Path, whole: Learnt) -> None:
@@ -217,7 +217,7 @@ async def test_a_runner_of_ours_that_dies_stops_the_run(tmp_path: Path, model: P
             await stage.in_step(life, 2)
             os.kill(life.child(b"penstock\0run"), signal.SIGKILL)
             assert await life.ended() == 1
-            assert "penstock: the runner (rollouts.run) ended with -9; the end of " in life.text
+            assert "the runner (rollouts.run) ended with -9" in life.text
         assert (await told(stage)).startswith("failed\nthe runner (rollouts.run) ended with -9")
         stage.let_go()
         await stage.to_the_end()
@@ -284,7 +284,7 @@ async def test_a_real_vllm_that_is_killed_is_started_again(tmp_path: Path, vllm_
             assert await life.ended() == 0
         async with stage.client as client:
             found = [point.values async for point in client.points("run") if point.step]
-        assert "vLLM ended with -9 and is started again" in await told(stage)
+        assert "vLLM ended with -9" in await told(stage)
     assert [values["samples"] for values in found] == [GROUPS * SIZE] * STEPS
     assert [values["unscored"] for values in found] == [0] * STEPS
     assert all((values["mismatch_max"] or 0) < 1e-3 for values in found), found

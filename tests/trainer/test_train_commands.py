@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fakes.mistakes import tells
 
 pytestmark = pytest.mark.slow
 
@@ -45,9 +46,7 @@ def test_a_wrong_configuration_names_the_key(kind: str, tmp_path: Path) -> None:
     path.write_text('[model]\npath = "model"\n[data]\nheld_out = 1.0\nallow = ["no_rewards"]\n[dpo]\nmargin = -1.0\n')
     _, (message, code, loaded) = penstock("train", kind, str(path))
     assert code == "2"
-    assert "data.held_out: 1.0 is not less than 1" in message
-    assert "data.allow: 'no_rewards' is no reason; there are" in message
-    assert "dpo.margin: -1.0 is not 0 or more" in message
+    assert tells(message, "data.allow: 'no_rewards'", "there are", "data.held_out: 1.0", "dpo.margin: -1.0")
     assert "torch" not in loaded
     _, (message, code, _) = penstock("train", kind, str(path), "--release", "soon")
     assert code == "2"

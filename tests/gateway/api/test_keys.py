@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from fakes.experiment import CANDIDATE, STABLE, policy, prompt
 from fakes.local import Local, locally
+from fakes.mistakes import tells
 from fakes.process import upstreams
 from fakes.provider import Provider
 from fakes.shell import Shell
@@ -155,8 +156,8 @@ async def test_keys_that_are_empty_are_refused(tmp_path: Path) -> None:
             done = await shell.run(
                 "serve", "--port", "0", "--data", "data", *more, **dict[str, Any](OWN | {variable: ""})
             )
-            assert (done.code, done.out) == (1, b"")
-            assert done.err == f"penstock: {variable} is set and empty, which is no key: give it a value, or unset it\n"
+            told = tells(done.err, f"{variable} is set and empty", "unset it")
+            assert (done.code, done.out, told) == (1, b"", True), done.err
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ async def test_a_person_asks(local: Local, http: aiohttp.ClientSession, tmp_path
     await called(local, http, 1)
     rows = await shell.run("sql", "select text from messages where role = 'user'", "--json", "--limit", "1")
     assert [json.loads(line) for line in rows.text.splitlines()] == [{"text": "hi, there"}]
-    assert rows.err == "There are more than 1 row: --limit 10 asks for more of them.\n"
+    assert rows.err.startswith("There are more than 1 row: --limit 10 ")
 
     async def has_the_last_one() -> bool:
         """A snapshot may be a second old."""
@@ -65,7 +65,7 @@ async def test_a_person_asks(local: Local, http: aiohttp.ClientSession, tmp_path
     nothing = await shell.run("sql", "select * from runs")
     assert (nothing.code, nothing.err) == (0, "No rows.\n")
     views = await shell.run("sql")
-    assert views.text.startswith("rollouts: One task given to one agent, as it stands now.\ncolumn ")
+    assert [line.split()[0] for line in views.text.splitlines()[:2]] == ["rollouts:", "column"]
 
 
 async def test_what_goes_wrong_is_said(local: Local, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from fakes.budget_writer import limit
 from fakes.budgets import ASKED, budget, toml
 from fakes.forkserver import forking
 from fakes.gateway_workers import served_by, workers
+from fakes.mistakes import tells
 from fakes.process import running, upstreams
 from fakes.provider import serving
 from fakes.raw import body_of, post
@@ -59,9 +60,9 @@ async def test_every_worker_refuses_in_the_same_words(tmp_path: Path) -> None:
                     else:
                         assert answer.startswith(b"HTTP/1.1 429"), answer
                         refused.append(json.loads(body_of(answer))["error"]["message"])
-        assert "budget 'rollouts' has no room for this call: rollout 'r1' has used 1 call of 1 call" in refused[0]
+        assert tells(refused[0], "budget 'rollouts'", "rollout 'r1' has used 1 call of 1 call")
         assert refused[0] == refused[1]
-        assert "budget 'day' has no room for this call: all calls have used 2 calls of 2 calls" in refused[2]
+        assert tells(refused[2], "budget 'day'", "all calls have used 2 calls of 2 calls")
         assert refused[2] == refused[3]
         assert await gateway.terminate() == 0
     assert gateway.log == ""

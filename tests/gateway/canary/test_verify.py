@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from fakes.mistakes import tells
 from fakes.some import some
 from fakes.trials import Trial, steady
 
@@ -67,7 +68,8 @@ def test_an_entry_that_follows_no_other_is_found(trial: Trial) -> None:
     last = trial.audit[-1].sealed("00" * 32)
     forged = resealed(trial, trial.audit)
     forged.audit[-1], forged.release.head = last, last.hash
-    assert found(forged) == [f"entry {last.number} was changed, or the one before it: its hash does not agree"]
+    (problem,) = found(forged)
+    assert tells(problem, f"entry {last.number} was changed", "hash")
 
 
 def test_an_entry_that_was_changed_is_found(trial: Trial) -> None:
@@ -91,7 +93,8 @@ def test_a_probability_that_is_not_its_stages_is_found(trial: Trial) -> None:
     one = trial.assigned[0]
     near = one.probability + (-1e-9 if one.arm == "stable" else 1e-9)
     trial.assigned[0] = one.model_copy(update={"probability": near})
-    assert found(trial) == ["assignment 1 had the probability 0.2, stage '20%' has 0.2"]
+    (problem,) = found(trial)
+    assert tells(problem, "assignment 1 had the probability 0.2", "stage '20%' has 0.2")
 
 
 def test_an_observation_of_another_rollout_is_found(trial: Trial) -> None:
@@ -113,19 +116,16 @@ def test_another_margin_gives_other_figures(trial: Trial) -> None:
 
 def test_an_observation_that_is_not_there_is_found(trial: Trial) -> None:
     trial.seen.pop()
-    assert found(trial) == [
-        f"{len(trial.seen)} of {trial.release.counted} observations are there, or they are not in order"
-    ]
+    (problem,) = found(trial)
+    assert tells(problem, f"{len(trial.seen)} of {trial.release.counted} observations")
 
 
 def test_another_policy_than_the_one_that_was_frozen_is_found(trial: Trial) -> None:
     shadow = trial.release.policy.shadow.model_copy(update={"calls": 1})
     policy = trial.release.policy.model_copy(update={"shadow": shadow})
     trial.release = trial.release.model_copy(update={"policy": policy})
-    assert found(trial) == [
-        f"entry {entry.number} was made with another policy, candidate or audience than the release has now"
-        for entry in trial.audit
-    ]
+    for problem, entry in zip(found(trial), trial.audit, strict=True):
+        assert tells(problem, f"entry {entry.number}", "another policy")
 
 
 def test_a_rollback_by_early_looks_is_made_again() -> None:
@@ -149,7 +149,7 @@ def test_a_rollback_by_early_looks_is_made_again() -> None:
     assert found(trial)
     trial.assigned[at] = trial.assigned[at].model_copy(update={"early": None})
     number = trial.release.early
-    assert f"{number - 1} of {number} early looks are there, or they are not in order" in found(trial)
+    assert any(tells(one, f"{number - 1} of {number} early looks") for one in found(trial))
 
 
 def test_early_looks_from_after_this_state_of_a_release_change_nothing(trial: Trial) -> None:
@@ -178,14 +178,14 @@ def test_a_decision_of_the_rules_names_its_assignment(trial: Trial) -> None:
     promoted = Entry(number=0, at_ns=1, who=GATEWAY, action="promote", before="canary", after="promoted", why="so good")
     links = [*trial.audit[:-1], promoted.model_copy(update={"config": trial.release.config()})]
     forged = resealed(trial, links, stage="promoted")
-    assert f"entry {len(links)} says promote by the rules and names no assignment after which" in found(forged)
+    assert any(tells(one, f"entry {len(links)} says promote", "names no assignment") for one in found(forged))
 
 
 def test_a_rollback_for_violations_that_are_allowed_is_found(trial: Trial) -> None:
     made = Entry(number=0, at_ns=1, who=GATEWAY, action="roll_back", before="canary", after="rolled_back")
     link = made.model_copy(update={"config": trial.release.config(), "evidence": {"violations": 0}})
     forged = resealed(trial, [*trial.audit[:-1], link])
-    assert f"entry {len(trial.audit)} rolled back for 0 hard violations, which are allowed" in found(forged)
+    assert any(tells(one, f"entry {len(trial.audit)} rolled back", "0 hard violations") for one in found(forged))
 
 
 # --- what people decided from ---

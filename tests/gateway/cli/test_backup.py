@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from fakes.disks import small_disk
 from fakes.local import Local, locally
+from fakes.mistakes import tells
 from fakes.process import upstreams
 from fakes.provider import Provider
 from fakes.shell import Shell
@@ -40,9 +41,7 @@ async def test_a_backup_of_a_gateway_at_work_is_served_again(
                 _ = together.create_task(gateway.ask(http, f"during-{number}"))
             done = await shell.run("backup", "copies/monday", "--data", str(gateway.data))
     assert (done.code, done.err) == (0, "")
-    assert re.match(
-        r"copies/monday: \d+ rollouts, \d+ attempts, \d+ changes, \d+ open calls?, [0-9.]+ [KM]iB\n", done.text
-    )
+    assert re.match(r"copies/monday: \d+ rollouts, .* [0-9.]+ [KM]iB\n", done.text)
     assert done.text.endswith("\nclean\n")
     done = await shell.run("restore", "copies/monday", "--data", "second/data")
     assert (done.code, done.err) == (0, "")
@@ -69,7 +68,7 @@ async def test_no_tape_is_overwritten(shell: Shell, local: Local, http: aiohttp.
         done = await shell.run(*words, "--data", data)
         assert (done.code, done.text, done.err.count("\n")) == (1, "", 1)
         assert done.err.startswith("penstock: ")
-        assert "copy holds a tape already, which stays as it is; name another dir" in done.err or words[0] == "restore"
+        assert tells(done.err, "holds a tape already", "name another directory") or words[0] == "restore"
 
 
 def test_a_damaged_backup_is_not_restored(

@@ -20,6 +20,7 @@ import lmdb
 import pytest
 from fakes.experiment import CANDIDATE, SKIP, STABLE, Traffic, policy, prompt
 from fakes.local import Local, locally
+from fakes.mistakes import tells
 from fakes.process import PATIENCE, Gateway, upstreams
 from fakes.provider import serving
 from fakes.shell import Shell
@@ -82,7 +83,7 @@ async def test_versions_are_added_shown_and_compared(shell: Shell) -> None:
     first = await shell.run("resource", "add", "travel", "--file", "one.txt", "--sent", "--author", "ann")
     assert (first.err, first.text) == ("", "travel@v1 is registered with the slots date.\n")
     again = await shell.run("resource", "add", "travel", "--file", "-", "--sent", stdin=STABLE.encode())
-    assert again.text == "travel@v1 was registered already with the slots date.\n"
+    assert tells(again.text, "travel@v1", "already")
     second = ("resource", "add", "travel", "--file", "two.txt", "--parent", "v1", "--version", "careful")
     (made,) = (await shell.run(*second, "--note", "ask first", "--json")).rows
     assert (made["version"], made["parent"], made["note"], made["content"]["text"]) == (
@@ -182,13 +183,13 @@ async def test_a_prompt_is_discovered_registered_and_told(
     await asked(Traffic(local.url, http, client), 25)
     shown = await shell.run("prompts", "discover")
     assert shown.text.startswith("1 prompt in 25 calls.\n\n1.  25 messages  100.0% of its call-site  no agent named")
-    assert "not registered\nYou are a travel agent of Acme Air. Today is " in shown.text
+    assert "not registered\nYou are a travel agent" in shown.text
     assert await client.resources() == []
     registered = await shell.run("prompts", "discover", "--register", "travel", "--author", "ann")
     assert "travel@v1 is registered with the slots slot1.\n" in registered.text
     (version,) = (await client.resource("travel")).versions
     assert (version.author, version.content["sent"]) == ("ann", True)
-    assert version.note == "discovered in 25 messages, 100.0% of its call-site"
+    assert tells(version.note, "25 messages", "100.0%")
     (found,) = (await shell.run("prompts", "discover", "status:ok", "--json")).rows
     assert (found["registered"], found["messages"], found["template"]) == ("travel", 25, version.content["text"])
     text = STABLE.replace("{date}", "day 99 of the month").encode()
@@ -206,9 +207,8 @@ async def test_what_a_release_has_written_is_not_discovered(
     traffic = Traffic(local.url, http, client)
     await asked(traffic, 3)
     few = await shell.run("prompts", "discover")
-    assert few.text == (
-        "0 prompts in 3 calls.\nA prompt is what 20 rollouts share; these calls with a system text are of 3 rollouts.\n"
-    )
+    first, reason = few.text.splitlines()
+    assert (first, tells(reason, "20 rollouts", "3 rollouts")) == ("0 prompts in 3 calls.", True), reason
     await client.add_version("travel", prompt(STABLE, sent=True))
     await client.add_version("travel", prompt(CANDIDATE))
     how = policy(0.5, replayed="report", shadowed="report", shadow={"share": 1.0, "calls": 25, "concurrency": 25})
@@ -269,7 +269,7 @@ async def test_half_of_a_surrogate_pair_is_shown(shell: Shell, local: Local, htt
 async def test_a_terminal_is_asked(shell: Shell, local: Local, client: Client, http: aiohttp.ClientSession) -> None:
     await asked(Traffic(local.url, http, client), 25)
     said = await shell.typed(b"booking\n", "prompts", "discover")
-    assert "Register prompt 1? A name, or nothing to leave it: " in said
+    assert "Register prompt 1? " in said
     assert "booking@v1 is registered" in said
     assert [one.name for one in await client.resources()] == ["booking"]
     assert "Register prompt" not in await shell.typed(b"", "prompts", "discover")
@@ -284,10 +284,9 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
         "release", "start", "travel", "--candidate", "v2", "--policy", "short.toml", "--who", "ann", "--why", "kinder",
         "--only", "mode=online", "--only", "model=m", "--only", "model=n*",
     )  # fmt: skip
-    assert started.text == (
-        "travel-1 is started: v1 → v2. penstock release watch travel-1\n"
-        "No forecast: too few rollouts of the stable version have a reward.\n"
-    )
+    first, forecast = started.text.splitlines()
+    assert tells(first, "travel-1", "v1 → v2", "penstock release watch travel-1")
+    assert tells(forecast, "No forecast", "too few rollouts")
     release = (await traffic.when("travel-1", lambda view: view.release.stage == "canary")).release
     assert (release.author, release.only) == ("ann", Audience(models=["m", "n*"], modes=["online"]))
     html = shell.folder / "travel.html"
@@ -314,7 +313,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     assert ended.text == "travel-1  rolled back  it is rude\n"
     rest, err = await shell.end_of(watching)
     assert (watching.returncode, err) == (0, b"")
-    assert "rollback → rolled back  by bob (claimed)  it is rude\n" in rest.decode()
+    assert tells(rest.decode(), "rollback → rolled back", "by bob (claimed)", "it is rude")
     assert "<h1>travel-1: rolled back</h1>" in html.read_text()
     assert f"<td>{int(view.figures['candidate.assigned']):,}</td>" in html.read_text()
     assert ">Evidence</title>" in html.read_text()
@@ -407,10 +406,8 @@ async def test_an_approval_is_waited_for_and_given(shell: Shell, traffic: Traffi
     await traffic.start("travel", "v2", careful)
     _ = await traffic.run(names("r", 60), lambda arm: 1.0)
     _ = await traffic.when("travel-1", lambda view: view.release.waits == "approval")
-    assert (
-        "waits for  a person: penstock release approve travel-1\n"
-        in (await shell.run("release", "status", "travel")).text
-    )
+    status = await shell.run("release", "status", "travel")
+    assert tells(status.text, "waits for", "penstock release approve travel-1")
     _ = await shell.run("release", "approve", "travel", "--who", "ann")
     view = await traffic.when("travel-1", lambda view: view.release.step == 1)
     assert view.release.waits is None
@@ -450,8 +447,7 @@ async def test_a_terminal_is_drawn_over_until_the_end(shell: Shell, traffic: Tra
     assert "\x1b[1A" in said
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.rpartition("\x1b[1A")[2])
     assert "travel-1  aborted  v1 → v2" in last
-    assert "by " in last
-    assert "enough" in last
+    assert tells(last, "by", "enough")
 
 
 @pytest.mark.slow
@@ -520,8 +516,8 @@ async def test_a_tape_that_was_changed_is_not_verified(http: aiohttp.ClientSessi
             as_json = await shell.run("release", "verify", "travel", "--json")
     first, second, *_ = done.text.splitlines()
     assert (done.code, done.err) == (1, f"penstock: travel-1 is not verified: {len(done.text.splitlines())} problems\n")
-    assert first.startswith("entry 2 was changed, or the one before it: its hash does not agree")
-    assert "a reward of 1 is a goodness of 1, not 0.0" in done.text
+    assert tells(first, "entry 2", "hash")
+    assert tells(done.text, "reward of 1", "1, not 0.0")
     (found,) = map(json.loads, as_json.text.splitlines())
     assert found["problems"][:2] == [first, second]
 
@@ -540,7 +536,8 @@ async def test_an_edited_text_and_a_call_of_another_version_are_found(
             assert ", 32 calls by its arm's version." in verified.text, verified.err
             async with Misled(made.url, name) as misled:
                 problems = (await checked(misled, "travel-1")).problems
-        assert problems == [f"call a1#1 of rollout {name} was served by travel@v1, its arm candidate has v2"]
+        (problem,) = problems
+        assert tells(problem, f"call a1#1 of rollout {name}", "travel@v1", "candidate has v2")
         with lmdb.open(str(made.data / "tape"), max_dbs=len(DATABASES)) as env:
             replace_first(env, b"resources", b"Ask before you book.", b"Book at once, always")
         async with locally(tmp_path, config) as made:
@@ -581,16 +578,16 @@ async def test_a_chain_that_was_made_anew_is_found_by_signatures_and_by_an_ancho
             verified = await shell.run(*ask, PENSTOCK_AUDIT_KEY=key)
             assert "Signatures and anchors agree." in verified.text, verified.err
             wrong = await shell.run("release", "verify", "travel", PENSTOCK_AUDIT_KEY="another")
-            assert "entry 1 is signed by another key, or its signature was changed" in wrong.text
+            assert tells(wrong.text, "entry 1", "another key")
             assert key.encode() not in (made.data / "tape" / "data.mdb").read_bytes()
         make_anew(made.data / "tape", lambda it: it.model_copy(update={"who": "bob"} if it.who == "ann" else {}))
         async with locally(tmp_path, config) as made:
             shell = Shell(made.url, tmp_path)
             assert (await shell.run("release", "verify", "travel")).code == 0
             signed = await shell.run("release", "verify", "travel", PENSTOCK_AUDIT_KEY=key)
-            assert signed.text == "entry 6 is signed by another key, or its signature was changed\n"
+            assert re.fullmatch(r"entry 6 .* another key.*\n", signed.text)
             anchored = await shell.run(*ask)
-            assert anchored.text == "entry 6 is not the one that was anchored: it has another hash\n"
+            assert re.fullmatch(r"entry 6 .* anchored: .* hash\n", anchored.text)
             broken = await shell.run(*ask[:-1], "-", stdin=b"travel-1 six abc")
             assert (broken.code, "line 1 is no anchor" in broken.err) == (1, True)
 

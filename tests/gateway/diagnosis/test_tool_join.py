@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from fakes.mistakes import tells
 from fakes.tool_rollouts import MS, NAMES, SHOWN, Host, asked, message, rollout, shown, text
 
 from bench import trajectories
@@ -86,11 +87,11 @@ def test_one_side_is_likely() -> None:
     """A result that was rewritten past recognition; another name; a result that no request carried."""
     link = one(PAGE, "The page says that the harbour was closed.")
     assert (link.grade, link.asked, link.carried_by) == ("likely", Candidate(1, "c1"), None)
-    assert link.reason == "call 1 asked for it; what was carried under its id is not its result"
+    assert tells(link.reason, "call 1 asked for it", "carried under its id", "not its result")
     link = one(PAGE, PAGE, search(name="look_it_up"))
     assert (link.grade, link.asked, link.carried_by) == ("likely", Candidate(1, "c1"), 2)
     link = one(PAGE, PAGE, search(arguments={"query": ["x"]}))
-    assert link.reason == "call 2 carries its result for what call 1 asked, by another name or with other arguments"
+    assert tells(link.reason, "call 2 carries its result", "call 1 asked", "other arguments")
     assert grades([call(1, [TASK], [search()])], run("t", 160)) == ["likely c1"]
     assert grades([call(1, [TASK], [search()])], run("t", 160, None)) == ["likely c1"]
 
@@ -216,7 +217,7 @@ def test_equal_parallel_calls() -> None:
     links = links_of(calls, run("t", 160), run("u", 161))
     assert [it.grade for it in links] == ["ambiguous", "ambiguous"]
     assert links[0].candidates == (Candidate(1, "a"), Candidate(1, "b", place=1))
-    assert links[0].reason == "2 tool calls asked for the same, and nothing tells them apart"
+    assert tells(links[0].reason, "2 tool calls asked", "nothing tells")
     assert implied_runs(read_asks(calls), links) == []
 
 
@@ -224,7 +225,7 @@ def test_two_equal_runs_for_one_call() -> None:
     calls = carried(search())
     links = links_of(calls, run("t", 160), run("u", 165))
     assert [it.grade for it in links] == ["ambiguous", "ambiguous"]
-    assert links[0].reason == "2 equal runs fit the one tool call, and nothing tells which of them was for it"
+    assert tells(links[0].reason, "2 equal runs fit the one tool call", "nothing tells")
 
 
 def test_equal_calls_one_after_the_other_are_told_apart_by_time() -> None:
@@ -239,7 +240,7 @@ def test_what_the_host_began() -> None:
     calls = carried(search())
     links = links_of(calls, run("t", 50), run("u", 160, arguments={"q": "y"}, result=OTHER), run("v", 300))
     assert [it.grade for it in links] == ["none", "none", "none"]
-    assert links[0].reason == "no answer asked for it: the host began it"
+    assert tells(links[0].reason, "no answer asked for it", "the host began it")
     assert grades(calls, run("t", 160), run("u", 165, OTHER)) == ["certain c1", "ambiguous"]
 
 
@@ -251,7 +252,7 @@ def test_a_tool_that_ran_again() -> None:
     calls = carried(search(), start=300)
     links = links_of(calls, run("t", 160, None, status="cancelled"), run("u", 180))
     assert [(it.grade, it.asked) for it in links] == [("likely", Candidate(1, "c1")), ("certain", Candidate(1, "c1"))]
-    assert links[0].reason == "call 1 asked for it; it brought no result, and the tool ran again"
+    assert tells(links[0].reason, "call 1 asked for it", "no result", "ran again")
 
 
 @pytest.mark.parametrize(
@@ -332,7 +333,7 @@ def test_a_choice_that_was_not_followed_is_no_reason() -> None:
     calls.append(call(2, [TASK, message("assistant", text("No.")), TASK], []))
     [link] = links_of(calls, run("t", 260))
     assert link.grade == "ambiguous"
-    assert link.reason.startswith("it was asked for by answers alone of which nothing tells")
+    assert tells(link.reason, "answers alone", "nothing tells")
 
 
 def test_a_conversation_that_was_compacted() -> None:

@@ -184,7 +184,7 @@ def test_a_stream_without_its_end_is_a_problem() -> None:
         turn = GEMINI.read(ASKED, body, streamed)
         assert turn.problems == ["response: the stream ended early"]
     cut = GEMINI.read(ASKED, json.dumps(PIECES).encode()[:-9], False)
-    assert cut.problems[0] == "response: a JSON array that ended early or cannot be read"
+    assert cut.problems[0].startswith("response: a JSON array that ended early")
     blocked = sse({"promptFeedback": {"blockReason": "SAFETY"}})
     assert GEMINI.read(ASKED, blocked, True).problems == []
 

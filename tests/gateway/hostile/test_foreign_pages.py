@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from fakes.mistakes import tells
 from fakes.odd import request, send
 from fakes.raw import error_of, get, head, post
 from fakes.rig import CHAT, GOOD, Rig, Within, inside
@@ -94,8 +95,7 @@ async def test_the_refusal_says_the_way_out(rig: Rig) -> None:
         client.send(post(CHAT, b"{}", host="evil.example"))
         error = error_of(await client.message(), 403)
     assert error["param"] == "host"
-    assert "'evil.example'" in error["message"]
-    assert "`names` in the settings" in error["message"]
+    assert tells(error["message"], "'evil.example'", "`names` in the settings")
 
 
 async def test_the_control_api_is_asked_by_no_foreign_page(rig: Rig) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from fakes.indexed import until_indexed
+from fakes.mistakes import tells
 from fakes.odd import odd, request, send
 from fakes.process import running, upstreams
 from fakes.raw import connect, post, reply
@@ -144,7 +145,7 @@ def test_of_many_messages_the_first_and_the_last_are_shown() -> None:
     left = MANY - rollout_tree.MOST
     assert "number 0;" in lines
     assert f"number {MANY - 1};" in lines
-    assert f"… {left:,} messages are not shown; `penstock show` has all with --json or --raw" in lines
+    assert tells(lines, f"… {left:,} messages are not shown", "`penstock show`", "--json", "--raw")
     assert lines.count("number ") == rollout_tree.MOST
 
 

@@ -21,6 +21,7 @@ from typing import Any, cast
 import pytest
 from fakes.entries import call
 from fakes.indexing import caught_up, followed
+from fakes.mistakes import tells
 from fakes.process import ROOT
 from fakes.runs import alive
 
@@ -439,7 +440,7 @@ def test_a_process_that_cannot_be_started_is_no_fault_of_the_loop(
     link = Link(store.path, "always", store.cursor)
     link.tend()
     assert link.view().status == "starting"
-    assert "the process of the index cannot be started: [Errno 24] Too many open files" in caplog.text
+    assert tells(caplog.text, "the process of the index cannot be started", "Too many open files")
 
 
 def test_nobody_waits_for_an_index_that_is_far_behind(store: Store) -> None:

@@ -405,7 +405,7 @@ def test_a_process_that_dies_or_babbles_is_no_answer(ask: Asking, monkeypatch: p
 def test_a_process_may_end_before_it_is_asked(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"))
     spawned_late(monkeypatch)
-    assert failure(ask.alone("select 1")).reason == "it needed more memory or processor time than it may have"
+    assert "more memory or processor time" in failure(ask.alone("select 1")).reason
 
 
 def test_a_process_that_does_not_start_is_not_the_querys_fault(ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +457,7 @@ def test_more_than_may_wait_are_refused(
     *answers, refused = asyncio.run(run())
     assert [json.loads(answer)["rows"] for answer in answers] == [[[51]], [[51]]]
     assert isinstance(refused, NotAnswered)
-    assert (refused.status, refused.message) == (503, "2 queries are under way: ask again in a moment")
+    assert (refused.status, "2 queries are under way: ask again" in refused.message) == (503, True), refused.message
 
 
 def test_little_of_its_memory_is_gone_before_it_begins(ask: Asking) -> None:

@@ -103,7 +103,7 @@ async def test_a_server_that_does_not_start_is_left_alone_for_longer_and_longer(
             assert words in message
             reasons.append(told["data"]["reason"])
         assert reasons[:-1] == ["mcp_process"] * (len(reasons) - 1) != []
-        assert message.endswith(". It may start again in 1 s") or len(reasons) > 2
+        assert message.endswith("start again in 1 s") or len(reasons) > 2
     assert "pid" in await text(await take("good").opened(), "echo")
 
     async def two_seconds_are_waited_for() -> bool:
@@ -125,7 +125,7 @@ async def test_what_is_no_message_is_no_message(take: Take) -> None:
 async def test_a_line_without_an_end_ends_it(take: Take) -> None:
     hosted = take("endless")
     client = await hosted.opened()
-    assert "wrote a line of more than 64 MiB" in (await error(client, "endless"))["message"]
+    assert "a line of more than 64 MiB" in (await error(client, "endless"))["message"]
     await hosted.gone()
 
 

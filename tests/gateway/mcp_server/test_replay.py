@@ -18,6 +18,7 @@ from conftest import StartGateway
 from fakes.mcp_client import Talk, connected
 from fakes.mcp_sdk_server import serving
 from fakes.mcp_wire import INITIALIZE, Client, McpServer, answer, call, mcp_server
+from fakes.mistakes import tells
 from fakes.process import Gateway
 from fakes.rig import inside
 from fakes.shell import Shell
@@ -104,7 +105,7 @@ async def test_recorded_bytes_are_played_under_the_ids_of_the_client(
             assert (await talk.ask(request("tools/list")))["result"]["tools"][0]["name"] == "echo"
         miss = await talk.ask(call("echo", {"b": 2}))
         assert miss["error"]["code"] == -32602
-        assert "nearest is tools/call echo (a1#3), and 1 place differs: /arguments/b is 1 there and 2 here" in str(miss)
+        assert tells(str(miss), "tools/call echo (a1#3)", "1 place differs", "/arguments/b is 1 there and 2 here")
         assert miss["error"]["data"]["nearest"] == {"span": "a1#3", "server": "tools", "method": "tools/call"}
         assert (await talk.ask(request("prompts/list")))["error"]["code"] == -32601
         assert (await talk.ask(request("ping")))["result"] == {}
@@ -161,9 +162,7 @@ async def test_what_the_server_asked_is_asked_again(client: Client, shell: Shell
         told = await talk.hear()
         assert (told["id"], text_of(told)) == (3, "yes")
         said = await talk.end()
-    assert re.match(
-        r"the answer to sampling/createMessage is another than the recorded one \(a1#\d\): /result is {", said
-    )
+    assert re.match(r"the answer to sampling/createMessage .* \(a1#\d\): /result is {", said)
     assert said.count("\n") == 1
 
 
@@ -207,7 +206,7 @@ async def test_calls_without_an_answer_say_why(client: Client, shell: Shell, tap
     async with replayed(shell, "r1") as talk:
         told = await talk.ask(call("busy"))
         assert told["error"]["code"] == -32603
-        assert "in the recording tools/call (a1#2) has no answer: http_503" in told["error"]["message"]
+        assert tells(told["error"]["message"], "tools/call (a1#2) has no answer", "http_503")
         # That the client was told to open another session is no answer of the tool.
         assert "not recorded" in (await talk.ask(call("echo")))["error"]["message"]
 
@@ -271,8 +270,8 @@ async def test_what_cannot_be_played_is_said_at_once(
         _ = await one.say(call("echo", {"from": name}))
     _ = await tape.spans("r2", 4)
     said = await refused(shell, "r2")
-    assert "servers of r2/a1 have the same names (tools 'echo': tools, other): play one of them, with --server" in said
-    assert "no recorded call of 'x'; it has calls of: tools, other" in await refused(shell, "r2", "--server", "x")
+    assert tells(said, "r2/a1", "(tools 'echo': tools, other)", "--server")
+    assert tells(await refused(shell, "r2", "--server", "x"), "no recorded call of 'x'", "tools, other")
     assert "rollout 'r2' has no attempt 'a9'" in await refused(shell, "r2", "--attempt", "a9")
     async with replayed(shell, "r2", "--server", "other") as talk:
         assert "other" in text_of(await talk.ask(call("echo", {"from": "other"})))
@@ -283,13 +282,13 @@ async def test_what_cannot_be_played_is_said_at_once(
     other = Client(f"{gateway.address('r1', 'a2')}/mcp/tools", client.http, {})
     await other.open()
     await tape.written()
-    assert "rollout 'r1' has 2 attempts (a1, a2): say which, with --attempt ID" in await refused(shell, "r1")
+    assert tells(await refused(shell, "r1"), "rollout 'r1' has 2 attempts (a1, a2)", "--attempt ID")
     async with client.http.post(f"{gateway.address('r3')}/v1/events", json={"events": [{"name": "x"}]}):
         pass
     async with client.http.post(f"{gateway.address('r4')}/nowhere", json={}):
         pass
     await tape.written()
-    assert "r4/a1 has no recorded call of a server of tools" in await refused(shell, "r4")
+    assert "r4/a1 has no recorded call" in await refused(shell, "r4")
     assert "cannot reach the gateway" in await refused(Shell("http://127.0.0.1:9", shell.folder), "r2")
 
 

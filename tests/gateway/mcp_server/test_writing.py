@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 from fakes.mcp_client import answered, beside, connected, refused
+from fakes.mistakes import tells
 from fakes.process import ROOT
 from fakes.worlds import BASE, STUBS, world
 from mcp.client.client import Client as SdkClient
@@ -91,7 +92,7 @@ async def test_rewards_are_posted(gateway: Client, client: SdkClient) -> None:
     assert kept == {
         "rollout": "r1", "attempt": "a1", "sequence": 3, "reward": 0.5, "trusted": True, "late": False
     }  # fmt: skip
-    assert text == "Kept as #3: r1/a1 has the reward 0.5."
+    assert tells(text, "#3", "r1/a1", "reward 0.5")
     again, _ = await answered(client, "post_reward", rollout="r1", value=1, reason="Again.", key="once")
     assert (again["sequence"], again["reward"]) == (3, 0.5)
     (span,) = [span async for span in gateway.spans("r1", filter="kind:reward")]
@@ -114,7 +115,7 @@ async def test_versions_are_proposed_and_nothing_more(gateway: Client, client: S
     made, text = await answered(client, "propose_version", name="planner", text=TEXT, note="It talks too much.")
     assert (made["version"], made["parent"], made["there_already"]) == ("v3", "v1", False)
     assert made["next"] == "penstock release start planner --candidate v3"
-    assert text.startswith("planner@v3 is added, made from v1. No agent gets it yet")
+    assert tells(text, "planner@v3 is added", "from v1", "No agent gets it yet")
     assert f"+{TEXT}\n" in made["diff"]
     found = await gateway.resource("planner")
     assert (found.stable, found.releases) == (before.stable, before.releases)
@@ -145,7 +146,7 @@ async def test_models_are_not_proposed(gateway: Client, client: SdkClient) -> No
     assert ("text" in told, told["content"]["adapter"]) == (False, "/adapters/policy/v11")
     assert text.startswith("policy@v11  model  stable\n")
     said = await refused(client, "propose_version", name="policy", text="x", note="x")
-    assert said == "'policy' is a model: its versions are weights, which trainers publish"
+    assert tells(said, "'policy' is a model", "trainers publish")
 
 
 async def test_every_answer_is_as_its_schema_says(client: SdkClient) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from fakes.mistakes import tells
 from fakes.odd import request, send
 from fakes.otlp import fill
 from fakes.raw import reply
@@ -297,8 +298,7 @@ async def test_a_bad_resource_costs_what_is_its_own(rig: Rig, http: aiohttp.Clie
     body = json.dumps({"resourceLogs": groups}).encode()
     told = json.loads((await ask(http, rig.base.url + rig.path("/v1/logs"), body))[1])["partialSuccess"]
     assert told["rejectedLogRecords"] == "3"
-    assert "its resource: attributes 5" in told["errorMessage"]
-    assert "its scope: name 1" in told["errorMessage"]
+    assert tells(told["errorMessage"], "its resource: attributes 5", "its scope: name 1")
     await rig.tape.spans(rig.rollout, 1)
 
 

@@ -142,4 +142,4 @@ async def test_a_move_that_is_not_in_the_table_ends_the_call(
             client.send(made.call())
             await client.rest()
         assert (await made.span()).error == "internal"
-    assert "a call cannot go from SENT to STREAMING" in caplog.text
+    assert "cannot go from SENT to STREAMING" in caplog.text

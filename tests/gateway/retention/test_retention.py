@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from fakes.local import locally
+from fakes.mistakes import tells
 from fakes.process import Gateway, running, upstreams
 from fakes.provider import serving
 from fakes.shell import Shell
@@ -129,10 +130,9 @@ async def test_a_person_forgets_a_rollout(tmp_path: Path) -> None:
         assert (await client.sql(SqlRequest(query="select count(*) as n from rollouts"))).rows == [[3]]
 
         asked = await shell.run("forget", "mode:train")
-        assert asked.code == 2
-        assert "3 rollouts that have ended match, such as r03: add --yes to forget them for good" in asked.err
+        assert (asked.code, tells(asked.err, "3 rollouts", "r03", "--yes")) == (2, True), asked.err
         done = await shell.run("forget", "mode:train", "--yes")
-        assert done.text == "forgotten: r03, r01, r00\nleft: nothing of what was forgotten\n"
+        assert done.text.startswith("forgotten: r03, r01, r00\nleft: nothing ")
         await gateway.terminate()
         said = said_on_tape(gateway.data)
         assert not any(text in said for text in texts.values())
@@ -145,7 +145,7 @@ async def test_what_may_not_go_says_why(tmp_path: Path) -> None:
         await ended(client, "r1", "x")
         shell = Shell(gateway.url, tmp_path)
         kept = await shell.run("hold", "r1", "--who", "ann", "--why", "court order 7")
-        assert kept.text == "r1 is kept until `penstock hold --lift r1`\n", kept.err
+        assert tells(kept.text, "r1", "`penstock hold --lift r1`"), kept.err
         with pytest.raises(ClientError, match=r"ann keeps rollout r1 \(court order 7\).*penstock hold --lift r1"):
             await client.forget("r1")
         assert "court order 7" in (await shell.run("hold")).text
@@ -160,7 +160,7 @@ async def test_what_may_not_go_says_why(tmp_path: Path) -> None:
             await client.hold_rollout("r9")
         await client.forget("r1")
         shown = (await shell.run("retention")).text
-        assert shown.startswith("forget    nothing by itself: penstock.toml has neither [[retention]] nor tape.keep_")
+        assert tells(shown.splitlines()[0], "forget", "nothing by itself", "[[retention]]", "tape.keep_bytes")
         assert "forgotten 1 rollout\n" in shown
 
 
@@ -172,10 +172,10 @@ async def test_one_that_may_not_go_keeps_no_other_from_it(tmp_path: Path) -> Non
         shell = Shell(gateway.url, tmp_path)
         kept = await shell.run("hold", "r9", "r2", "--who", "ann")
         assert (kept.code, kept.text) == (1, "r2 is kept until `penstock hold --lift r2`\n")
-        assert "1 of 2 rollouts could not be kept: there is no rollout 'r9'" in kept.err
+        assert tells(kept.err, "1 of 2 rollouts", "no rollout 'r9'")
         done = await shell.run("forget", "mode:train", "--yes", "--no-wait")
         assert (done.code, done.text) == (1, "forgotten: r3, r1\n")
-        assert "1 of 3 rollouts could not be forgotten: ann keeps rollout r2" in done.err
+        assert tells(done.err, "1 of 3 rollouts", "ann keeps rollout r2")
         assert await names(client) == ["r2"]
 
 
@@ -307,5 +307,4 @@ def test_a_rule_that_makes_no_sense_is_refused(tmp_path: Path, rule: str, said: 
 async def test_such_a_rule_keeps_a_gateway_from_starting(tmp_path: Path) -> None:
     (tmp_path / "penstock.toml").write_text('[[retention]]\nfilter = "latency>2s"\nafter = "1d"\n')
     done = await Shell("", tmp_path).run("serve", "--config", "penstock.toml", "--port", "0")
-    assert done.code == 1
-    assert "retention 1: filter: 'latency>2s' is about calls" in done.err
+    assert (done.code, "retention 1: filter: 'latency>2s' is about calls" in done.err) == (1, True), done.err

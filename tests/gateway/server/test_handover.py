@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from fakes.budgets import budget, toml, uses
 from fakes.handing_over import END, begin, exit_code, is_parent, logged, next_line, reload, streaming, successors
+from fakes.mistakes import tells
 from fakes.preloaded import penstock
 from fakes.process import ROOT, Gateway, beside_an_agent, limit_files, running, upstreams, write_config
 from fakes.provider import Provider, serving
@@ -252,7 +253,7 @@ async def test_a_port_that_is_taken_is_found_before_anything_is_given_away(
     assert other.returncode == 1
     async with http.get(f"{gateway.url}/readyz") as answer:
         assert answer.status == 200
-    assert "has not started: this one goes on as it is" in gateway.log
+    assert "has not started: this one goes on" in gateway.log
 
 
 @pytest.mark.slow
@@ -335,7 +336,7 @@ async def test_a_changed_file_reloads_where_it_may_and_the_socket_is_handed_over
 async def test_a_process_that_nobody_has_started_takes_over_and_the_old_one_ends(tmp_path: Path) -> None:
     """Where there is none, `--take-over` starts one."""
     async with running(tmp_path, "", "--take-over") as gateway:
-        assert f"no gateway writes the tape in {gateway.data}, so there is none to take over from" in gateway.log
+        assert f"no gateway writes the tape in {gateway.data}" in gateway.log
         other = Gateway(gateway.config, gateway.data, tmp_path / "stderr-2", ("--take-over",))
         await other.start(gateway.port)
         assert other.url == gateway.url
@@ -367,4 +368,4 @@ async def test_what_is_cut_off_is_said(tmp_path: Path) -> None:
     async with streaming() as (_, up), running(tmp_path, config + up) as gateway, connect(gateway.url) as client:
         await begin(client, "long")
         assert await gateway.terminate() == 0
-        assert "cut off 1 call that had not ended (limits.drain_seconds): of rollout long" in gateway.log
+        assert tells(gateway.log, "cut off 1 call", "(limits.drain_seconds)", "rollout long")

@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 from fakes.gateway_workers import workers
 from fakes.handing_over import answers_again, exit_code, logged, next_line
+from fakes.mistakes import tells
 from fakes.process import PATHS, ROOT, Gateway, running, upstreams
 from fakes.provider import Provider
 from fakes.raw import post
@@ -155,8 +156,8 @@ async def test_an_interpreter_that_cannot_be_executed_is_named(tmp_path: Path) -
         stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=tmp_path,
     )  # fmt: skip
     out, err = await process.communicate()
-    assert (process.returncode, out) == (1, b"")
-    assert "worker 0 cannot be started: /no/such/python cannot be executed (No such file or directory)" in err.decode()
+    told = tells(err.decode(), "worker 0", "/no/such/python", "No such file")
+    assert (process.returncode, out, told) == (1, b"", True), err
     assert not [path for path in (tmp_path / "data" / "writers").iterdir() if ".sock" in path.name]
 
 

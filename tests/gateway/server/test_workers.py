@@ -464,6 +464,6 @@ async def test_what_workers_cannot_share_is_refused(tmp_path: Path) -> None:
         '[[upstream]]\nname = "one"\nbase_url = "http://127.0.0.1:1"\ndialect = "openai"\nmax_concurrent = 1\n'
     )
     done = await shell.run("serve", "--workers", "2", "--data", str(tmp_path / "d"))
-    assert (done.code, "upstream 'one' takes 1 call at a time (max_concurrent)" in done.err) == (1, True)
+    assert (done.code, "upstream 'one' takes 1 call at a time (max_concurrent)" in done.err) == (1, True), done.err
     done = await shell.run("serve", "--workers", "0")
     assert (done.code, "--workers" in done.err) == (2, True)

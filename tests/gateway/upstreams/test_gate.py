@@ -115,8 +115,8 @@ async def test_after_the_bound_calls_are_refused_until_somebody_acts() -> None:
     assert isinstance(refusal, UpstreamFault)
     assert (refusal.status, refusal.kind) == (504, "paused")
     # However late the loop comes to it.
-    assert re.match(r"upstream 'up' has been paused for \d+\.\d s while its weights change, ", refusal.message)
-    assert "within its bound of 0.05 s; POST /api/upstreams/up/open opens it" in refusal.message
+    bound = r"upstream 'up' .* \d+\.\d s .* bound of 0\.05 s; POST /api/upstreams/up/open "
+    assert re.match(bound, refusal.message), refusal.message
     # What comes later does not wait in vain.
     (late,) = queued(gate, 1, log)
     assert (gate.must_wait, gate.paused, len(late.refusals)) == (True, True, 1)
@@ -171,7 +171,7 @@ async def test_a_call_that_fails_does_not_keep_the_others(caplog: pytest.LogCapt
     (call,) = queued(gate, 1, log)
     gate.open()
     assert call.opened == 1
-    assert "a call that waited for upstream 'up' could not go on" in caplog.text
+    assert "waited for upstream 'up' could not go on" in caplog.text
 
 
 async def test_paused_again_while_they_go_the_rest_waits() -> None:

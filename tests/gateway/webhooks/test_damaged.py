@@ -130,6 +130,5 @@ async def test_a_tape_that_takes_nothing_is_told_of_once(
         monkeypatch.setattr(told, "_collect", full)
         _ = await made.release()
         await hook.until(lambda: len(hook.taken) == 1)
-    assert [one.message for one in caplog.records if "wait for the tape" in one.message] == [
-        "webhooks wait for the tape: the disk is full"
-    ]
+    (said,) = [one.message for one in caplog.records if "wait for the tape" in one.message]
+    assert "the disk is full" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
@@ -316,7 +317,7 @@ async def test_a_refusal_is_said_once_and_costs_nothing_else(
     assert await asyncio.to_thread(penstock.flush, PATIENCE)
     names = [body["events"][0]["name"] for path, body in listener.taken if path.endswith("/events")]  # pyright: ignore
     assert names == ["one", "three"]
-    assert capfd.readouterr().err == "penstock: the gateway refused what the agent said of itself: 400: not that\n"
+    assert re.fullmatch("penstock: the gateway refused .*: 400: not that\n", capfd.readouterr().err)
 
 
 async def test_a_gateway_that_is_away_never_breaks_the_agent(
@@ -328,9 +329,7 @@ async def test_a_gateway_that_is_away_never_breaks_the_agent(
         with penstock.span("search"):
             penstock.event("cart")
         assert await asyncio.to_thread(penstock.flush, PATIENCE)
-    complaints = capfd.readouterr().err.splitlines()
-    assert len(complaints) == 1
-    assert complaints[0].startswith("penstock: the gateway did not answer for 0.05 s (")
+    assert re.fullmatch(r"penstock: the gateway did not answer for 0\.05 s \(.*\n", capfd.readouterr().err)
 
 
 def test_there_is_a_bound_to_what_waits(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -340,7 +339,7 @@ def test_there_is_a_bound_to_what_waits(monkeypatch: pytest.MonkeyPatch, capfd: 
     monkeypatch.setattr(sender, "_start", lambda: True)
     for _ in range(4):
         sender.put(("http://127.0.0.1:9", "t"), helper_sender.EVENTS, {})
-    assert capfd.readouterr().err == "penstock: more than 2 statements wait for the gateway: what follows is lost\n"
+    assert re.fullmatch("penstock: more than 2 statements wait .* lost\n", capfd.readouterr().err)
 
 
 def test_a_generator_is_no_span() -> None:

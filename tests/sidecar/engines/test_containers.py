@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from fakes.mistakes import tells
 from fakes.process import Gateway
 from fakes.runs import AGENTS, LEASE, PYTHON, StartRun, enqueue, only_attempt, until
 
@@ -71,8 +72,7 @@ async def test_a_container_goes_when_its_runner_is_killed(client: Client, start_
 
 async def test_nothing_that_runs_containers_is_told(client: Client, start_run: StartRun, tmp_path: Path) -> None:
     run = await start_run("--image", "x", agent=("true",), env={"PATH": str(tmp_path)})
-    assert await run.ended() == 2
-    assert "--image needs docker or podman, and neither is on the PATH" in run.stderr
+    assert (await run.ended(), tells(run.stderr, "--image", "docker or podman", "PATH")) == (2, True), run.stderr
 
 
 @pytest.mark.parametrize(

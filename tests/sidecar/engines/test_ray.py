@@ -66,7 +66,7 @@ async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
     _ = await enqueue(client, None, None)
     run = await start_run(*ray, agent=(PYTHON, "-c", meet), env=at)
     assert await run.ended(3 * PATIENCE) == 0, run.stderr
-    assert run.stdout == "2 succeeded, 0 failed, mean reward 1.000 of 2\n"
+    assert run.stdout.startswith("2 succeeded, 0 failed, mean reward 1.000")
     workers = {(await only_attempt(client, rollout)).worker for rollout in ("r1", "r2")}
     assert len(workers) == 2
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
+from fakes.mistakes import tells
 from fakes.process import PATIENCE, ROOT, Gateway, child
 from fakes.responses_websocket import websocket_host
 from fakes.shell import PENSTOCK, Done, Shell
@@ -242,7 +243,7 @@ async def test_what_may_not_be_reached_is_closed(rig: Rig, http: aiohttp.ClientS
     words = rig.words(script + "    print(error)")
     done = await rig.shell.run(*words[:1], "--on-unknown", "deny", *words[1:], PENSTOCK_MITMDUMP=str(MITMDUMP))
     assert (done.code, "EOF" in done.text) == (0, True)
-    assert "other.invalid:443: other.invalid:443 may not be reached from here" in done.err
+    assert "other.invalid:443 may not be reached" in done.err
     (event,) = await Tape(rig.gateway.url, http).spans("r1", 1)
     assert (event.name, (event.attributes or {})["fate"]) == ("egress", "deny")
 
@@ -293,7 +294,7 @@ async def test_a_client_that_does_not_trust_it_is_told_of(rig: Rig) -> None:
     script += "try:\n    r.urlopen('https://HOST/v1/models', context=c)\nexcept OSError as error:\n    print(error)"
     done = await rig.run(script, str(rig.host.trust))
     assert (done.code, "certificate verify failed" in done.text) == (0, True)
-    assert f"{rig.host.name}: The client does not trust the proxy's certificate for localhost" in done.err
+    assert tells(done.err, rig.host.name, "does not trust the proxy's certificate", "localhost")
 
 
 @pytest.mark.parametrize(

@@ -197,8 +197,7 @@ async def test_a_place_is_used_again(pod: Pod, http: aiohttp.ClientSession) -> N
 async def test_who_does_not_know_the_token_binds_nothing(pod: Pod) -> None:
     for secret in ("", "a-secret-of-the-runneR"):
         done = await pod.tell("bind", 1, "--rollout", "r1", secret=secret)
-        assert done.code == 1
-        assert "answered 401: the sidecar's token is needed" in done.err
+        assert (done.code, "answered 401: the sidecar's token is needed" in done.err) == (1, True), done.err
 
 
 async def test_an_agent_does_not_see_the_token(pod: Pod) -> None:

@@ -58,7 +58,7 @@ def test_wrong_words(refused: Refused, folder: Path, words: str, said: str) -> N
 
 def test_a_secret_that_is_too_short(refused: Refused) -> None:
     code, told = refused("sidecar", "serve", "files", "--port", "0", PENSTOCK_SIDECAR_TOKEN="short")
-    assert (code, "PENSTOCK_SIDECAR_TOKEN: set it to a secret of 16 characters or more" in told) == (2, True), told
+    assert (code, "PENSTOCK_SIDECAR_TOKEN: set it to a secret of 16" in told) == (2, True), told
 
 
 def test_nobody_is_there_to_bind(refused: Refused, folder: Path) -> None:
@@ -117,4 +117,4 @@ def test_there_is_no_way_to_a_sidecar(
     (row,) = [line[35:] for line in joined if line.startswith("the way to a sidecar")]
     assert row.startswith(said)
     assert (ended.value.code, "hun" in told) == (1, False)
-    assert told.endswith("No connection gets to a sidecar, so nothing is known of the gateway.\n")
+    assert told.endswith("nothing is known of the gateway.\n")

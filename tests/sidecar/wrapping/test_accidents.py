@@ -81,7 +81,7 @@ def test_a_key_that_cannot_be_sent_is_not_told(
     sender.put(("http://127.0.0.1:1", key), helper_sender.EVENTS, {"name": "said"})
     assert sender.wait(PATIENCE)
     said = capfd.readouterr().err
-    assert "refused what the agent said of itself: its token has a character that" in said
+    assert "said of itself: its token has a character" in said
     assert "secret" not in str(refused.value) + said
 
 
@@ -127,7 +127,7 @@ def test_a_damaged_folder_takes_room_for_a_month_at_most(
     os.utime(folder, (then, then))
     assert not send_left(folder, Home("http://127.0.0.1:1", None), lambda: False)
     assert folder.exists() == kept
-    assert ("a month (about.json is damaged, which says where it belongs)" in capfd.readouterr().err) != kept
+    assert ("a month (about.json is damaged" in capfd.readouterr().err) != kept
 
 
 def test_files_of_others_in_a_folder_are_left_alone(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ async def test_a_run_keeps_what_it_has_come_to_and_is_over(start_gateway: StartG
             kept = RunResult.model_validate_json((tmp_path / "run" / "result.json").read_bytes())
             await check_tape(kept, client)
             check_result(kept)
-            assert f"leak test: shop: copied from task t0: Ann, in {LEAK!r}" in done.err
+            assert f"copied from task t0: Ann, in {LEAK!r}" in done.err
             assert "Leak test: 2 found." in done.text
             assert "<h1>shop:" in (tmp_path / "run" / "report.html").read_text()
             (release,) = await client.releases("shop")

@@ -205,7 +205,7 @@ def test_a_question_shows_texts_with_numbers_and_each_rollout_with_its_reason() 
 
 def test_a_question_from_scratch_shows_no_text_but_names_and_slots() -> None:
     asked = ask_scratch(TEXTS, ["{name}"], [trial(transcript="asks")])
-    assert "Each of these stands in them, as it is: {name}." in asked
+    assert "as it is: {name}." in asked
     assert "with these names: back, desk" in asked
     assert "# Rollout 1, task t3" in asked
     assert "You answer" not in asked

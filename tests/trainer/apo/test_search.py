@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
 from fakes.laboratory import SEED, Bench, Killed, tasks
+from fakes.mistakes import tells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,7 +140,7 @@ async def test_where_nobody_gives_rewards_the_seed_stays() -> None:
     result = await searched(Steps(says(GOOD), says(FAIR)), bench)
     assert result.winner is None
     assert result.validation == []
-    assert result.why == "the engine knows no more; no rollout of the seed has a reward"
+    assert tells(result.why, "the engine knows no more", "no rollout of the seed", "reward")
 
 
 async def test_pairs_of_which_one_has_no_reward_are_left_out() -> None:
@@ -192,7 +193,7 @@ async def test_an_engine_that_is_stopped_by_a_budget_races_what_it_has() -> None
     bench = Bench(by_quality, answer=lambda prompt, number: f"Answer in {number} words.")
     result = await searched(Asking(says(GOOD)), bench, reflections=2)
     assert result.winner == GOOD
-    assert result.why.startswith("budget.reflections: 2 of 2 are used, and a reflection may need 1; ")
+    assert tells(result.why, "budget.reflections: 2 of 2", "may need 1")
     assert len(bench.asked) == 2
 
 
@@ -279,7 +280,7 @@ async def test_what_an_engine_has_begun_and_left_takes_nothing_from_the_race(
 
 async def test_the_budget_that_is_said_to_be_used_up_is_the_one_that_was_given() -> None:
     result = await searched(Branching(), Bench(by_quality), 100)
-    assert result.why.startswith("all 100 rollouts (budget.rollouts) are used, but for 30 of the race")
+    assert tells(result.why, "all 100 rollouts (budget.rollouts)", "30 of the race")
 
 
 async def test_an_error_of_an_engine_ends_the_run() -> None:

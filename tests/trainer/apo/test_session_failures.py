@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fakes.formats import Failure
+from fakes.mistakes import tells
 from fakes.optimising import Done, Optimising, answers
 from fakes.process import PATHS
 from fakes.provider import Outcome
@@ -69,7 +70,7 @@ async def test_rewards_that_are_all_the_same_are_named(here: Optimising) -> None
         ended = await here.apo(here.config(**FEW))
     assert ended.code == 0, ended.output
     assert "the texts stay as they are" in ended.output
-    assert "rewards were 0.5: they do not tell a better prompt from a worse one" in ended.output
+    assert "rewards were 0.5" in ended.output
 
 
 async def test_a_reflecting_model_that_says_nothing_of_use_is_named(here: Optimising) -> None:
@@ -77,7 +78,7 @@ async def test_a_reflecting_model_that_says_nothing_of_use_is_named(here: Optimi
     async with here.agents():
         ended = await here.apo(here.config(**FEW, reflection={"model": shop_model.THINKER}))
     assert ended.code == 0, ended.output
-    assert "reflections has led to another text; `penstock show shop.reflections`" in ended.output
+    assert tells(ended.output, "reflections", "`penstock show shop.reflections`")
 
 
 def nonsense(asked: Json) -> Outcome:
@@ -92,7 +93,7 @@ async def test_after_a_reflecting_model_that_refuses_the_same_command_goes_on(he
     async with here.agents():
         first = await here.apo(config)
         assert first.code == 1
-        assert "the reflecting model 'thinker' does not answer: 400: no credit left" in first.output
+        assert tells(first.output, "model 'thinker'", "400: no credit left")
         before = await here.counted()
         here.provider.script = answers
         second = await here.apo(config)
@@ -135,21 +136,19 @@ async def test_a_prompt_that_nobody_registered_is_named(here: Optimising) -> Non
     assert "texts.prompts: 'shopp': " in said
     await here.client.add_version("search", NewVersion(kind="tool-text", content={"tool": "search", "text": "finds"}))
     said = await said_by(here, here.config(texts={"prompts": ["search"]}))
-    assert said == "texts.prompts: 'search' is a tool-text, not a prompt"
+    assert tells(said, "texts.prompts: 'search'", "tool-text")
 
 
 async def test_too_few_tasks_are_counted(here: Optimising) -> None:
     said = await said_by(here, here.config(of=shop.tasks()[:7]))
-    assert "split has" in said
-    assert "of 7 tasks" in said
+    assert tells(said, "split has", "of 7 tasks")
 
 
 async def test_without_a_gateway_it_says_how_one_is_started(here: Optimising) -> None:
     config = here.config()
     await here.gateway.kill()
     said = await said_by(here, config)
-    assert "cannot reach the gateway" in said
-    assert "`penstock serve` starts one" in said
+    assert tells(said, "cannot reach the gateway", "`penstock serve` starts one")
     assert not (here.home / "run-shop").exists()
 
 

@@ -30,10 +30,7 @@ async def test_a_run_that_ended_with_a_result_and_without_a_report_is_ended_by_t
     second = await searched(here, config)
     assert second.code == 0, second.output
     run = await here.client.run("shop")
-    assert (run.status, run.message) == (
-        "succeeded",
-        "the engine knows no more; no candidate looks better than the seed",
-    )
+    assert (run.status, str(run.message).partition(";")[0]) == ("succeeded", "the engine knows no more")
     assert "<html" in report.read_text()
     third = await searched(here, config)
     assert (third.code, (await here.client.run("shop")).resumed) == (0, run.resumed), third.output

@@ -123,5 +123,4 @@ async def is_no_run_of_weights(stage: Stage) -> None:
     """A checkpoint of another kind of run is refused."""
     stage.flags = ()
     async with stage.life() as life:
-        assert await life.ended() == 1
-        assert "the checkpoint is of a run with --prompts" in life.text
+        assert (await life.ended(), "of a run with --prompts" in life.text) == (1, True), life.text

@@ -164,7 +164,7 @@ async def test_updates_that_change_nothing_are_told(
     taught: Gateway, client: Client, model: Path, tmp_path: Path
 ) -> None:
     await tuned("dpo", taught.url, settings(model, tmp_path, "wild", data={"epochs": 1}, dpo={"beta": 1e38}))
-    assert sum("nothing was learnt: the gradient is not finite" in text for text in await events(client, "wild")) == 1
+    assert sum("the gradient is not finite" in text for text in await events(client, "wild")) == 1
 
 
 async def test_a_killed_run_goes_on_to_the_same_weights(model: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="there is no torch here: `make install-train`, then `make test-train`")
 
 import torch
+from fakes.mistakes import tells
 from fakes.tiny_model import config, make_model, make_tokenizer
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -71,9 +72,7 @@ def test_what_cannot_be_merged_is_told_in_a_sentence(
 
     out = tmp_path / "merged"
     assert f"{tmp_path} is no directory of an adapter: adapter_config.json" in told(tmp_path, "-o", out)
-    assert "holds no config.json, so it is no directory of a model; correct --model" in told(
-        adapter, "-o", out, "--model", tmp_path
-    )
+    assert tells(told(adapter, "-o", out, "--model", tmp_path), "no config.json", "correct --model")
     assert "exists" in told(adapter, "-o", tmp_path / "model")
     make_model(tmp_path / "other", hidden_size=64)
     assert "does not fit" in told(adapter, "-o", out, "--model", tmp_path / "other")

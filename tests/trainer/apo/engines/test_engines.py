@@ -161,7 +161,7 @@ async def test_gepa_stops_after_minibatches_without_a_flaw() -> None:
 async def test_gepa_leaves_no_thread_when_the_budget_is_used_up() -> None:
     before = threading.active_count()
     result = await searched(Odd("headroom"), Gepa(), Budget(200))
-    assert "rollouts are left for the search, and its next step takes" in result.why
+    assert "are left for the search, and its next" in result.why
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.daemon:
             thread.join(10)
@@ -201,7 +201,7 @@ async def test_edits_are_few_and_reflections_see_those_that_were_rejected() -> N
     result = await searched(laboratory, Edits(), Budget(900))
     claims = [one.claim.split("; ") for one in result.pool.candidates.values() if one.claim]
     assert max(map(len, claims)) <= RATE
-    assert any("These edits have been tried, and have not helped." in prompt for prompt in laboratory.asked)
+    assert any("tried, and have not helped" in prompt for prompt in laboratory.asked)
 
 
 class Stubborn(Odd):
