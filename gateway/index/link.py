@@ -222,8 +222,8 @@ class Link:
         return IndexView(status=status, reason=_REASONS[status], newest=newest)
 
     def _ask(self, question: Question, wait_s: float = PATIENCE_S, patience_s: float | None = None) -> Answer | None:
-        """`wait_s`: how long others may be answered before; `patience_s`: how long the answer may take. None: it did not
-        come, or the answer to an earlier question is still to come."""
+        """`wait_s`: how long others may be answered before; `patience_s`: how long the answer may take. None: it did
+        not come, or the answer to an earlier question is still to come."""
         patience_s = PATIENCE_S if patience_s is None else patience_s
         if not self._lock.acquire(timeout=wait_s):
             return None
