@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from fakes.web_site import site
 
 USAGE = {"input_tokens": 1000, "output_tokens": 7900, "total_tokens": 8900}
 SAID = "the answer of the night"
@@ -82,6 +82,6 @@ async def background_host() -> AsyncGenerator[BackgroundHost]:
     app.router.add_route("*", "/v1/responses/{name}", made.retrieve)
     app.router.add_post("/v1/responses/{name}/cancel", made.retrieve)
     app.router.add_route("*", "/{rest:.*}", made.other)
-    async with TestServer(app) as server:
-        made.url = str(server.make_url("/v1"))
+    async with site(app) as url:
+        made.url = f"{url}/v1"
         yield made

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from fakes.web_site import site
 
 IN, OUT = 100, 10
 """Tokens of a prompt and of an answer."""
@@ -205,6 +205,5 @@ async def batch_host() -> AsyncGenerator[BatchHost]:
     app.router.add_get("/v1/messages/batches/{name}/results", made.message_results)
     app.router.add_post("/v1beta/models/{model:[^:]+}:batchGenerateContent", made.generate)
     app.router.add_get("/v1beta/batches/{name}", made.operation)
-    async with TestServer(app) as server:
-        made.url = str(server.make_url(""))
+    async with site(app) as made.url:
         yield made

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from fakes.process import PATIENCE
+from fakes.waiting import News
+from fakes.web_site import site
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -64,7 +65,7 @@ class Collector:
         self.came: list[float] = []
         """When each of them came; seconds of the loop's clock."""
         self.taken: list[Received] = []
-        self._news = asyncio.Condition()
+        self._news = News()
 
     @property
     def ids(self) -> list[str]:
@@ -75,29 +76,26 @@ class Collector:
 
     async def until(self, spans: int = 0, requests: int = 0) -> None:
         """Wait until so many different spans were taken and so many requests came."""
-        try:
-            async with asyncio.timeout(PATIENCE), self._news:
-                await self._news.wait_for(lambda: len(set(self.ids)) >= spans and len(self.requests) >= requests)
-        except TimeoutError:
-            came = f"{len(set(self.ids))} spans and {len(self.requests)} requests"
-            raise AssertionError(f"only {came} have come, not {spans} and {requests}") from None
+        await self._news.until(
+            lambda: len(set(self.ids)) >= spans and len(self.requests) >= requests,
+            lambda: f"{len(set(self.ids))} spans and {len(self.requests)} requests have come",
+        )
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         assert request.content_type == "application/x-protobuf"
         assert request.headers["Content-Encoding"] == "gzip"
         asked = ExportTraceServiceRequest.FromString(gzip.decompress(await request.read()))
         reply = self.script.popleft() if self.script else Reply()
-        async with self._news:
-            self.requests.append(dict(request.headers))
-            self.came.append(asyncio.get_running_loop().time())
-            self._news.notify_all()
+        self.requests.append(dict(request.headers))
+        self.came.append(asyncio.get_running_loop().time())
+        self._news.tell()
         if reply.before is not None:
             await reply.before.wait()
         if reply.hang_up:
             assert request.transport is not None
             request.transport.abort()
         if 200 <= reply.status < 300 and not reply.hang_up:
-            await self._take(asked)
+            self._take(asked)
         answer = ExportTraceServiceResponse()
         if reply.rejected or reply.message:
             answer.partial_success.rejected_spans, answer.partial_success.error_message = reply.rejected, reply.message
@@ -106,15 +104,14 @@ class Collector:
             return await _in_pieces(request, web.StreamResponse(status=reply.status, headers=headers), answer)
         return web.Response(status=reply.status, body=answer.SerializeToString(), headers=headers)
 
-    async def _take(self, asked: ExportTraceServiceRequest) -> None:
+    def _take(self, asked: ExportTraceServiceRequest) -> None:
         for group in asked.resource_spans:
             for part in group.scope_spans:
                 assert part.spans, "empty envelopes are not to be sent"
                 for span in part.spans:
                     check(span)
                     self.taken.append(Received(span, plain(group.resource.attributes), part.scope))
-        async with self._news:
-            self._news.notify_all()
+        self._news.tell()
 
 
 async def _in_pieces(
@@ -167,12 +164,5 @@ async def collecting(port: int = 0) -> AsyncGenerator[Collector]:
     collector = Collector()
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post("/v1/traces", collector.serve)
-    runner = web.AppRunner(app, auto_decompress=False, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port)
-    await site.start()
-    collector.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with site(app, port, unpacks=False) as collector.url:
         yield collector
-    finally:
-        await runner.cleanup()

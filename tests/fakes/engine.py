@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 from fakes.formats import completion, completion_events
-from fakes.web_site import site
+from fakes.waiting import News
+from fakes.web_site import everywhere, site
 
 from penstock.gateway.demo.model import Answer, Json, chat, chat_events
 
@@ -61,7 +62,7 @@ class FakeEngine:
         self.asked: list[tuple[str, Json]] = []
         """Path and body of every request."""
         self._plans: dict[str, deque[Planned]] = defaultdict(deque)
-        self._news = asyncio.Condition()
+        self.news = News()
 
     @property
     def openai_url(self) -> str:
@@ -78,15 +79,13 @@ class FakeEngine:
 
     async def until(self, path: str, requests: int = 1) -> None:
         """Waits until so many requests of this path came."""
-        async with asyncio.timeout(60), self._news:
-            await self._news.wait_for(lambda: sum(one == path for one, _ in self.asked) >= requests)
+        await self.news.until(lambda: sum(one == path for one, _ in self.asked) >= requests)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answers one request."""
         body: Json = json.loads(await request.read() or b"{}")
-        async with self._news:
-            self.asked.append((request.path, body))
-            self._news.notify_all()
+        self.asked.append((request.path, body))
+        self.news.tell()
         planned = self._plans[request.path].popleft() if self._plans[request.path] else Planned()
         if planned.before is not None:
             await planned.before.wait()
@@ -175,7 +174,5 @@ async def engine(port: int = 0) -> AsyncGenerator[FakeEngine]:
 @asynccontextmanager
 async def serving(made: E, port: int = 0) -> AsyncGenerator[E]:
     """The same for a variant of it."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    async with site(app, port) as made.url:
+    async with site(everywhere(made.handle), port) as made.url:
         yield made

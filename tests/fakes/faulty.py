@@ -19,6 +19,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from fakes.web_site import site
 
 ANSWER = " ".join(f"word{number}" for number in range(60))
 SPARE = "spare"
@@ -222,15 +223,8 @@ async def faulty() -> AsyncGenerator[Faulty]:
     made = Faulty()
     app = web.Application()
     _ = app.router.add_post("/{which:primary|spare}/v1/chat/completions", made.answer)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with site(app) as made.url:
         yield made
-    finally:
-        await runner.cleanup()
 
 
 async def ask(http: aiohttp.ClientSession, url: str, model: str) -> Got:

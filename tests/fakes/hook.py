@@ -19,7 +19,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from aiohttp import web
-from fakes.process import PATIENCE, ROOT
+from fakes.process import ROOT
+from fakes.waiting import News
+from fakes.web_site import everywhere, site
 
 SECRET = "whsec_" + "c2VjcmV0LW9mLWEtcmVjZWl2ZXItaW4tdGVzdHM="
 PAGE = ROOT / "docs" / "webhooks.md"
@@ -70,7 +72,7 @@ class Hook:
     script: list[Failing] = field(default_factory=list[Failing])
     hold: asyncio.Event | None = None
     """Requests wait for it before they are answered."""
-    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    news: News = field(default_factory=News)
 
     @property
     def taken(self) -> list[Sent]:
@@ -85,33 +87,21 @@ class Hook:
         body, failing = await request.read(), self.script.pop(0) if self.script else None
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.log.append(Sent(monotonic(), request.path_qs, headers, body, failing is None))
-        async with self.news:
-            self.news.notify_all()
+        self.news.tell()
         if self.hold is not None:
             await self.hold.wait()
         return web.Response(status=204) if failing is None else web.Response(status=failing[0], headers=failing[1])
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until a condition on what came holds."""
-        try:
-            async with asyncio.timeout(PATIENCE), self.news:
-                await self.news.wait_for(condition)
-        except TimeoutError:
-            raise AssertionError(f"what came is {[(one.message, one.taken) for one in self.log]}") from None
+        await self.news.until(condition, lambda: [(one.message, one.taken) for one in self.log])
 
 
 @asynccontextmanager
 async def hooked(port: int = 0) -> AsyncGenerator[Hook]:
     """A receiver on a free port, or on this one."""
     made = Hook()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        made.port = runner.addresses[0][1]
-        made.url = f"http://127.0.0.1:{made.port}/hook?token=t0ken-of-the-receiver"
+    async with site(everywhere(made.handle), port) as url:
+        made.port = int(url.rpartition(":")[2])
+        made.url = f"{url}/hook?token=t0ken-of-the-receiver"
         yield made
-    finally:
-        await runner.cleanup()

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from fakes.web_site import site
 from google.protobuf import json_format
 from google.rpc.error_details_pb2 import BadRequest  # pyright: ignore[reportMissingTypeStubs]
 from google.rpc.status_pb2 import Status  # pyright: ignore[reportMissingTypeStubs]
@@ -95,10 +95,8 @@ async def inlet_at(path: Path) -> AsyncGenerator[Inlet]:
         app[INGEST] = Ingest(dispatcher, store, metrics, LIMIT)
         for scope in ("", "/agent/none", "/agent/{kind}/{rid}/{aid}"):
             app.router.add_route("*", scope + "/v1/{signal}", post_telemetry)
-        server = TestServer(app)
-        await server.start_server(auto_decompress=False)
-        async with server, aiohttp.ClientSession() as http:
-            yield Inlet(store, dispatcher, feed, recorder, str(server.make_url("")).rstrip("/"), http, metrics)
+        async with site(app, unpacks=False) as url, aiohttp.ClientSession() as http:
+            yield Inlet(store, dispatcher, feed, recorder, url, http, metrics)
         await dispatcher.stop()
         await recorder.close()
 

@@ -34,6 +34,7 @@ from fakes.formats import (
     response_events,
 )
 from fakes.packing import PACKERS, flushed
+from fakes.web_site import everywhere, site
 
 from penstock.gateway.calls.turns import decode_body
 from penstock.gateway.demo.model import Answer, Json, chat, chat_events, decide, message, message_events
@@ -109,8 +110,6 @@ class Provider:
         self.encoding = ""
         """Content encoding of what it answers, of `fakes.packing`; streams are flushed event by event."""
         self.log: list[Seen] = []
-        self.app = web.Application(client_max_size=1 << 30)
-        self.app.add_routes([web.route("*", "/{path:.*}", self.handle)])
 
     @property
     def openai_url(self) -> str:
@@ -202,14 +201,8 @@ class Provider:
 async def serving(port: int = 0) -> AsyncGenerator[Provider]:
     """A running provider."""
     provider = Provider()
-    runner = web.AppRunner(provider.app, handler_cancellation=True, access_log=None, auto_decompress=False)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    provider.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with site(everywhere(provider.handle), port, unpacks=False) as provider.url:
         yield provider
-    finally:
-        await runner.cleanup()
 
 
 async def main() -> None:

@@ -18,7 +18,8 @@ import aiohttp
 from aiohttp import web
 from fakes.experiment import CANDIDATE, STABLE, prompt
 from fakes.provider import FORMATS, Provider
-from fakes.waiting import PATIENCE_S
+from fakes.waiting import News
+from fakes.web_site import everywhere, site
 
 from penstock.gateway.app import open_store
 from penstock.gateway.config import Config, Tape
@@ -68,14 +69,14 @@ class Counting(Provider):
         self.only_pings: Callable[[Json], bool] = lambda asked: False
         """Requests whose answer is a stream that stays alive and says nothing."""
         self.go = asyncio.Event()
-        self.news = asyncio.Condition()
+        self.news = News()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Counts, waits and answers."""
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await self._tell()
+            self.news.tell()
             if request.method == "POST" and self.held(json.loads(await request.read())):
                 await self._hold()
             if request.method == "POST" and self.breaks(json.loads(await request.read())):
@@ -85,11 +86,11 @@ class Counting(Provider):
             return await super().handle(request)
         finally:
             self.running -= 1
-            await self._tell()
+            self.news.tell()
 
     async def _hold(self) -> None:
         self.waiting += 1
-        await self._tell()
+        self.news.tell()
         try:
             await self.go.wait()
         finally:
@@ -110,33 +111,23 @@ class Counting(Provider):
             await begun.write(b': ping\n\nevent: ping\ndata: {"type":"ping"}\n\n')
             await asyncio.sleep(0.01)
 
-    async def _tell(self) -> None:
-        async with self.news:
-            self.news.notify_all()
-
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until a condition on its figures holds."""
-        try:
-            async with asyncio.timeout(PATIENCE_S), self.news:
-                await self.news.wait_for(condition)
-        except TimeoutError:
-            said = f"{self.running} requests run, {self.waiting} of them wait, {len(self.log)} were read"
-            raise AssertionError(f"it did not come so: {said}") from None
+        await self.news.until(condition, self._state)
+
+    def _state(self) -> str:
+        return f"{self.running} requests run, {self.waiting} of them wait, {len(self.log)} were read"
 
 
 @asynccontextmanager
 async def counting() -> AsyncGenerator[Counting]:
     """A running one."""
     made = Counting()
-    runner = web.AppRunner(made.app, handler_cancellation=True, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield made
-    finally:
-        made.go.set()
-        await runner.cleanup()
+    async with site(everywhere(made.handle), unpacks=False) as made.url:
+        try:
+            yield made
+        finally:
+            made.go.set()
 
 
 def system_of(asked: Json) -> str:

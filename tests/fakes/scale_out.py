@@ -18,6 +18,8 @@ from typing import Any
 
 from aiohttp import web
 from fakes.toy_template import CALL, Json, Template, Vocabulary, parsed
+from fakes.waiting import News
+from fakes.web_site import everywhere, site
 
 from penstock.gateway.dialects.loose_json import arr, obj, objs
 
@@ -58,7 +60,7 @@ class ScaleOut:
         self.cancelled, self.generated = asyncio.Event(), asyncio.Event()
         """Set when a request was given up, and when a stream of generate is over."""
         self._calls = 0
-        self._news = asyncio.Condition()
+        self._news = News()
 
     @property
     def openai_url(self) -> str:
@@ -70,8 +72,7 @@ class ScaleOut:
 
     async def until(self, path: str, requests: int = 1) -> None:
         """Waits until so many requests to a path came."""
-        async with asyncio.timeout(60), self._news:
-            await self._news.wait_for(lambda: len(self.of(path)) >= requests)
+        await self._news.until(lambda: len(self.of(path)) >= requests)
 
     def _refusal(self, path: str, body: Json) -> str | None:
         if path == CHAT and self.refuses:
@@ -87,9 +88,8 @@ class ScaleOut:
                 return web.json_response({"detail": "Not Found"}, status=404)
             if not self.enabled:
                 return failure(403, DISABLED, "PermissionDeniedError")
-        async with self._news:
-            self.asked.append((request.path, body))
-            self._news.notify_all()
+        self.asked.append((request.path, body))
+        self._news.tell()
         if request.path == DERENDER and self.derender_fails:
             status = self.derender_fails.pop(0)
             if not status:
@@ -320,13 +320,5 @@ def failure(status: int, message: str, kind: str) -> web.Response:
 async def scale_out() -> AsyncGenerator[ScaleOut]:
     """A running engine."""
     engine = ScaleOut()
-    app = web.Application(client_max_size=1 << 28)
-    app.router.add_post("/{path:.*}", engine.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with site(everywhere(engine.handle)) as engine.url:
         yield engine
-    finally:
-        await runner.cleanup()

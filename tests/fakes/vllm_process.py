@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from aiohttp import web
-from fakes.engine import FakeEngine
+from fakes.engine import FakeEngine, serving
 from fakes.process import PATHS
 
 from penstock.gateway.demo.model import Json
@@ -51,8 +51,7 @@ class Process(FakeEngine):
     async def _serve(self, request: web.Request, body: Json) -> web.StreamResponse:
         match request.path.split("/"):
             case ["", "held", count]:
-                async with self._news:
-                    await self._news.wait_for(lambda: self.held >= int(count))
+                await self.news.until(lambda: self.held >= int(count), patience_s=None)
                 return web.Response()
             case ["", "asked"]:
                 return web.json_response(self.models)
@@ -70,8 +69,7 @@ class Process(FakeEngine):
     async def _wait(self, name: str, question: str) -> None:
         while self._holds(name, question):
             self.held += 1
-            async with self._news:
-                self._news.notify_all()
+            self.news.tell()
             try:
                 while self.hold.exists():  # noqa: ASYNC110 - files do not tell when they go
                     await asyncio.sleep(0.02)
@@ -116,13 +114,9 @@ async def main() -> None:
     parser.add_argument("--slow", type=float, default=0.0)
     asked, _ = parser.parse_known_args()
     made = Process(asked.served_model_name, asked.hold)
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
     await asyncio.sleep(asked.slow)
-    await web.TCPSite(runner, "127.0.0.1", asked.port).start()
-    await asyncio.Event().wait()
+    async with serving(made, asked.port):
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

@@ -6,15 +6,26 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
+
+
+def everywhere(handle: Handler) -> web.Application:
+    """One that answers so whatever it is asked for, however much that is."""
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_route("*", "/{path:.*}", handle)
+    return app
 
 
 @asynccontextmanager
-async def site(app: web.Application, port: int = 0) -> AsyncGenerator[str]:
-    """Its URL, while it serves; by default on a free port."""
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+async def site(app: web.Application, port: int = 0, unpacks: bool = True) -> AsyncGenerator[str]:
+    """Its URL, while it serves; by default on a free port. `unpacks`: whether it sees bodies without their content
+    encoding."""
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1, auto_decompress=unpacks
+    )
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

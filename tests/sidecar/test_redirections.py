@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from fakes.process import PATIENCE
+from fakes.web_site import everywhere, site
 
 from penstock.gateway.client.connection import ClientError, Connection
 from penstock.gateway.model.queue import Event, EventsRequest
@@ -47,11 +47,8 @@ class Moved:
 @pytest.fixture(params=STATUSES)
 async def moved(request: pytest.FixtureRequest) -> AsyncGenerator[Moved]:
     made = Moved(status=request.param)
-    first, second = web.Application(), web.Application()
-    first.router.add_route("*", "/{tail:.*}", made.move)
-    second.router.add_route("*", "/{tail:.*}", made.follow)
-    async with TestServer(first) as here, TestServer(second) as there:
-        made.url, made.elsewhere = str(here.make_url("")), str(there.make_url("/elsewhere"))
+    async with site(everywhere(made.move)) as made.url, site(everywhere(made.follow)) as there:
+        made.elsewhere = f"{there}/elsewhere"
         yield made
     assert made.asked == 1
     assert made.followed == []

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from fakes.goldens import check_golden
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, exchange, serving
 from fakes.mistakes import tells
 from fakes.process import PATIENCE, ROOT
 from fakes.shell import Shell
+from fakes.web_site import everywhere, site
 
 from penstock.gateway.__main__ import main
 from penstock.gateway.app import open_store
@@ -414,10 +414,7 @@ async def other_server(request: web.Request) -> web.Response:
 async def test_another_kind_of_server_is_told(shell: Shell, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     _ = tasks.write_text("{}\n")
-    app = web.Application()
-    app.router.add_route("*", "/{rest:.*}", other_server)
-    async with TestServer(app) as server:
-        url = str(server.make_url("")).rstrip("/")
+    async with site(everywhere(other_server)) as url:
         other, odd, down, tls, none = await asyncio.gather(
             *(shell.run("rollouts", "--gateway", url + path) for path in ("", "/odd", "/down")),
             shell.run("rollouts", "--gateway", url.replace("http:", "https:")),

@@ -13,10 +13,10 @@ from itertools import pairwise
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from fakes.memory_tape import MemoryTape, Serving, call, chat_exchange, serving
 from fakes.ports import steady_ports
 from fakes.waiting import PATIENCE_S
+from fakes.web_site import everywhere, site
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,11 +137,10 @@ async def test_an_unreachable_gateway_is_one_line(unused_port: int) -> None:
 
 @pytest.mark.parametrize(("status", "body"), [(200, '{"some": "thing"}'), (200, "hello"), (502, "<html>bad gateway")])
 async def test_another_server_is_told_apart(status: int, body: str) -> None:
-    async def other(_: web.BaseRequest) -> web.Response:
+    async def other(_: web.Request) -> web.Response:
         return web.Response(status=status, text=body)
 
-    server = await asyncio.get_running_loop().create_server(web.Server(other), "127.0.0.1", 0)
-    async with server, Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+    async with site(everywhere(other)) as url, Client(url) as client:
         with pytest.raises(ClientError, match=r"did not answer as a Penstock gateway|answered 502 Bad Gateway"):
             await client.rollout("r1")
 
@@ -272,9 +271,7 @@ async def newer(request: web.Request) -> web.Response:
 
 
 async def test_what_a_newer_gateway_says_besides_is_passed_over() -> None:
-    app = web.Application()
-    app.router.add_route("*", "/{rest:.*}", newer)
-    async with TestServer(app) as server, Client(str(server.make_url("")).rstrip("/")) as client:
+    async with site(everywhere(newer)) as url, Client(url) as client:
         (worker,) = await client.workers()
         lost: list[ClientError] = []
         feed = client.digests(7, lost=lost.append)

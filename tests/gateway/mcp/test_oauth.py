@@ -11,6 +11,7 @@ from conftest import StartGateway
 from fakes.mcp_wire import McpServer, call
 from fakes.process import Gateway
 from fakes.tape import Tape
+from fakes.web_site import everywhere, site
 
 from penstock.gateway.http.request import Request
 from penstock.gateway.mcp.oauth import Own, origin_of
@@ -120,14 +121,8 @@ async def test_a_client_finds_the_metadata_at_the_root_of_the_gateway(
             return web.Response(status=404)
         return web.json_response({"resource": f"http://{request.host}/mcp", "authorization_servers": ["http://as"]})
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        port = runner.addresses[0][1]
-        table = f'[mcp.servers.s]\nurl = "http://127.0.0.1:{port}/mcp"\non_change = "{on_change}"\n'
+    async with site(everywhere(answer)) as url:
+        table = f'[mcp.servers.s]\nurl = "{url}/mcp"\non_change = "{on_change}"\n'
         gateway = await start_gateway(table)
         async with http.post(f"{gateway.url}/rollout/r1/mcp/s", json=call("echo")) as refused:
             assert refused.status == 401
@@ -141,8 +136,6 @@ async def test_a_client_finds_the_metadata_at_the_root_of_the_gateway(
             assert nothing.status == 404
         _, span = await Tape(gateway.url, http).spans("r1", 2)
         assert (span.name, span.kind, span.status) == ("metadata", "mcp", "ok")
-    finally:
-        await runner.cleanup()
 
 
 async def test_a_page_of_another_site_reaches_no_server_of_this_machine(

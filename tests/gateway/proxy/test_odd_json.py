@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from fakes.rig import CHAT, Within
 from fakes.tape import Tape
+from fakes.web_site import everywhere, site
 
 SAID: dict[str, Any] = {
     "id": "c1",
@@ -47,16 +48,8 @@ class Upstream:
 @asynccontextmanager
 async def upstream() -> AsyncGenerator[Upstream]:
     made = Upstream()
-    app = web.Application(client_max_size=1 << 30)
-    app.add_routes([web.route("*", "/{path:.*}", made.handle)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with site(everywhere(made.handle)) as made.url:
         yield made
-    finally:
-        await runner.cleanup()
 
 
 @dataclass

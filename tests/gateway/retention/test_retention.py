@@ -12,13 +12,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from fakes.local import locally
 from fakes.mistakes import tells
 from fakes.process import Gateway, running, upstreams
 from fakes.provider import serving
 from fakes.shell import Shell
 from fakes.waiting import until
+from fakes.web_site import everywhere, site
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
@@ -188,11 +188,9 @@ async def test_a_rollout_stays_while_a_call_of_it_is_served(tmp_path: Path) -> N
             await go_on.wait()
         return web.json_response({"choices": [{"message": {"role": "assistant", "content": "ok"}}]})
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
     async with (
-        TestServer(app) as provider,
-        locally(tmp_path, upstreams(str(provider.make_url("/v1")))) as gateway,
+        site(everywhere(answer)) as url,
+        locally(tmp_path, upstreams(f"{url}/v1")) as gateway,
         Client(gateway.url) as client,
     ):
         await client.enqueue([RolloutSpec(id="r1", input=1)])

@@ -14,6 +14,7 @@ from aiohttp import web
 from fakes.ports import steady_ports
 from fakes.rig import Within
 from fakes.waiting import until
+from fakes.web_site import site
 
 from penstock.gateway.upstreams import checks
 
@@ -43,12 +44,8 @@ async def served() -> AsyncGenerator[Server]:
     made, application = Server(), web.Application()
     application.router.add_get("/health", made.health)
     application.router.add_post("/v1/chat/completions", made.answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = "http://{}:{}".format(*runner.addresses[0])
-    yield made
-    await runner.cleanup()
+    async with site(application) as made.url:
+        yield made
 
 
 async def test_one_that_fails_its_checks_costs_no_call_anything(

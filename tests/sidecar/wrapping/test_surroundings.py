@@ -18,6 +18,7 @@ from conftest import StartGateway
 from fakes.ports import steady_ports
 from fakes.process import PATIENCE, ROOT
 from fakes.tape import Tape
+from fakes.web_site import site
 from fakes.wrapping import Wrapping
 
 from penstock.gateway.model.passed import PATH
@@ -128,18 +129,11 @@ async def test_the_admin_key_goes_to_its_own_gateway_only(tmp_path: Path, monkey
 
     application = web.Application()
     application.router.add_post(PATH, note)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with site(application) as url:
         folder = left_behind(tmp_path, url)
         monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "secret")
         for gateway in ("http://127.0.0.1:1", f"{url}/rollout/r1/attempt/a1"):
             assert not await asyncio.to_thread(send_left, folder, Home(gateway, None), lambda: False)
-    finally:
-        await runner.cleanup()
     assert keys == [None, "Bearer secret"]
 
 
