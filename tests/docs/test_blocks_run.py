@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from fakes.pages import PAGES, Block, Mark, Walk, blocks, walks
-from fakes.process import ROOT
+from fakes.process import ROOT, alive
 from fakes.shown import compare, steady
-from fakes.terminal import Statement, Terminal, runs, statements, terminal
+from fakes.terminal import Statement, Terminal, statements, terminal
 from fakes.worlds import WORLDS, World, world
 
 pytestmark = pytest.mark.timeout(600)
@@ -144,10 +144,10 @@ async def test_what_goes_on_is_followed_and_stopped(tmp_path: Path) -> None:
     async with terminal(tmp_path, tmp_path / "printed", os.environ) as bash:
         assert "2\n" in await bash.follow("WORD=2 sh -c 'echo 1; echo $WORD; exec sleep 1000'", r"^2$|\n2\n")
         pid = int((await bash.run("jobs -p")).out)
-        assert runs(pid)
+        assert alive(pid)
         with pytest.raises(AssertionError, match="ended before it printed 'three'"):
             _ = await bash.follow("echo two", "three")
-    assert not runs(pid)
+    assert not alive(pid)
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import shell
 from fakes.process import ROOT
 
 from penstock.gateway.demo import demo, tools
@@ -19,20 +19,12 @@ from penstock.gateway.demo import demo, tools
 
 @pytest.mark.slow
 async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.gateway.demo.demo"),
-        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(90):
-        output, complaints = await process.communicate()
-    said = output.decode()
-    assert said.lstrip().startswith("Starting a local model and a gateway")
-    assert process.returncode == 0, complaints.decode() + said
-    assert said.count("The answer is 437.\nYou said: Thank you, that is all.") == 2
-    assert said.count("The answer is 437.\n") >= 3
-    recorded = said.partition("What the gateway has recorded:")[2]
+    done = await shell.demo("penstock.gateway.demo.demo", tmp_path).run()
+    assert done.text.lstrip().startswith("Starting a local model and a gateway")
+    assert done.code == 0, done.err + done.text
+    assert done.text.count("The answer is 437.\nYou said: Thank you, that is all.") == 2
+    assert done.text.count("The answer is 437.\n") >= 3
+    recorded = done.text.partition("What the gateway has recorded:")[2]
     assert all(word in recorded for word in ("demo-openai", "demo-anthropic", "demo-tools", "437", "gpt-5-mini"))
     shown = recorded.partition("$ penstock show demo-tools")[2].splitlines()
     asked, ran = (next(line for line in shown if mark in line) for mark in ("1 tool call", "tools/call multiply"))
@@ -43,18 +35,14 @@ async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_demo_that_is_interrupted_ends_without_a_word(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.gateway.demo.demo"),
-        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    place = shell.demo("penstock.gateway.demo.demo", tmp_path)
+    process = await place.start()
     assert process.stdout is not None
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(place.patience):
         while not (await process.stdout.readline()).startswith(b"$ "):
             pass
-        process.send_signal(signal.SIGINT)
-        _, complaints = await process.communicate()
+    process.send_signal(signal.SIGINT)
+    _, complaints = await place.end_of(process)
     assert process.returncode == 130
     assert b"demo.py" not in complaints
     assert os.listdir(tmp_path) == []
@@ -62,21 +50,11 @@ async def test_a_demo_that_is_interrupted_ends_without_a_word(tmp_path: Path) ->
 
 @pytest.mark.slow
 async def test_the_demo_of_the_sidecar_shows_the_same_bytes(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "examples.sidecar_demo"),
-        cwd=ROOT,
-        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(90):
-        output, complaints = await process.communicate()
-    said = output.decode()
-    assert process.returncode == 0, complaints.decode() + said
-    assert said.count("The answer is 437.\nYou said: Thank you, that is all.") == 2
-    assert "api.openai.com got 3 requests each time: the same bytes." in said
-    assert "demo-sidecar  online  running  3 calls" in said
-    assert complaints == b""
+    done = await shell.demo("examples.sidecar_demo", tmp_path).run()
+    assert (done.code, done.err) == (0, ""), done.text
+    assert done.text.count("The answer is 437.\nYou said: Thank you, that is all.") == 2
+    assert "api.openai.com got 3 requests each time: the same bytes." in done.text
+    assert "demo-sidecar  online  running  3 calls" in done.text
     assert os.listdir(tmp_path) == []
 
 

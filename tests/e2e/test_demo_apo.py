@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from fakes.process import ROOT
+from fakes.shell import demo
 
 pytestmark = pytest.mark.slow
 
@@ -19,18 +18,10 @@ pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or 
 
 @pytest.mark.timeout(600)
 async def test_the_demo_shows_a_better_prompt_its_diff_and_its_promotion(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "examples.apo_demo"),
-        cwd=ROOT,
-        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "COLUMNS": "80"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(580):
-        output, complaints = await process.communicate()
-    said = output.decode()
-    assert process.returncode == 0, complaints.decode() + said
-    assert complaints == b""
+    env = {"PATH": os.environ["PATH"], "COLUMNS": "80"}
+    done = await demo("examples.apo_demo", tmp_path, patience_s=580, **env).run()
+    said = done.text
+    assert (done.code, done.err) == (0, ""), said
     steps = (
         "$ penstock train apo",
         "+Greet the customer by name.",
@@ -40,16 +31,13 @@ async def test_the_demo_shows_a_better_prompt_its_diff_and_its_promotion(tmp_pat
     )
     places = [said.index(step) for step in steps]
     assert places == sorted(places)
-    before, after = map(float, re.findall(r"(0\.\d+) of what the shop wants[^,]*, and (0\.\d+) is", flat(said))[0])
+    flat = " ".join(said.split())
+    before, after = map(float, re.findall(r"(0\.\d+) of what the shop wants[^,]*, and (0\.\d+) is", flat)[0])
     assert before < 0.5 < 0.8 < after
     assert max(map(len, said.splitlines())) <= 80
     assert len(said.splitlines()) < 160, "a first reader reads it whole"
     assert not re.search(r"^\S+/a\d+ succeeded", said, re.MULTILINE), "no line for each rollout"
     assert os.listdir(tmp_path) == []
-
-
-def flat(text: str) -> str:
-    return " ".join(text.split())
 
 
 def test_make_help_names_it() -> None:

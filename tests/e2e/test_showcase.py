@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from fakes.process import ROOT
+from fakes.shell import demo
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.demo.showcase import showcase
@@ -125,21 +124,17 @@ async def test_everything_can_be_read_back(tmp_path: Path) -> None:
 
 
 async def test_it_is_held_until_it_is_interrupted(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.gateway.demo.showcase"),
-        env={"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    place = demo("penstock.gateway.demo.showcase", tmp_path)
+    process = await place.start(stderr=asyncio.subprocess.DEVNULL)
     assert process.stdout is not None
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(place.patience):
         url = (await process.stdout.readline()).decode().split()[-1]
         async with Client(url) as client:
             async for change in client.changes((await client.stats(spans=0)).cursor):
                 if change.kind == "run":
                     break
-        process.send_signal(signal.SIGINT)
-        output, _ = await process.communicate()
+    process.send_signal(signal.SIGINT)
+    output, _ = await place.end_of(process)
     assert output.decode().strip() == f"penstock tui --gateway {url}"
     assert process.returncode == 0
     assert os.listdir(tmp_path) == []

@@ -4,15 +4,13 @@ engine is asked for tokens. Their model uses the shell three times and then answ
 
 from __future__ import annotations
 
-import asyncio
-import os
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from clients.profiles import PROFILES
-from fakes.process import PATHS, ROOT, Gateway, upstream
+from fakes.process import ROOT, Gateway, upstream
+from fakes.shell import Shell
 
 from penstock.adapters.samples import Options, Sample, samples
 from penstock.adapters.source import load
@@ -89,11 +87,12 @@ async def run(gateway: Gateway, agent: Agent, home: Path, rollouts: int) -> list
     for place in (home / "home", home / "work"):
         place.mkdir(parents=True, exist_ok=True)
     (home / "tasks.jsonl").write_text(f'{{"question": "{ASK}"}}\n')
-    url = ["--gateway", gateway.url]
-    await _penstock(home, "enqueue", str(home / "tasks.jsonl"), "--repeat", str(rollouts), *url)
+    shell = Shell(gateway.url, home / "work")
+    shell.patience = _PATIENCE
+    await _penstock(shell, "enqueue", str(home / "tasks.jsonl"), "--repeat", str(rollouts))
     env = [f"--env={variable}" for variable in (f"HOME={home / 'home'}", *agent.env)]
     words = [*env, *agent.options, "--reward-command", "echo '{\"reward\": 1}'", "--", agent.program, *agent.words]
-    told = await _penstock(home, "run", *url, "--no-stdin", "--echo", "--max", str(rollouts), *words)
+    told = await _penstock(shell, "run", "--no-stdin", "--echo", "--max", str(rollouts), *words)
     async with Client(gateway.url) as client:
         found = [rollout async for rollout in client.rollouts()]
     assert [rollout.status for rollout in found] == ["succeeded"] * rollouts, told
@@ -101,25 +100,10 @@ async def run(gateway: Gateway, agent: Agent, home: Path, rollouts: int) -> list
     return found
 
 
-async def _penstock(home: Path, *words: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "penstock",
-        *words,
-        cwd=home / "work",
-        env=os.environ | {"PYTHONPATH": PATHS},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        out, _ = await asyncio.wait_for(process.communicate(), _PATIENCE)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
-    assert process.returncode == 0, f"{shlex.join(words)}\n{out.decode(errors='replace')[-5000:]}"
-    return out.decode(errors="replace")
+async def _penstock(shell: Shell, *words: str) -> str:
+    done = await shell.run(*words)
+    assert done.code == 0, f"{shlex.join(words)}\n{(done.text + done.err)[-5000:]}"
+    return done.text + done.err
 
 
 async def rows(gateway: Gateway, rollout: RolloutSummary) -> tuple[list[Sample], Diagnosis, list[str]]:

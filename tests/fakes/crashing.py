@@ -60,9 +60,9 @@ def write_forever(path: Path, life: int, report: Connection) -> None:
         report.send([entry.start_ns for entry in entries])
 
 
-def noise(seed: int, size: int = 100_000) -> bytes:
+def noise(seed: int) -> bytes:
     """Bytes that cannot be compressed."""
-    return random.Random(seed).randbytes(size)
+    return random.Random(seed).randbytes(100_000)
 
 
 def fill_and_go_on(path: Path, make_room: Callable[[], None]) -> None:

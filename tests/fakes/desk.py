@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes.entries import call
+from fakes.process import PATIENCE
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import problems
@@ -23,7 +24,6 @@ from penstock.gateway.queue.results import Claimed
 from penstock.gateway.store import keys
 from penstock.gateway.store.recorder import Recorder
 
-PATIENCE = 60.0
 SECOND = 10**9
 AGAIN = RolloutConfig(retry_on=["failed", "timeout", "unresponsive"])
 

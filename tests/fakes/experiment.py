@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import aiohttp
+from fakes import waiting
 from fakes.provider import Provider
 
 from penstock.gateway.cli.verify import checked
@@ -17,7 +18,6 @@ from penstock.gateway.model.release import NewRelease, Release, ReleaseView
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 
-PATIENCE = 60.0
 STABLE = "You are a travel agent of Acme Air. Today is {date}. Never refund a basic fare."
 CANDIDATE = "You are a careful travel agent of Acme Air. It is {date}.\nAsk before you book. Never refund a basic fare."
 GUARDS = {"margin": 0.3}
@@ -126,12 +126,4 @@ class Traffic:
 
     async def when(self, release: str, condition: Callable[[ReleaseView], bool]) -> ReleaseView:
         """The release as soon as the condition holds."""
-        view, pause = await self.client.release(release), 0.02
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not condition(view):
-                    await asyncio.sleep(pause)
-                    view, pause = await self.client.release(release), min(1.5 * pause, 0.25)
-        except TimeoutError:
-            raise AssertionError(f"the release is {view}") from None
-        return view
+        return await waiting.when(lambda: self.client.release(release), condition, release, pause_s=0.25)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from fakes.process import Gateway, children
+from fakes.process import Gateway, children, command
 from fakes.raw import Wire, connect, get
 
 _NAME = re.compile(rb"\0worker (\d+) of \d+\0")
@@ -18,10 +18,8 @@ def workers(parent: int) -> dict[int, int]:
     """Process ids of those that it has started and that have not ended, by their numbers."""
     found: dict[int, int] = {}
     for pid in children(parent):
-        with suppress(FileNotFoundError):  # it has ended meanwhile
-            name = _NAME.search(Path(f"/proc/{pid}/cmdline").read_bytes())
-            if name is not None:
-                found[int(name[1])] = pid
+        if (name := _NAME.search(command(pid))) is not None:
+            found[int(name[1])] = pid
     return found
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from fakes.process import Gateway, children, command
+from fakes.process import Gateway, children, command, state
 from fakes.tape import Tape
 from fakes.waiting import until
 
@@ -15,16 +13,9 @@ async def until_indexed(gateway: Gateway, tape: Tape, least: int = 0) -> None:
 
     async def is_all_there() -> bool:
         processes = [pid for pid in children(gateway.pid) if b"index" in command(pid)]
-        if not all(_sleeps(pid) for pid in processes):
+        if any(state(pid) != "S" for pid in processes):
             return False
-        state = await tape.get("/api/index")
-        return state["status"] == "ready" and state["cursor"] == state["newest"] >= least
+        index = await tape.get("/api/index")
+        return index["status"] == "ready" and index["cursor"] == index["newest"] >= least
 
     await until(is_all_there)
-
-
-def _sleeps(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-    except OSError:
-        return False

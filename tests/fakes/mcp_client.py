@@ -59,14 +59,14 @@ async def piped(process: asyncio.subprocess.Process) -> AsyncGenerator[Streams]:
 
 
 @asynccontextmanager
-async def beside(url: str, write: bool = False, key: str | None = None, mode: str = "auto") -> AsyncGenerator[Client]:
+async def beside(url: str, write: bool = False, mode: str = "auto") -> AsyncGenerator[Client]:
     """A client of the server of `penstock mcp` in this process. It lives in a task of its own: fixtures begin and end
     in different ones."""
     begun: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
     over = asyncio.Event()
 
     async def live() -> None:
-        async with Control(url, key) as control, Client(make_server(control, write), mode=mode) as client:
+        async with Control(url) as control, Client(make_server(control, write), mode=mode) as client:
             begun.set_result(client)
             await over.wait()
 

@@ -15,7 +15,6 @@ left early) is the test's to judge: see `Connection.failure`.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -102,11 +101,11 @@ class Odd:
 
 
 @asynccontextmanager
-async def odd(*scripts: Script, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Odd]:
+async def odd(*scripts: Script) -> AsyncGenerator[Odd]:
     """Run an odd upstream on a free port."""
     upstream = Odd(scripts)
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(upstream), "127.0.0.1", 0, ssl=tls)
-    upstream.url = f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(upstream), "127.0.0.1", 0)
+    upstream.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield upstream
     finally:

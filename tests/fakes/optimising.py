@@ -167,12 +167,11 @@ class Optimising:
         self,
         act: Callable[[Claim], Awaitable[Done]] | None = None,
         modes: Sequence[str] = ("train", "val", "test"),
-        at_once: int = 8,
     ) -> AsyncGenerator[None]:
         """Agents that take rollouts of these modes."""
 
         async def all_of_them() -> None:
-            names = [f"w{number}" for number in range(at_once)]
+            names = [f"w{number}" for number in range(8)]
             await asyncio.gather(*(self._worker(name, act or self.answer, modes) for name in names))
 
         async with beside(all_of_them()):

@@ -22,8 +22,9 @@ from pathlib import Path
 
 import aiohttp
 from fakes.preloaded import penstock
+from fakes.waiting import PATIENCE_S
 
-PATIENCE = 60.0
+PATIENCE = PATIENCE_S
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 """`PYTHONPATH` of a process that imports Penstock and these fakes."""
@@ -89,6 +90,42 @@ def children(pid: int) -> list[int]:
         return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
     except OSError:
         return []
+
+
+def below(pid: int) -> list[int]:
+    """Processes that this one has started, and theirs."""
+    return [found for one in children(pid) for found in (one, *below(one))]
+
+
+async def gone(pid: int) -> None:
+    """Comes back when the process has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(fd, ended.set)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await ended.wait()
+    except TimeoutError:
+        raise AssertionError(f"process {pid} is still there: {command(pid)!r}") from None
+    finally:
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process has not ended; whoever has started it may yet have to hear of that."""
+    return state(pid) not in ("Z", "X", "")
+
+
+def state(pid: int) -> str:
+    """A letter, as proc(5) has it; none where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 @dataclass(slots=True)
@@ -230,12 +267,14 @@ async def running(
     python: Path = Path(sys.executable),
     under: tuple[str, ...] = (),
     tls: ssl.SSLContext | None = None,
+    port: int = 0,
 ) -> AsyncGenerator[Gateway]:
     """A gateway that keeps everything below `home`; what it wrote to stderr is printed at the end. `python`: of the
-    environment that it runs in; `under`: a command that runs it, such as `.ci/ordinary`; `tls`: of its clients."""
+    environment that it runs in; `under`: a command that runs it, such as `.ci/ordinary`; `tls`: of its clients; `port`:
+    one of `fakes.ports`, for one that is to be started there again."""
     made = Gateway(write_config(home, config), home / "data", home / "stderr", flags, env or {}, python, under, tls)
     try:
-        await made.start()
+        await made.start(port)
         yield made
     finally:
         if made.process is not None:

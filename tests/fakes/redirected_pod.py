@@ -32,7 +32,6 @@ POWERLESS = ("setpriv", "--inh-caps=-all", "--bounding-set=-all")
 AGENT = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *POWERLESS[1:])
 SECRET = "a-secret-of-the-runner"
 CHAT = ("-d", '{"model":"m","messages":[]}', "https://llm.test/v1/chat/completions")
-TOLD = "https://llm.test/told"
 CABLE = (
     "link add pod type veth peer name world netns {world}",
     "address add 10.78.0.2/24 dev pod",

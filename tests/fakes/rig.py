@@ -20,9 +20,10 @@ from typing import TypeAlias
 import aiohttp
 from fakes.odd import Connection, Odd, Script, request, send
 from fakes.preloaded import alone
-from fakes.process import PATIENCE, ROOT, memory_of, upstream, write_config
+from fakes.process import PATIENCE, ROOT, forget_peak, memory_of, upstream, write_config
 from fakes.raw import Headers, Wire, connect, post, reply
 from fakes.tape import Tape
+from fakes.waiting import when
 
 from penstock.gateway.app import Gateway
 from penstock.gateway.config import Config
@@ -64,7 +65,7 @@ class Base:
 
     def forget_peak(self) -> None:
         """From now on the most is what it is now."""
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        forget_peak(self.pid)
 
     @contextmanager
     def grows_less_than(self, most: int) -> Generator[None]:
@@ -119,11 +120,12 @@ class Rig:
     async def unaddressed(self, count: int) -> list[Span]:
         """The spans of calls to paths with the test's rollout in the query, oldest first, as soon as there are so
         many."""
-        spans: list[Span] = []
-        while len(spans) < count:
+
+        async def ended() -> list[Span]:
             page = SpanPage.model_validate(await self.tape.get("/api/spans?limit=1000"))
-            spans = [span for span in page.spans if self.rollout in span.path and span.status != "open"]
-        return sorted(spans, key=lambda span: span.start_ns)
+            return [span for span in page.spans if self.rollout in span.path and span.status != "open"]
+
+        return sorted(await when(ended, lambda spans: len(spans) >= count), key=lambda span: span.start_ns)
 
     async def span(self) -> Span:
         """The only span of the test."""

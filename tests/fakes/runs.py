@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from fakes import waiting
 from fakes.preloaded import penstock
 from fakes.process import PATIENCE, ROOT
 
@@ -28,7 +29,6 @@ OVERRUNS = "8s"
 """Time for an agent that is to exceed it, but not before it has begun: on a busy machine it takes seconds to start."""
 AGENTS = ROOT / "tests" / "sidecar" / "agents"
 PYTHON = sys.executable
-READ_STDIN = (PYTHON, "-c", "import sys; sys.stdin.read()")
 
 
 @dataclass(slots=True)
@@ -106,12 +106,7 @@ async def enqueue(client: Client, *inputs: Any, **config: Any) -> list[str]:
 
 async def when(client: Client, rollout: str, condition: Callable[[RolloutSummary], bool]) -> RolloutSummary:
     """The rollout, as soon as the condition holds for it."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            found = await client.rollout(rollout)
-            if condition(found):
-                return found
-            await asyncio.sleep(0.01)
+    return await waiting.when(lambda: client.rollout(rollout), condition, rollout)
 
 
 async def only_attempt(client: Client, rollout: str = "r1") -> Attempt:
@@ -130,21 +125,9 @@ def said(spans: list[Span], name: str) -> str:
     return "\n".join(str((span.attributes or {})["text"]) for span in spans if span.name == name)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Comes back as soon as the condition holds."""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                if condition():
-                    return
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError("it did not happen") from None
-
-
 async def written(path: Path) -> list[int]:
     """The numbers in a file, as soon as they are there: it is made before it is written to."""
-    await until(lambda: path.exists() and path.read_text() != "")
+    await waiting.until(lambda: path.exists() and path.read_text() != "")
     return list(map(int, path.read_text().split()))  # noqa: ASYNC240 - a few bytes
 
 
@@ -158,29 +141,3 @@ def spawned_late(monkeypatch: pytest.MonkeyPatch) -> None:
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", late)
-
-
-async def gone(pid: int) -> None:
-    """Comes back when the process has ended."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(fd, ended.set)
-    try:
-        async with asyncio.timeout(PATIENCE):
-            _ = await ended.wait()
-    except TimeoutError:
-        raise AssertionError(f"process {pid} is still there") from None
-    finally:
-        _ = loop.remove_reader(fd)
-        os.close(fd)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False

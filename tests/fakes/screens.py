@@ -15,6 +15,12 @@ from penstock.tui.settings import Context, host
 SMALL, LARGE = (80, 24), (160, 48)
 
 
+def app_of(pilot: Pilot[None]) -> PenstockApp:
+    """The app of a pilot."""
+    assert isinstance(pilot.app, PenstockApp)
+    return pilot.app
+
+
 def screen_text(app: PenstockApp) -> str:
     """What is on the screen, line by line, without colours."""
     strips = app.screen._compositor.render_strips()  # pyright: ignore[reportPrivateUsage]  # no public way to a text
@@ -36,8 +42,7 @@ async def running(options: Options, size: tuple[int, int] = SMALL) -> AsyncGener
 
 async def until(pilot: Pilot[None], seen: Callable[[str], bool], seconds: float = PATIENCE) -> str:
     """The text of the screen once it is as wanted; fails with the last one."""
-    app = pilot.app
-    assert isinstance(app, PenstockApp)
+    app = app_of(pilot)
     end = asyncio.get_running_loop().time() + seconds
     while not seen(text := screen_text(app)):
         assert asyncio.get_running_loop().time() < end, text

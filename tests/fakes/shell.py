@@ -109,6 +109,13 @@ class Shell:
             assert await process.wait() == 0
 
 
+def demo(module: str, home: Path, patience_s: float = 90.0, **env: str) -> Shell:
+    """What starts a demo that knows nothing of this machine, and whose temporary files are to lie here."""
+    made = Shell("", ROOT, (sys.executable, "-m", module))
+    made.env, made.patience = {"TMPDIR": str(home), "PYTHONPATH": str(ROOT)} | env, patience_s
+    return made
+
+
 def _drained(terminal: int) -> bytes:
     """All that is said on it."""
     said = b""

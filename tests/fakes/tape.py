@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import aiohttp
-from fakes.waiting import until
+from fakes.waiting import until, when
 
 from penstock.gateway.model.answers import SpanDetail, SpanPage
 from penstock.gateway.model.span import Span, SpanStatus
-
-PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +53,7 @@ class Tape:
 
     async def when(self, rollout: str, attempt: str, condition: Callable[[list[Span]], bool]) -> list[Span]:
         """The spans of an attempt, as soon as the condition holds for them."""
-        heads: list[Span] = []
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not condition(heads):
-                    heads = await self._heads(rollout, attempt)
-        except TimeoutError:
-            raise AssertionError(f"the tape has only {heads}") from None
-        return heads
+        return await when(lambda: self._heads(rollout, attempt), condition, "the tape")
 
     async def _heads(self, rollout: str, attempt: str) -> list[Span]:
         """Heads by sequence; none while the rollout is not known yet."""

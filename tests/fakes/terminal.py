@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fakes.process import alive
+
 PATIENCE = 120.0
 """What one command may take on a machine that is busy; s."""
 
@@ -85,10 +87,10 @@ class Terminal:
         pid = int(await self._say(f"{{ {started}\n}} >{out} 2>{err} </dev/null & echo $!"))
         async with asyncio.timeout(PATIENCE):
             while True:
-                alive, printed = runs(pid), _read(out) + _read(err)
+                lives, printed = alive(pid), _read(out) + _read(err)
                 if re.search(awaited, printed):
                     return printed
-                assert alive, f"it ended before it printed {awaited!r}: {printed}"
+                assert lives, f"it ended before it printed {awaited!r}: {printed}"
                 await asyncio.sleep(0.02)
 
     def _files(self) -> tuple[Path, Path]:
@@ -106,14 +108,6 @@ class Terminal:
 
 def _read(path: Path) -> str:
     return path.read_text() if path.exists() else ""
-
-
-def runs(pid: int) -> bool:
-    """Whether a process has not ended; bash reaps its children whenever it likes."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @asynccontextmanager

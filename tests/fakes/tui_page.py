@@ -6,14 +6,11 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import NamedTuple
 
-from fakes.process import PATIENCE
-
-ROOT = Path(__file__).parents[2]
+from fakes.process import PATIENCE, ROOT, below
 
 
 class Served(NamedTuple):
@@ -30,37 +27,6 @@ class Served(NamedTuple):
     def tabs(self) -> list[int]:
         """The processes of its tabs."""
         return below(self.process.pid)
-
-
-def below(pid: int) -> list[int]:
-    """The processes that a process has started, and theirs."""
-    try:
-        own = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-    return [found for child in own for found in (child, *below(child))]
-
-
-def command(pid: int) -> str:
-    """With what it was started."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-
-
-async def gone(pids: Iterable[int]) -> None:
-    """Waits until processes have ended."""
-    async with asyncio.timeout(PATIENCE):
-        for pid in pids:
-            try:
-                ended = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            loop, told = asyncio.get_running_loop(), asyncio.Event()
-            loop.add_reader(ended, told.set)
-            try:
-                await told.wait()
-            finally:
-                loop.remove_reader(ended)
-                os.close(ended)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-PATIENCE_S = 60.0
+PATIENCE_S, PAUSE_S = 60.0, 0.02
 T = TypeVar("T")
 
 
@@ -20,14 +20,19 @@ async def until(condition: Callable[[], Awaitable[bool] | bool]) -> None:
     _ = await when(ask, bool, getattr(condition, "__qualname__", repr(condition)))
 
 
-async def when(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool], what: str = "the answer") -> T:
-    """What is answered, as soon as it is as wanted; fails with what was answered last."""
+async def when(
+    ask: Callable[[], Awaitable[T]], wanted: Callable[[T], bool], what: str = "the answer", pause_s: float = PAUSE_S
+) -> T:
+    """What is answered, as soon as it is as wanted; fails with what was answered last. `pause_s`: the longest between
+    two questions, where they cost much."""
     found: T | None = None
+    pause = PAUSE_S / 4
     limit = asyncio.timeout(PATIENCE_S)
     try:
         async with limit:
-            while not wanted(found := await ask()):  # noqa: ASYNC110 - whoever is asked tells nobody
-                await asyncio.sleep(0.02)
+            while not wanted(found := await ask()):
+                await asyncio.sleep(pause)
+                pause = min(1.5 * pause, pause_s)
             return found
     except TimeoutError:
         if not limit.expired():  # the question's own

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from fakes.goldens import check_widths
-from fakes.runs import PATIENCE, until
+from fakes.runs import PATIENCE
+from fakes.waiting import until
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, Group, RenderableType

@@ -11,8 +11,9 @@ import pytest
 from fakes import waiting
 from fakes.mistakes import tells
 from fakes.process import Gateway
-from fakes.runs import AGENTS, LEASE, PYTHON, StartRun, enqueue, events, only_attempt, said, until, when
+from fakes.runs import AGENTS, LEASE, PYTHON, StartRun, enqueue, events, only_attempt, said, when
 from fakes.shell import Refused
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import AttemptStatus, Reward, RolloutStatus

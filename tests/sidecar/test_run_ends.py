@@ -7,21 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from fakes.process import Gateway
-from fakes.runs import (
-    AGENTS,
-    LEASE,
-    OVERRUNS,
-    PYTHON,
-    StartRun,
-    alive,
-    enqueue,
-    gone,
-    only_attempt,
-    until,
-    when,
-    written,
-)
+from fakes.process import Gateway, alive, gone
+from fakes.runs import AGENTS, LEASE, OVERRUNS, PYTHON, StartRun, enqueue, only_attempt, when, written
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus

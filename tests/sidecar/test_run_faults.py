@@ -9,7 +9,8 @@ from conftest import StartGateway
 from fakes.engine import engine
 from fakes.ports import steady_ports
 from fakes.process import Gateway, vllms
-from fakes.runs import PYTHON, enqueue, runs, until, when
+from fakes.runs import PYTHON, enqueue, runs, when
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.process import deep_folder
-from fakes.runs import LEASE, OVERRUNS, StartRun, enqueue, events, gone, only_attempt, said, until, when, written
+from fakes.process import deep_folder, gone
+from fakes.runs import LEASE, OVERRUNS, StartRun, enqueue, events, only_attempt, said, when, written
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus

@@ -6,19 +6,24 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
-from fakes.demo_screens import app_of, played, recording, settled
 from fakes.goldens import GOLDENS
-from fakes.screens import LARGE, SMALL
+from fakes.process import ROOT
+from fakes.screens import LARGE, SMALL, app_of, screen_text, until
 from rich.cells import cell_len
+from textual.pilot import Pilot
 
 from penstock.gateway.__main__ import app
-from penstock.tui.recording import Clock, PlayedClient
+from penstock.tui.app import Options, PenstockApp
+from penstock.tui.recording import Clock, PlayedClient, Recording, load
 from penstock.tui.screens.registry import STANDING, made
+from penstock.tui.settings import Context
 
-ROOT = Path(__file__).parents[2]
 SCREENS = [
     *STANDING, ("rollout", "refund-1002.2"), ("compare", "group", "refund-1002"),
     ("compare", "rollouts", "refund-1002.1", "refund-1002.2"), ("compare", "versions", "desk", "v1", "v2"),
@@ -30,6 +35,50 @@ PICTURES = {
     "tui-run": (("runs",), (), (120, 30)),
 }
 """Name: the screen, keys that are pressed there, and its size."""
+
+
+@cache
+def recording() -> Recording:
+    return load(ROOT / "tui" / "demo.jsonl.gz")
+
+
+@asynccontextmanager
+async def played(words: Sequence[str], size: tuple[int, int]) -> AsyncGenerator[Pilot[None]]:
+    """A screen of the demo, once it has all that it asks for."""
+    clock = Clock(recording(), at_end=True)
+    contexts = {"demo": Context(gateway="http://127.0.0.1:4747", read_only=True)}
+    options = Options(
+        contexts,
+        "demo",
+        words,
+        connect=lambda _: PlayedClient(recording(), clock),
+        now_ns=clock.now_ns,
+        note=lambda: "played",
+    )
+    app = PenstockApp(options)
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda text: "live" in text.splitlines()[0] and "asking" not in text)
+        yield pilot
+
+
+async def settled(pilot: Pilot[None]) -> str:
+    """The screen once all that it asks for is answered, and to draw it again changes nothing."""
+    app, before = app_of(pilot), ""
+    while True:
+        await until(pilot, lambda text: "asking" not in text and _answered(app))
+        app.main.draw()
+        await pilot.pause()
+        text = screen_text(app)
+        if text == before and _answered(app):
+            return text
+        before = text
+
+
+def _answered(app: PenstockApp) -> bool:
+    shown = app.main.shown
+    if shown.data is None or shown.view.wants(shown.data, app.main.rows.in_sight()):
+        return False
+    return shown.chosen is None or shown.closer_of == shown.chosen
 
 
 def compared(path: Path, text: str) -> None:

@@ -10,16 +10,16 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
+from fakes import process
 from fakes.ports import steady_ports
-from fakes.process import PATIENCE, Gateway, write_config
-from fakes.screens import LARGE, options, running, until
+from fakes.process import PATIENCE, Gateway
+from fakes.screens import LARGE, app_of, options, running, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.tui.app import PenstockApp
 from penstock.tui.keys import KEYS
 from penstock.tui.main_screen import Main
 
@@ -33,13 +33,9 @@ STEPS = st.one_of(st.sampled_from([DIES, RETURNS]), st.sampled_from(PRESSED), st
 @asynccontextmanager
 async def gateway(home: Path) -> AsyncGenerator[Gateway]:
     """One with tasks on it, on a port that it keeps."""
-    made = Gateway(write_config(home, ""), home / "data", home / "stderr")
-    await made.start(steady_ports(1)[0])
-    try:
+    async with process.running(home, "", port=steady_ports(1)[0]) as made:
         await enqueue(made, range(12))
         yield made
-    finally:
-        await made.terminate()
 
 
 async def enqueue(made: Gateway, numbers: range) -> None:
@@ -50,9 +46,7 @@ async def enqueue(made: Gateway, numbers: range) -> None:
 
 def main_of(pilot: Pilot[None]) -> Main:
     """The screen of the app."""
-    app = pilot.app
-    assert isinstance(app, PenstockApp)
-    return app.main
+    return app_of(pilot).main
 
 
 async def step(pilot: Pilot[None], made: Gateway, what: str) -> None:
@@ -114,8 +108,7 @@ async def test_the_feed_is_followed_again_when_the_gateway_returns_with_another_
         shutil.rmtree(made.data)
         await made.restart()
         await until(pilot, lambda text: "live" in text.splitlines()[0])
-        app = pilot.app
-        assert isinstance(app, PenstockApp)
+        app = app_of(pilot)
         told, number = app.traffic.flow(lambda _: 1).now, 12
         async with asyncio.timeout(PATIENCE):
             while app.traffic.flow(lambda _: 1).now <= told:

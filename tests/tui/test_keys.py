@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fakes.screens import SMALL, options, running, until
+from fakes.screens import SMALL, app_of, options, running, until
 from fakes.tui_world import World
 
 from penstock.tui.app import PenstockApp
@@ -59,8 +59,7 @@ async def test_every_key_does_something_or_says_why_not(world: World, words: tup
     for row in (row for row in KEYS if row.on(view) and row.id not in ENDS and (row in general or row.views)):
         for key in row.keys:
             async with running(options(world.url, *words, read_only=True), SMALL) as pilot:
-                app = pilot.app
-                assert isinstance(app, PenstockApp)
+                app = app_of(pilot)
                 before = await until(pilot, lambda text: "live" in text and "asking" not in text)
                 await pilot.press(key)
                 # It may have to ask the gateway first.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from fakes.process import Gateway
-from fakes.screens import LARGE, SMALL, options, running, screen_text, until
+from fakes.screens import LARGE, SMALL, app_of, options, running, screen_text, until
 from fakes.tui_world import World
 from textual.pilot import Pilot
 
@@ -17,11 +17,6 @@ from penstock.tui.app import PenstockApp
 from penstock.tui.keys import HINTS, KeyMap
 from penstock.tui.main_screen import hints
 from penstock.tui.settings import Context, host
-
-
-def app_of(pilot: Pilot[None]) -> PenstockApp:
-    assert isinstance(pilot.app, PenstockApp)
-    return pilot.app
 
 
 def chosen(text: str) -> str:

@@ -8,14 +8,13 @@ import os
 from collections.abc import Callable
 
 import pytest
-from fakes.screens import SMALL, options, running, screen_text, until
+from fakes.screens import SMALL, app_of, options, running, screen_text, until
 from fakes.tui_world import World
 from textual.pilot import Pilot
 from textual.widgets import Input
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.display.text import clean
-from penstock.tui.app import PenstockApp
 from penstock.tui.link import Link
 from penstock.tui.looking import Looking, Shown
 from penstock.tui.panes import raw
@@ -26,11 +25,6 @@ from penstock.tui.screens.tools import ToolsView
 from penstock.tui.view import View
 from penstock.tui.widgets.dialogs import Confirm
 from penstock.tui.widgets.rows import Rows
-
-
-def app_of(pilot: Pilot[None]) -> PenstockApp:
-    assert isinstance(pilot.app, PenstockApp)
-    return pilot.app
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b"[" * 5_000 + b"]" * 5_000, b'{"a": "\\ud800"}'])

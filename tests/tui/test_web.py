@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from fakes.process import PATIENCE
-from fakes.tui_page import ROOT, Served, command, gone, served
+from fakes.process import PATIENCE, ROOT, command, gone
+from fakes.tui_page import Served, served
 from yarl import URL
 
 from penstock.tui.web import MOST_TABS, STRANGER, USED
@@ -111,10 +111,11 @@ async def test_a_tab_is_a_process_that_changes_nothing_and_ends_with_it(
         pass
     async with tab(browser, page) as socket:
         tabs = page.tabs()
-        assert any("--read-only" in command(pid) for pid in tabs)
+        assert any(b"--read-only" in command(pid) for pid in tabs)
         await socket.send_json(["stdin", "?"])
         await heard(socket, b"one row up")
-    await gone(tabs)
+    for pid in tabs:
+        await gone(pid)
 
 
 async def test_only_so_many_tabs_are_open_at_a_time(page: Served, browser: aiohttp.ClientSession) -> None:
@@ -138,7 +139,8 @@ async def test_tabs_end_with_the_server_however_it_ends(number: signal.Signals) 
             assert tabs
             page.process.send_signal(number)
             await page.process.wait()
-            await gone(tabs)
+            for pid in tabs:
+                await gone(pid)
 
 
 async def test_the_key_is_in_no_command_and_in_nothing_that_is_said() -> None:
@@ -147,7 +149,7 @@ async def test_the_key_is_in_no_command_and_in_nothing_that_is_said() -> None:
             async with browser.get(page.link) as answer:
                 assert "the-secret-key" not in await answer.text()
             async with tab(browser, page):
-                assert not any("the-secret-key" in command(pid) for pid in page.tabs())
+                assert not any(b"the-secret-key" in command(pid) for pid in page.tabs())
         page.process.terminate()
         told, complained = await page.process.communicate()
     assert b"the-secret-key" not in told + complained

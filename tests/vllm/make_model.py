@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 HIDDEN, LAYERS, HEADS, RANK = 64, 2, 2, 4
 """Two heads of 32: the smallest that vLLM's attention takes on a CPU."""
+END = "<|im_end|>"
 TEXT = ["the gate holds the water and the wheel turns the mill by the river in the valley below"]
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
@@ -33,30 +34,32 @@ TEMPLATE = (
 """It writes the past anew, as templates do: white space is stripped, and arguments are written as JSON again."""
 
 
-def make_tokenizer(directory: Path) -> int:
-    """Writes a byte-level BPE tokenizer; returns the size of its vocabulary."""
+def make_tokenizer(
+    directory: Path, texts: list[str], size: int, template: str, *special: str
+) -> PreTrainedTokenizerFast:
+    """Writes a byte-level BPE tokenizer of so many tokens; `special`: besides those that begin and end a message."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=["<|im_start|>", "<|im_end|>"],
+        vocab_size=size,
+        special_tokens=["<|im_start|>", END, *special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(TEXT, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|im_end|>")
-    fast.chat_template = TEMPLATE
+    made.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, pad_token=END)
+    fast.chat_template = template
     fast.save_pretrained(directory)
-    return made.get_vocab_size()
+    return fast
 
 
 def make_base(directory: Path) -> None:
     """Writes the model, with weights large enough that its answers depend on every token."""
     torch.manual_seed(1)
-    vocabulary = make_tokenizer(directory)
+    tokenizer = make_tokenizer(directory, TEXT, 320, TEMPLATE)
     config = Qwen2Config(
-        vocab_size=vocabulary,
+        vocab_size=len(tokenizer),
         hidden_size=HIDDEN,
         intermediate_size=2 * HIDDEN,
         num_hidden_layers=LAYERS,

@@ -17,12 +17,11 @@ import sys
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from make_model import END, make_tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 SHELLS = {"Bash": "command", "exec_command": "cmd"}
 SAID = "All is done."
-END = "<|im_end|>"
 TEMPLATE = (
     "{%- set ns = namespace(shell='none') -%}"
     "{%- for t in tools or [] -%}{%- if t.function.name in ['Bash', 'exec_command'] -%}"
@@ -68,24 +67,6 @@ def noise(rng: random.Random) -> str:
     return "".join(rng.choice("abc xyz.\n:/<>123") for _ in range(rng.randint(1, 16))).strip() or "a"
 
 
-def make_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
-    """Words of what it says are tokens; anything else is bytes."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<|im_start|>", END, "<think>", "</think>", "<tool_call>", "</tool_call>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    made.train_from_iterator([answer(shell, turn) for shell in SHELLS for turn in range(1, 5)] * 4, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, pad_token=END)
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(directory)
-    return fast
-
-
 def encoded(tokenizer: PreTrainedTokenizerFast, pieces: list[tuple[str, bool]]) -> tuple[list[int], list[int]]:
     """Ids, and the same where the model makes them."""
     ids, labels = [], []
@@ -119,7 +100,9 @@ def main(directory: Path) -> None:
     """Makes it, and says how well it has learnt."""
     torch.manual_seed(1)
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer(directory)
+    # Words of what it says are tokens; anything else is bytes.
+    said = [answer(shell, turn) for shell in SHELLS for turn in range(1, 5)] * 4
+    tokenizer = make_tokenizer(directory, said, 400, TEMPLATE, "<think>", "</think>", "<tool_call>", "</tool_call>")
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=4096, eos_token_id=1, bos_token_id=None,

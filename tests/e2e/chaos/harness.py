@@ -22,7 +22,7 @@ from pathlib import Path
 from e2e.chaos.plan import Plan
 from e2e.chaos.provider import serving
 from e2e.chaos.verdict import Verdict, judge
-from fakes.process import ROOT, Gateway, running, upstreams
+from fakes.process import ROOT, Gateway, command, running, upstreams
 
 from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client, ClientError
@@ -143,7 +143,7 @@ class Chaos:
         self._chance.shuffle(journals)
         for journal in journals:
             pid = int(journal.read_text().partition("\n")[0][4:] or 0)
-            if pid and str(AGENT).encode() in _command(pid):
+            if pid and str(AGENT).encode() in command(pid):
                 os.kill(pid, signal.SIGKILL)
                 self.kills["agent"] += 1
                 return
@@ -192,13 +192,6 @@ class Chaos:
 
     def _output(self) -> str:
         return (self._home / "runners").read_text(errors="replace")[-4000:]
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 @asynccontextmanager

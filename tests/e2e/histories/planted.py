@@ -55,8 +55,8 @@ def span(sequence: int = 1, name: str = CALL, **more: Any) -> Span:
     return Span(rollout="q1", attempt="a1", sequence=sequence, parent_id=name, **found)
 
 
-def tool(begin: float, end: float, tool: str = "echo", result: Result = "ok") -> Operation:
-    return did("tool", begin, end, result, call=USED, tool=tool, **HERE, answer={"text": text_of(USED)})
+def tool(begin: float, end: float, tool: str = "echo") -> Operation:
+    return did("tool", begin, end, call=USED, tool=tool, **HERE, answer={"text": text_of(USED)})
 
 
 def used(sequence: int, name: str = USED, **more: Any) -> Span:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 from fakes.gateway_workers import workers
-from fakes.process import PATIENCE, Gateway, children, limit_files
+from fakes.process import PATIENCE, Gateway, alive, children, command, limit_files
 from fakes.waiting import until
 
 RETRY_S = 0.05
@@ -38,7 +38,7 @@ class Served:
         assert self.gateway.process is not None
         for pid in [self.gateway.process.pid, *self._known]:
             self._known += [one for one in [pid, *children(pid)] if one not in self._known and not _is_hosted(one)]
-        self._known = [pid for pid in self._known if _is_alive(pid) and not _is_hosted(pid)]
+        self._known = [pid for pid in self._known if alive(pid) and not _is_hosted(pid)]
         return list(self._known)
 
     async def start(self) -> None:
@@ -59,7 +59,7 @@ class Served:
         self.send(signal.SIGKILL)
         await until(self._is_gone)
 
-    async def _is_gone(self) -> bool:
+    def _is_gone(self) -> bool:
         self.send(signal.SIGKILL)  # what one of them has started in its last moment
         return not self.alive
 
@@ -72,13 +72,13 @@ class Served:
         """Returns once another one has taken the place of one that was killed."""
         count = len(self.workers)
 
-        async def are_there() -> bool:
+        def are_there() -> bool:
             found = self.workers
             return killed not in found.values() and len(found) >= count
 
         try:
             await until(are_there)
-        except TimeoutError:
+        except AssertionError:
             found = {pid: (_parent(pid), list(children(pid))) for pid in self.alive}
             said = f"worker {killed} is missed, {count} were there; there are {self.workers}, and by parent: {found}"
             raise AssertionError(f"{said}\n{self.gateway.log}") from None
@@ -90,10 +90,7 @@ class Served:
             if _parent(pid) not in alive:
                 os.kill(pid, signal.SIGTERM)
 
-        async def are_gone() -> bool:
-            return not self.alive
-
-        await until(are_gone)
+        await until(lambda: not self.alive)
         assert self.gateway.process is not None
         _ = await self.gateway.process.communicate()
 
@@ -104,10 +101,7 @@ class Served:
         old = [pid for pid in before if pid not in self.workers.values()][-1]
         os.kill(before[0], signal.SIGHUP)
 
-        async def another() -> bool:
-            return len(set(self.alive) - set(before)) > 0 or self.gateway.log.count(BUSY) > busy
-
-        await until(another)
+        await until(lambda: len(set(self.alive) - set(before)) > 0 or self.gateway.log.count(BUSY) > busy)
         return old, next((pid for pid in self.alive if pid not in before), None)
 
     async def strike(self, pid: int) -> None:
@@ -116,22 +110,16 @@ class Served:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
-        async def are_gone() -> bool:
-            return not any(map(_is_alive, left))
-
-        await until(are_gone)
+        await until(lambda: not any(map(alive, left)))
 
     async def hand_over(self) -> bool:
         """SIGHUP, with nobody in its way: whether the next process has taken over, as the old one says."""
         before = self.gateway.log.count(TAKEN)
         _ = await self.reload()
 
-        async def is_taken() -> bool:
-            return self.gateway.log.count(TAKEN) > before
-
         try:
-            await until(is_taken)
-        except TimeoutError:
+            await until(lambda: self.gateway.log.count(TAKEN) > before)
+        except AssertionError:
             return False
         return True
 
@@ -174,15 +162,4 @@ def _parent(pid: int) -> int:
 
 def _is_hosted(pid: int) -> bool:
     """Whether it is a server of tools, or who watches over one: whatever becomes of the gateway is theirs to notice."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"hosted_tools.py" in command
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return b"hosted_tools.py" in command(pid)

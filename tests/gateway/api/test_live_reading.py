@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from conftest import StartGateway
 from fakes.local import Local
+from fakes.process import PATIENCE
 from fakes.provider import Provider
 
 from penstock.gateway.api.compression import LEAST, PackedFeed, accepts_gzip
@@ -26,7 +27,6 @@ from penstock.gateway.model.change import Digest
 from penstock.gateway.model.queue import ClaimRequest, Event, RolloutSpec
 from penstock.gateway.model.rollout import RolloutStatus
 
-PATIENCE = 60.0
 GZIP = {"Accept-Encoding": "gzip"}
 
 

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from conftest import StartGateway
 from fakes.local import Local, locally
-from fakes.process import upstreams
+from fakes.process import PATIENCE, upstreams
 from fakes.provider import Provider
 from fakes.raw import body_of, connect, post
 from fakes.waiting import until
@@ -45,7 +45,6 @@ from penstock.gateway.model.span import Span
 
 T = TypeVar("T")
 JSON = {"Content-Type": "application/json"}
-PATIENCE = 60.0
 """Seconds; a claim that waits so long has no work at their end."""
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from conftest import StartGateway
 from fakes.local import Local, locally
-from fakes.process import Gateway, child
-from fakes.runs import alive
+from fakes.process import Gateway, alive, child
 from fakes.shell import Shell
 from fakes.waiting import until
 

@@ -22,8 +22,7 @@ import pytest
 from fakes.entries import call
 from fakes.indexing import caught_up, followed
 from fakes.mistakes import tells
-from fakes.process import ROOT
-from fakes.runs import alive
+from fakes.process import ROOT, alive
 
 from penstock.gateway.api import pages
 from penstock.gateway.api.context import Control

@@ -19,8 +19,8 @@ from fakes import waiting
 from fakes.mcp_hosted import Habits, Hosted, config, error, hosting, processes, text, until_left
 from fakes.mcp_wire import INITIALIZE, call
 from fakes.process import PATIENCE
-from fakes.runs import until
 from fakes.tape import Tape
+from fakes.waiting import until
 
 from penstock.gateway.dialects.mcp import messages
 from penstock.gateway.mcp.hosted.host import Ending, Host

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fakes.mcp_client import Talk, beside
+from fakes.process import PATIENCE
 from fakes.shell import Shell
 
 from penstock.gateway.mcp_server.lines import Lines
@@ -21,7 +22,6 @@ HELLO = {
 LISTING: dict[str, Any] = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
 INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 NOWHERE = "http://127.0.0.1:9"
-PATIENCE = 60.0
 
 
 @pytest.fixture

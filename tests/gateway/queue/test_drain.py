@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Generator
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from fakes import process
 from fakes.odd import gone, request, send, wait
-from fakes.process import PATIENCE
 from fakes.raw import Gone, chunk, connect, events_head, get, post, reply
 from fakes.rig import CHAT, Base, Rig, based
 from fakes.tape import Tape
@@ -39,21 +38,6 @@ def recorded(base: Base) -> list[Span]:
     assert examine(base.data)[1] == []
     with Store(base.data, readonly=True) as store:
         return list(store.spans("drained"))
-
-
-async def ended(base: Base) -> None:
-    """Waits until the process is gone."""
-    handle = os.pidfd_open(base.pid)
-    over = asyncio.Event()
-    asyncio.get_running_loop().add_reader(handle, over.set)
-    try:
-        async with asyncio.timeout(PATIENCE):
-            await over.wait()
-    except TimeoutError:
-        raise AssertionError(f"the gateway did not end\n{base.log}") from None
-    finally:
-        asyncio.get_running_loop().remove_reader(handle)
-        os.close(handle)
 
 
 async def refuses_connections(base: Base) -> None:
@@ -104,7 +88,7 @@ async def test_what_runs_finishes(http: aiohttp.ClientSession, tmp_path: Path, n
             assert await stream.rest() == END
             assert stream.end == "eof"
             await follower.gone()
-            await ended(rig.base)
+            await process.gone(rig.base.pid)
         spans = recorded(rig.base)
     assert sorted((span.status, span.response_bytes) for span in spans) == [("ok", 2), ("ok", 2), ("ok", 23)]
 
@@ -117,7 +101,7 @@ async def test_what_is_queued_is_written(http: aiohttp.ClientSession, tmp_path: 
                 client.send(rig.call())
                 await client.message()
             os.kill(rig.base.pid, signal.SIGTERM)
-            await ended(rig.base)
+            await process.gone(rig.base.pid)
         assert len(recorded(rig.base)) == 100
 
 
@@ -145,7 +129,7 @@ async def test_what_does_not_finish_is_interrupted(
             assert await plain.rest() == b""
             for connection in upstream.connections:
                 await connection.gone()
-            await ended(rig.base)
+            await process.gone(rig.base.pid)
         spans = recorded(rig.base)
     assert [(span.status, span.error) for span in spans] == [("interrupted", "gateway_stopped")] * 2
     assert [span.response_bytes for span in spans] == [9, 0]

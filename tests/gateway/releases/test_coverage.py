@@ -11,9 +11,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes.experiment import PATIENCE, Traffic, faults, policy, prompt
+from fakes.experiment import Traffic, faults, policy, prompt
 from fakes.mistakes import tells
-from fakes.process import Gateway
+from fakes.process import PATIENCE, Gateway
 from fakes.provider import Provider
 from fakes.releasing import Bench, bench, counting
 from fakes.shell import Shell

@@ -14,7 +14,8 @@ from typing import TypeVar, cast
 import aiohttp
 import pytest
 from fakes.engine import UNLOAD, engine
-from fakes.experiment import PATIENCE, policy
+from fakes.experiment import policy
+from fakes.process import PATIENCE
 from fakes.releasing import Bench, bench, counting
 from fakes.some import some
 from fakes.transactions import begun, done

@@ -11,11 +11,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, faults, names, policy, prompt, sent
+from fakes.experiment import CANDIDATE, STABLE, Traffic, faults, names, policy, prompt, sent
 from fakes.formats import Failure
 from fakes.local import KILLED
 from fakes.mistakes import tells
-from fakes.process import Gateway
+from fakes.process import PATIENCE, Gateway
 from fakes.provider import Outcome, Provider
 from fakes.tape import Tape
 

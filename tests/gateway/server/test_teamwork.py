@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from fakes.runs import until
+from fakes.waiting import until
 
 from penstock.gateway.calls.joining import Joining
 from penstock.gateway.metrics import Metrics

@@ -38,10 +38,9 @@ from fakes.handing_over import (
 from fakes.odd import request, send, wait
 from fakes.otlp import Made
 from fakes.otlp import request as spans
-from fakes.process import Gateway, children, limit_files, running
+from fakes.process import Gateway, children, gone, limit_files, running
 from fakes.raw import Wire, body_of, chunk, connect, events_head, get, post, reply
 from fakes.rig import CHAT, odd_on
-from fakes.runs import gone
 from fakes.shell import Shell
 from fakes.tape import Tape
 from fakes.teams import Team, asked, chat, team

@@ -18,11 +18,10 @@ import aiohttp
 import pytest
 from fakes.mistakes import tells
 from fakes.odd import Script, request, send, wait
-from fakes.process import limit_files
+from fakes.process import PATIENCE, limit_files
 from fakes.raw import body_of, get, post, reply
 from fakes.rig import CHAT, Rig, based, inside
 from fakes.some import some
-from fakes.tape import PATIENCE
 from fakes.tape import Tape as TapeView
 from fakes.waiting import until
 

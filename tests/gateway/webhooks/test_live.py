@@ -10,11 +10,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
-from fakes.experiment import CANDIDATE, PATIENCE, STABLE, policy, prompt
+from fakes.experiment import CANDIDATE, STABLE, policy, prompt
 from fakes.hook import SECRET, Failing, Hook, documented, hooked
 from fakes.local import Local, locally
 from fakes.mistakes import tells
 from fakes.ports import steady_ports
+from fakes.process import PATIENCE
 from fakes.shell import Shell
 from fakes.waiting import until
 

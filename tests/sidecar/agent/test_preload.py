@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.runs import PATIENCE, alive, gone, until
+from fakes.process import alive, gone
+from fakes.runs import PATIENCE
+from fakes.waiting import until
 
 from penstock.sidecar.agent import fork_client
 from penstock.sidecar.agent.environment import NOWHERE, imported

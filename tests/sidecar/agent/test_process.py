@@ -9,7 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from fakes.runs import AGENTS, PYTHON, alive, gone, spawned_late, until, written
+from fakes.process import alive, gone
+from fakes.runs import AGENTS, PYTHON, spawned_late, written
+from fakes.waiting import until
 
 from penstock.sidecar.agent import supervisor
 from penstock.sidecar.agent.process import Command, Ending, Process, start

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from fakes.mistakes import tells
 from fakes.process import Gateway
-from fakes.runs import AGENTS, LEASE, PYTHON, StartRun, enqueue, only_attempt, until
+from fakes.runs import AGENTS, LEASE, PYTHON, StartRun, enqueue, only_attempt
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim

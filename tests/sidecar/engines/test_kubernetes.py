@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from fakes import waiting
 from fakes.kubernetes import NAMESPACE, SCHEMA, Kubernetes, serving, validate
-from fakes.runs import AGENTS, LEASE, PATIENCE, PYTHON, StartRun, enqueue, events, only_attempt, said, until
+from fakes.runs import AGENTS, LEASE, PATIENCE, PYTHON, StartRun, enqueue, events, only_attempt, said
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from fakes.process import Gateway
+from fakes.process import Gateway, gone
 from fakes.ray_cluster import Nodes, two_nodes
-from fakes.runs import AGENTS, LEASE, PATIENCE, PYTHON, StartRun, enqueue, gone, only_attempt, written
+from fakes.runs import AGENTS, LEASE, PATIENCE, PYTHON, StartRun, enqueue, only_attempt, written
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest

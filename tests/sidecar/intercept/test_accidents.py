@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from fakes.mistakes import tells
-from fakes.runs import PATIENCE, until
+from fakes.runs import PATIENCE
 from fakes.shell import PENSTOCK, Shell
+from fakes.waiting import until
 
 from penstock.sidecar.intercept import mitm, redirected, serving, trust
 from penstock.sidecar.intercept.asking import NotReached, ask

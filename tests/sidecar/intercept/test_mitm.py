@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from conftest import StartGateway
 from fakes.mistakes import tells
-from fakes.process import PATIENCE, ROOT, Gateway, child
+from fakes.process import ROOT, Gateway, child, gone
 from fakes.responses_websocket import websocket_host
 from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
@@ -276,15 +276,10 @@ async def test_it_ends_with_the_sidecar(rig: Rig) -> None:
     assert process.stdout is not None
     assert await process.stdout.readline() == b"up\n"
     mitmdump, agent = child(process.pid, b"mitmdump"), child(process.pid, b"time.sleep")
-    over, gone = os.pidfd_open(mitmdump), asyncio.Event()
-    asyncio.get_running_loop().add_reader(over, gone.set)
     try:
         process.kill()
-        async with asyncio.timeout(PATIENCE):
-            await gone.wait()
+        await gone(mitmdump)
     finally:
-        asyncio.get_running_loop().remove_reader(over)
-        os.close(over)
         os.kill(agent, signal.SIGKILL)
     await process.communicate()
 

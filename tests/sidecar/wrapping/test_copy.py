@@ -8,10 +8,9 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from fakes.process import PATIENCE, ROOT
+from fakes.process import PATIENCE, ROOT, alive, gone, memory_of
 from fakes.shell import Refused
 from fakes.wrapping import Wrapping
 
@@ -58,13 +57,8 @@ async def test_a_huge_line_passes_and_is_not_kept_in_memory(wrapping: Wrapping) 
     await sending
     assert size == HUGE + 5
     assert got.digest() == sent.digest()
-    assert most_memory(wrapper.process.pid) < HUGE, "a line is kept in memory"
+    assert memory_of(wrapper.process.pid, "VmHWM") < HUGE, "a line is kept in memory"
     assert await wrapper.end() == 0
-
-
-def most_memory(pid: int) -> int:
-    """The most that a process has had; bytes."""
-    return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0])
 
 
 @pytest.mark.slow
@@ -175,16 +169,8 @@ async def test_nothing_outlives_a_wrapper_that_is_killed(wrapping: Wrapping) -> 
     assert all(map(alive, pids))
     wrapper.process.kill()
     assert await wrapper.end() == -signal.SIGKILL
-    async with asyncio.timeout(PATIENCE):
-        while any(map(alive, pids)):  # noqa: ASYNC110 - nobody tells of the end of others' children
-            await asyncio.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    for pid in pids:
+        await gone(pid)
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,7 @@ async def test_the_next_wrapper_sends_what_a_killed_one_has_left(wrapping: Wrapp
         wrapper.say("wait", 2)
         _ = await wrapper.ask("asked", 3)
         # A line is put on disk when it has been passed on.
-        async with asyncio.timeout(PATIENCE):
-            while on_disk(wrapping) < 5:  # noqa: ASYNC110 - another process writes
-                await asyncio.sleep(0.01)
+        await until(lambda: on_disk(wrapping) >= 5)
         wrapper.process.kill()
     (folder,) = wrapping.left
     about = folder / "about.json"
@@ -242,9 +240,7 @@ async def test_what_has_no_room_on_disk_is_said_on_the_tape(wrapping: Wrapping, 
         for number in range(40):
             _ = await wrapper.ask("away", number, text="x" * 50_000)
         await gateway.start(gateway.port)
-        async with asyncio.timeout(PATIENCE):
-            while spool.used(wrapping.state / "penstock" / "wrapped") > 1 << 18:  # noqa: ASYNC110 - until there is room
-                await asyncio.sleep(0.02)
+        await until(lambda: spool.used(wrapping.state / "penstock" / "wrapped") <= 1 << 18)  # there is room
         _ = await wrapper.ask("after", "y")
     spans = await tape.when("r1", "a1", ended(1))
     (gap,) = [span for span in spans if span.name == "recording_gap"]

@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from fakes.tui_page import ROOT, gone, served
+from fakes.process import ROOT, gone
+from fakes.tui_page import served
 
 INSTALLED = ROOT / ".venv-browser"
 
@@ -46,4 +47,5 @@ async def test_the_page_shows_the_terminal_and_takes_keys(tmp_path: Path) -> Non
         ours = (page.url, page.url.replace("http", "ws", 1), "data:", "blob:")
         assert [url for url in seen["asked"] if not url.startswith(ours)] == []
         assert any(url.startswith(ours[1]) for url in seen["asked"])
-        await gone(page.tabs())
+        for pid in page.tabs():
+            await gone(pid)

@@ -18,15 +18,15 @@ import lmdb
 import pytest
 from aiohttp import web
 from anthropic import AsyncAnthropic
-from fakes.experiment import CANDIDATE, PATIENCE, STABLE, Traffic, policy
+from fakes.experiment import CANDIDATE, STABLE, Traffic, policy
 from fakes.formats import Failure
 from fakes.local import KILLED
 from fakes.mistakes import tells
 from fakes.preloaded import penstock
-from fakes.process import ROOT, Gateway
+from fakes.process import PATIENCE, ROOT, Gateway, gone
 from fakes.provider import Provider, Seen
 from fakes.releasing import OLD, system_of
-from fakes.runs import Run, _kill, gone, written
+from fakes.runs import Run, _kill, written
 from fakes.some import some
 from openai import AsyncOpenAI
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fakes.experiment import PATIENCE, Traffic, policy
+from fakes.experiment import Traffic, policy
 from fakes.formats import Failure
-from fakes.process import Gateway
+from fakes.process import PATIENCE, Gateway
 from fakes.releasing import CHAT, NEW, OLD, Bench, Counting, bench, counting, request_of, system_of
 from fakes.shell import Shell
 from fakes.tape import Tape
