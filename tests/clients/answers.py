@@ -12,6 +12,7 @@ from typing import Any
 
 import zstandard
 from fakes.formats import count_tokens, response, response_head, response_story
+from fakes.raw import chunk, events_head, reply
 
 from penstock.gateway.demo.model import (
     Answer,
@@ -161,13 +162,10 @@ def _gemini(asked: Json, stream: bool) -> Iterator[bytes]:
 
 
 def _whole(made: Json) -> Iterator[bytes]:
-    body = json.dumps(made).encode()
-    yield b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-    yield body
+    yield reply(200, json.dumps(made).encode())
 
 
 def _stream(events: Any) -> Iterator[bytes]:
-    yield b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    for event in events:
-        yield b"%x\r\n%b\r\n" % (len(event), event)
-    yield b"0\r\n\r\n"
+    yield events_head()
+    yield from map(chunk, events)
+    yield chunk(b"")

@@ -12,13 +12,13 @@ import hashlib
 import json
 import re
 import ssl
-import struct
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clients.answers import answer, response_messages
+from fakes.raw import frame
 
 from penstock.sidecar.intercept.authority import Authority
 
@@ -122,16 +122,16 @@ class Hosts:
         while True:
             final, kind, payload = await _frame(reader)
             if kind == 8:
-                writer.write(b"\x88" + bytes([len(payload)]) + payload)
+                writer.write(frame(0x88, payload))
                 return
             if kind == 9:
-                writer.write(b"\x8a" + bytes([len(payload)]) + payload)
+                writer.write(frame(0x8A, payload))
                 continue
             text += payload
             if final:
                 self.asked.append(Asked(host, b"", text))
                 for event in response_messages(json.loads(text)):
-                    writer.write(_framed(event))
+                    writer.write(frame(0x81, event))
                 await writer.drain()
                 text = b""
 
@@ -148,14 +148,6 @@ async def _frame(reader: asyncio.StreamReader) -> tuple[bool, int, bytes]:
     whole = (mask * (length // 4 + 1))[:length]
     plain = (int.from_bytes(masked, "big") ^ int.from_bytes(whole, "big")).to_bytes(length, "big")
     return bool(first & 128), first & 15, plain
-
-
-def _framed(text: bytes) -> bytes:
-    if len(text) < 126:
-        return b"\x81" + bytes([len(text)]) + text
-    if len(text) < 1 << 16:
-        return b"\x81\x7e" + struct.pack(">H", len(text)) + text
-    return b"\x81\x7f" + struct.pack(">Q", len(text)) + text
 
 
 @asynccontextmanager

@@ -86,7 +86,7 @@ async def test_claude_code_gets_better(here: Optimising, register: Any) -> None:
     runner = ["--workers=2", "--arg={question}", "--reward=clients.shop_judge:reward", *env, "--", *command(appended)]
     config = here.config(
         of=shop.tasks()[::2],
-        engine="fakes.telling_engine:propose",
+        engine="fakes.engines:knows",
         budget={"rollouts": 60},
         rollouts={"run": runner},
     )

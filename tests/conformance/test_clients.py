@@ -16,6 +16,7 @@ from conformance import suite
 from fakes.ports import steady_ports
 from fakes.process import PATIENCE, ROOT, running
 from fakes.tape import Tape
+from fakes.waiting import until
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,10 +51,8 @@ async def servers() -> AsyncGenerator[SERVERS]:
         for port, kind in zip(ports, TRANSPORTS.values(), strict=True)
     ]
     try:
-        async with asyncio.timeout(PATIENCE):
-            for port in ports:
-                while not await listening(port):  # noqa: ASYNC110 it tells nobody
-                    await asyncio.sleep(0.05)
+        for port in ports:
+            await until(lambda port=port: listening(port))
         yield {"http": f"http://127.0.0.1:{ports[0]}/mcp", "sse": f"http://127.0.0.1:{ports[1]}/sse"}
     finally:
         for process in processes:

@@ -14,9 +14,10 @@ import pytest
 import pytest_asyncio
 from anthropic import AsyncAnthropic
 from fakes.packing import PACKERS
-from fakes.process import PATIENCE, Gateway, running, upstreams
+from fakes.process import Gateway, running, upstreams
 from fakes.provider import Provider, serving
 from fakes.tape import Tape
+from fakes.waiting import when
 from openai import AsyncOpenAI
 
 from penstock.gateway.model.span import Span, SpanStatus
@@ -186,10 +187,8 @@ async def test_a_conversation_without_an_address_goes_on(
         answer = said["choices"][0]["message"]
         messages = [*messages, answer, {"role": "user", "content": "And now?"}]
     asked = f"/api/spans?filter=raw~%22{name}%22+origin%3Dimplicit"
-    async with asyncio.timeout(PATIENCE):
-        while len(found := (await tape.get(asked))["spans"]) < 2:
-            pass
-    assert len({span["rollout"] for span in found}) == 1
+    found = await when(lambda: tape.get(asked), lambda page: len(page["spans"]) >= 2)
+    assert len({span["rollout"] for span in found["spans"]}) == 1
 
 
 async def test_what_is_no_encoding_passes_unread(gateway: Gateway, provider: Provider, tape: Tape) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
-from collections.abc import Callable
 from pathlib import Path
 from stat import S_IMODE
 
@@ -98,64 +97,37 @@ async def data(tmp_path: Path, shell: Shell) -> Path:
         return gateway.data
 
 
-def nothing(path: Path) -> None:
-    """As it is."""
-
-
-def mode(name: str, wanted: int) -> Callable[[Path], None]:
-    """Something of the tape with another mode."""
-    return lambda data: (data / name).chmod(wanted)
-
-
-OPENED = "penstock: cannot open the tape in {data}: {me} may not "
-WRONG: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "a directory that LMDB made": (
-        mode("tape", 0o600),
-        OPENED + "read and write {data}/tape (drw-------); chmod u+rwx {data}/tape, or choose another --data",
-        OPENED + "read {data}/tape (drw-------); chmod u+rwx {data}/tape, or choose another --data",
-    ),
-    "a directory without rights": (
-        mode(".", 0o000),
-        OPENED + "read and write {data} (d---------); chmod u+rwx {data}, or choose another --data",
-        OPENED + "read {data} (d---------); chmod u+rwx {data}, or choose another --data",
-    ),
-    "a tape that may not be written": (
-        mode("tape/data.mdb", 0o400),
-        OPENED
-        + "read and write {data}/tape/data.mdb (-r--------); chmod u+rw {data}/tape/data.mdb, or choose another --data",
-        "",
-    ),
-    "a table of readers that may not be written": (
-        mode("tape/lock.mdb", 0o400),
-        OPENED
-        + "read and write {data}/tape/lock.mdb (-r--------); chmod u+rw {data}/tape/lock.mdb, or choose another --data",
-        OPENED
-        + "read and write {data}/tape/lock.mdb (-r--------); chmod u+rw {data}/tape/lock.mdb, or choose another --data",
-    ),
-    "a lock that may not be written": (
-        mode("lock", 0o400),
-        OPENED + "read and write {data}/lock (-r--------); chmod u+rw {data}/lock, or choose another --data",
-        "",
-    ),
-    "a directory that may not be written": (mode(".", 0o500), "", ""),
+WRONG = {
+    "a directory that LMDB made": ("tape", 0o600, "chmod u+rwx {data}/tape", True),
+    "a directory without rights": (".", 0o000, "chmod u+rwx {data}", True),
+    "a tape that may not be written": ("tape/data.mdb", 0o400, "chmod u+rw {data}/tape/data.mdb", False),
+    "a table of readers that may not be written": ("tape/lock.mdb", 0o400, "chmod u+rw {data}/tape/lock.mdb", True),
+    "a lock that may not be written": ("lock", 0o400, "chmod u+rw {data}/lock", False),
+    "a directory that may not be written": (".", 0o500, "", False),
 }
+"""Something of the tape, its mode, the way out (none: a gateway starts), and whether who only reads is told it too."""
 
 
 @pytest.mark.parametrize("case", WRONG)
 async def test_a_tape_with_wrong_rights_names_what_is_in_the_way_and_the_way_out(
     data: Path, shell: Shell, case: str
 ) -> None:
-    spoil, served, checked = WRONG[case]
+    name, mode, way, also_read = WRONG[case]
     before = modes(data)
-    spoil(data)
+    (data / name).chmod(mode)
     try:
         start, check = await served_until_ready(shell, data), await shell.run("check", "--data", str(data))
     finally:
         for name, right in before.items():
             (data / name).chmod(right)
-    assert start == served.format(data=data, me=ME)
-    assert check.err.strip() == checked.format(data=data, me=ME)
-    assert check.code == (1 if checked else 0)
+    assert is_told(start, way.format(data=data))
+    assert is_told(check.err, way.format(data=data) if also_read else "")
+    assert check.code == also_read
+
+
+def is_told(said: str, way: str) -> bool:
+    """Whether the way out is named, and who may not; nothing where there is none."""
+    return all(word in said for word in (f" {ME} may not ", f"; {way}, or choose another --data")) if way else not said
 
 
 async def served_until_ready(shell: Shell, data: Path) -> str:
@@ -176,13 +148,9 @@ async def test_a_directory_that_cannot_be_made(shell: Shell, tmp_path: Path) -> 
     closed, file = tmp_path / "closed", tmp_path / "file"
     closed.mkdir(0o500)
     file.touch()
-    said = [await served_until_ready(shell, place / "data") for place in (closed, file)]
-    assert said == [
-        f"penstock: cannot open the tape in {closed}/data: {ME} may not read and write {closed} (dr-x------); "
-        f"chmod u+rwx {closed}, or choose another --data",
-        f"penstock: cannot open the tape in {file}/data: {file} is a file where a directory must be; "
-        "choose another --data",
-    ]
+    assert is_told(await served_until_ready(shell, closed / "data"), f"chmod u+rwx {closed}")
+    said = await served_until_ready(shell, file / "data")
+    assert all(word in said for word in (f"{file} is a file", "; choose another --data"))
     assert os.listdir(closed) == []
 
 
@@ -191,10 +159,7 @@ async def test_nothing_is_named_and_the_working_directory_may_not_be_written(she
     shell.folder.mkdir(0o500)
     process = await shell.start("serve", "--port", "0")
     _, err = await process.communicate()
-    assert err.decode().strip() == (
-        f"penstock: cannot open the tape in penstock-data: {ME} may not read and write {shell.folder} (dr-x------); "
-        f"chmod u+rwx {shell.folder}, or choose another --data"
-    )
+    assert is_told(err.decode(), f"chmod u+rwx {shell.folder}")
 
 
 async def test_a_configuration_that_may_not_be_read(shell: Shell, tmp_path: Path) -> None:
@@ -222,7 +187,5 @@ async def test_a_run_that_may_not_write_its_directory(shell: Shell, tmp_path: Pa
     text = f'model.path = "model"\nmodel.name = "policy"\nrun.name = "r"\nrun.directory = "{closed}/run"\n'
     (tmp_path / "train.toml").write_text(text)
     done = await shell.run("train", "sft", "train.toml")
-    assert (done.code, done.err.strip()) == (
-        2,
-        f"penstock: run.directory: {closed}/run cannot be used, {closed} may not be written; name another or allow it",
-    )
+    assert done.code == 2
+    assert all(word in done.err for word in ("run.directory: ", f"{closed} may not be written", "; name another"))

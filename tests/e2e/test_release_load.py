@@ -10,8 +10,9 @@ from collections.abc import AsyncGenerator
 import aiohttp
 import pytest
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
-from fakes.process import PATIENCE, Gateway
+from fakes.process import Gateway
 from fakes.provider import Provider, Seen
+from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.audit import Said
@@ -78,11 +79,14 @@ async def test_no_call_fails_because_of_a_release(
     async def sends(text: str) -> None:
         """Comes back when the provider has seen a new rollout with this text."""
         at = len(provider.log)
-        async with asyncio.timeout(PATIENCE):
+
+        def is_new() -> bool:
+            nonlocal at
             # Each is read once: reading takes time that the load lacks.
-            while not any(text in system(seen) for seen in provider.log[at:]):
-                at = len(provider.log)
-                await asyncio.sleep(0.005)
+            first, at = at, len(provider.log)
+            return any(text in system(seen) for seen in provider.log[first:])
+
+        await until(is_new)
 
     await sends("Acme Air. Today is")
     first = await traffic.start("travel", "v2", policy(0.2, 0.5, 0.8, rollouts=5))
@@ -91,21 +95,15 @@ async def test_no_call_fails_because_of_a_release(
     await client.decide(first.id, "rollback", Said(who="ann", why="to see how quick it is"))
     # Those that were under way may still get there; nothing that came later does.
     under_way = list(load.under_way)
-    async with asyncio.timeout(PATIENCE):
-        while any(one in load.under_way for one in under_way):  # noqa: ASYNC110 - each ends by itself
-            await asyncio.sleep(0.005)
+    await until(lambda: not any(one in load.under_way for one in under_way))
     seen = len(provider.log)
-    async with asyncio.timeout(PATIENCE):
-        while len(provider.log) < seen + PACE:  # noqa: ASYNC110 - it is another's log
-            await asyncio.sleep(0.005)
+    await until(lambda: len(provider.log) >= seen + PACE)
     assert not any("careful" in system(one) for one in provider.log[seen:])
     second = await traffic.start("travel", "v2", policy(0.5))
     await sends("careful")
     await client.decide(second.id, "promote", Said(who="ann", why="it is better"))
     await sends("careful")
-    async with asyncio.timeout(PATIENCE):
-        while load.calls < ENOUGH:  # noqa: ASYNC110 - what counts is what has been answered
-            await asyncio.sleep(0.005)
+    await until(lambda: load.calls >= ENOUGH)
     load.stopping = True
     await running
     assert traffic.failures == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -10,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 from fakes.web_site import site
+
+from penstock.gateway.demo.model import named
 
 USAGE = {"input_tokens": 1000, "output_tokens": 7900, "total_tokens": 8900}
 SAID = "the answer of the night"
@@ -70,7 +71,7 @@ async def _stream(request: web.Request, *events: dict[str, Any]) -> web.StreamRe
     answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await answer.prepare(request)
     for event in events:
-        await answer.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+        await answer.write(named(event))
     return answer
 
 

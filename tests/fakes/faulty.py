@@ -21,6 +21,8 @@ import aiohttp
 from aiohttp import web
 from fakes.web_site import site
 
+from penstock.gateway.demo.model import sse
+
 ANSWER = " ".join(f"word{number}" for number in range(60))
 SPARE = "spare"
 DOWN_S = 1.5
@@ -93,7 +95,7 @@ def _events(model: str) -> Iterator[bytes]:
     def chunk(delta: dict[str, str], finish: str | None = None, **more: Any) -> bytes:
         choices = [] if more else [{"index": 0, "delta": delta, "finish_reason": finish}]
         made = {"id": "c", "object": "chat.completion.chunk", "model": model, "choices": choices} | more
-        return b"data: " + json.dumps(made).encode() + b"\n\n"
+        return sse(made)
 
     yield chunk({"role": "assistant", "content": ""})
     for word in re.findall(r"\S+\s*", ANSWER):

@@ -19,7 +19,8 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from fakes.raw import PATIENCE, Gone, Wire
+from fakes.raw import Gone, Wire
+from fakes.waiting import News
 
 Step = Callable[["Connection"], Awaitable[None]]
 Script = Sequence[Step]
@@ -61,7 +62,7 @@ class Odd:
         self.connections: list[Connection] = []
         self.url = ""
         self._players: set[asyncio.Task[None]] = set()
-        self._arrival = asyncio.Event()
+        self._arrival = News()
         self._signals: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def arrived(self, connection: Connection) -> None:
@@ -70,7 +71,7 @@ class Odd:
         self.connections.append(connection)
         player = asyncio.get_running_loop().create_task(connection.play(script))
         self._players.add(player)
-        self._arrival.set()
+        self._arrival.tell()
 
     def signal(self, name: str) -> asyncio.Event:
         """The named event that `wait` steps wait for."""
@@ -82,10 +83,7 @@ class Odd:
 
     async def connection(self, index: int) -> Connection:
         """The connection of this number, from 0, as soon as it is there."""
-        async with asyncio.timeout(PATIENCE):
-            while len(self.connections) <= index:
-                self._arrival.clear()
-                await self._arrival.wait()
+        await self._arrival.until(lambda: len(self.connections) > index)
         return self.connections[index]
 
     async def close(self) -> None:

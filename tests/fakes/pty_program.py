@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyte
 from fakes.process import PATIENCE
+from fakes.waiting import News
 
 
 class PtyProgram:
@@ -26,7 +27,7 @@ class PtyProgram:
         self._stream = pyte.ByteStream(self._screen)
         self.raw = bytearray()
         """Everything that it has written."""
-        self._more = asyncio.Event()
+        self._more = News()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(terminal, self._read)
 
@@ -40,7 +41,7 @@ class PtyProgram:
             self._stream.feed(found)
         else:
             self._loop.remove_reader(self._terminal)
-        self._more.set()
+        self._more.tell()
 
     @property
     def text(self) -> str:
@@ -62,24 +63,12 @@ class PtyProgram:
 
     async def until(self, seen: Callable[[str], bool]) -> str:
         """The screen once it is as wanted; fails with the last one."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not seen(self.text):
-                    self._more.clear()
-                    await self._more.wait()
-        except TimeoutError:
-            raise AssertionError(f"the screen was at last:\n{self.text}") from None
+        await self._more.until(lambda: seen(self.text), lambda: self.text)
         return self.text
 
     async def until_raw(self, found: bytes) -> None:
         """Waits until it has written some bytes."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while found not in self.raw:
-                    self._more.clear()
-                    await self._more.wait()
-        except TimeoutError:
-            raise AssertionError(f"it has not written {found!r}; the screen was at last:\n{self.text}") from None
+        await self._more.until(lambda: found in self.raw, lambda: f"it has not written {found!r}: {self.text}")
 
     async def ended(self) -> int:
         """Its exit status."""

@@ -220,6 +220,14 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+def frame(first: int, payload: bytes = b"", mask: bytes = b"", long: bool = False) -> bytes:
+    """A frame of a WebSocket; `first`: its first byte, `long`: its length takes eight bytes however small it is."""
+    size = len(payload)
+    kind, count = (127, 8) if long or size >= 1 << 16 else (126, 2) if size > 125 else (size, 0)
+    masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload)) if mask else payload
+    return bytes([first, kind | bool(mask) << 7]) + (size.to_bytes(count, "big") if count else b"") + mask + masked
+
+
 def body_of(message: bytes) -> bytes:
     """The body of a whole message, chunks joined."""
     start, _, body = message.partition(b"\r\n\r\n")

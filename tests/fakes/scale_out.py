@@ -21,6 +21,7 @@ from fakes.toy_template import CALL, Json, Template, Vocabulary, parsed
 from fakes.waiting import News
 from fakes.web_site import everywhere, site
 
+from penstock.gateway.demo.model import sse
 from penstock.gateway.dialects.loose_json import arr, obj, objs
 
 CHAT, RENDER, DERENDER = "/v1/chat/completions", "/v1/chat/completions/render", "/v1/chat/completions/derender"
@@ -249,7 +250,7 @@ class ScaleOut:
                 break
             if number == self.hold:
                 await self.go.wait()
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            await response.write(sse(event))
         await response.write(b"data: [DONE]\n\n")
         return response
 

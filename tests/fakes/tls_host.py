@@ -10,6 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fakes.raw import chunk, events_head, reply
+
+from penstock.gateway.demo.model import sse
 from penstock.sidecar.intercept.authority import Authority
 
 ANSWER = {
@@ -52,17 +55,14 @@ class TlsHost:
 
     def _answer(self, writer: asyncio.StreamWriter, stream: bool) -> None:
         if not stream:
-            body = json.dumps(ANSWER).encode()
-            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            writer.write(head % len(body) + body)
+            writer.write(reply(200, json.dumps(ANSWER).encode()))
             return
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(events_head())
         for text in ("hel", "lo"):
             choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
             made = ANSWER | {"object": "chat.completion.chunk", "choices": [choice], "usage": None}
-            event = b"data: %b\n\n" % json.dumps(made).encode()
-            writer.write(b"%x\r\n%b\r\n" % (len(event), event))
-        writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+            writer.write(chunk(sse(made)))
+        writer.write(chunk(b"data: [DONE]\n\n") + chunk(b""))
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from fakes.process import PATIENCE
+from fakes.waiting import News
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.tui.link import AWAY_S, LONGEST_S, Link
@@ -101,8 +102,8 @@ class Screen:
     """A screen that is looked at."""
 
     def __init__(self, view: View[str, None], link: Link, far: bool) -> None:
-        self.client, self.told = Scripted(), asyncio.Event()
-        self.looking = Looking(self.client, link, far, lambda what: self.told.set())
+        self.client, self.told = Scripted(), News()
+        self.looking = Looking(self.client, link, far, lambda what: self.told.tell())
         self.show(view)
 
     def show(self, view: View[str, None]) -> None:
@@ -112,10 +113,7 @@ class Screen:
 
     async def until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Waits for what looking tells of."""
-        async with asyncio.timeout(seconds):
-            while not condition():
-                self.told.clear()
-                await self.told.wait()
+        await self.told.until(condition, patience_s=seconds)
 
 
 @asynccontextmanager

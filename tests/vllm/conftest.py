@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from fakes.ports import steady_ports
 
 from penstock.gateway.releases.adapter_server import Engine
 
@@ -122,8 +122,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
         pytest.skip("there is no vLLM here: `make install-vllm` installs it (3.4 GB), `make test-vllm` runs this")
     home = tmp_path_factory.mktemp("vllm")
     subprocess.run([PYTHON, Path(__file__).with_name("make_model.py"), home], check=True, capture_output=True)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        made = Vllm(home, probe.getsockname()[1])
+    made = Vllm(home, steady_ports(1)[0])
     made.start()
     try:
         yield made

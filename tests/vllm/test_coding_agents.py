@@ -5,12 +5,12 @@ Every rollout is one row of the engine's own tokens, and can be trained on.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fakes.coding_agents import AGENTS, PROVIDERS, Agent, config, missing, one_row_each, run
+from fakes.ports import steady_ports
 from fakes.process import running
 
 from .conftest import PYTHON, Vllm
@@ -31,11 +31,9 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     if MODEL is None:
         pytest.skip("no model: `make_shell_model.py DIR` makes one in minutes; then set PENSTOCK_SHELL_MODEL=DIR")
     home = tmp_path_factory.mktemp("shell")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     flags = {"served-model-name": "policy", "max-model-len": 4096, "reasoning-parser": "qwen3"}
     flags |= {"override-generation-config": '{"temperature": 0}'}
-    server = Vllm(home, port, model=Path(MODEL), flags=flags, lora=False)
+    server = Vllm(home, steady_ports(1)[0], model=Path(MODEL), flags=flags, lora=False)
     server.start()
     try:
         yield server

@@ -14,6 +14,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from fakes.raw import chunk, events_head, reply
+
+from penstock.gateway.demo.model import sse
+
 PIECES, PIECE_S, SLOW_PIECE_S = 4, 0.01, 0.2
 
 
@@ -48,21 +52,13 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, name: str) -> None:
         message = {"role": "assistant", "content": "Done."}
-        body = json.dumps(
-            {
-                "id": name,
-                "object": "chat.completion",
-                "model": "m-1",
-                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-                "usage": {"prompt_tokens": 3, "completion_tokens": 2},
-            }
-        ).encode()
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        self._transport.write(head.encode() + body)
+        made: dict[str, Any] = {"id": name, "object": "chat.completion", "model": "m-1"}
+        made["choices"] = [{"index": 0, "finish_reason": "stop", "message": message}]
+        made["usage"] = {"prompt_tokens": 3, "completion_tokens": 2}
+        self._transport.write(reply(200, json.dumps(made).encode()))
 
     def _stream(self, name: str, model: str) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-        self._transport.write(head + _event(name, {"role": "assistant", "content": ""}, None))
+        self._transport.write(events_head() + _event(name, {"role": "assistant", "content": ""}, None))
         self._go_on(name, model, PIECES)
 
     def _go_on(self, name: str, model: str, left: int) -> None:
@@ -75,17 +71,13 @@ class Connection(asyncio.Protocol):
             pause_s = SLOW_PIECE_S if model == "slow" else PIECE_S
             _ = asyncio.get_running_loop().call_later(pause_s, self._go_on, name, model, left - 1)
         else:
-            self._transport.write(_event(name, {}, "stop") + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+            self._transport.write(_event(name, {}, "stop") + chunk(b"data: [DONE]\n\n") + chunk(b""))
 
 
 def _event(name: str, delta: dict[str, str], finish: str | None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
     value = {"id": name, "object": "chat.completion.chunk", "model": "m-1", "choices": [choice]}
-    return _chunk(b"data: " + json.dumps(value).encode() + b"\n\n")
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    return chunk(sse(value))
 
 
 @dataclass(slots=True)

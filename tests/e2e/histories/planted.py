@@ -56,7 +56,7 @@ def span(sequence: int = 1, name: str = CALL, **more: Any) -> Span:
 
 
 def tool(begin: float, end: float, tool: str = "echo") -> Operation:
-    return did("tool", begin, end, call=USED, tool=tool, **HERE, answer={"text": text_of(USED)})
+    return did("tool", begin, end, "ok", call=USED, tool=tool, **HERE, answer={"text": text_of(USED)})
 
 
 def used(sequence: int, name: str = USED, **more: Any) -> Span:

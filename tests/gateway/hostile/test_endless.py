@@ -12,7 +12,7 @@ import pytest
 from conftest import StartGateway
 from fakes.odd import Connection, Script, Step, odd, request, send
 from fakes.process import upstreams
-from fakes.raw import chunk, connect, events_head, post, reply
+from fakes.raw import chunk, connect, events_head, frame, post, reply
 from fakes.rig import GOOD, Rig, Within
 
 from penstock.gateway.http.websocket import TEXT, Reader
@@ -142,10 +142,6 @@ async def test_ten_thousand_idle_connections(start_gateway: StartGateway) -> Non
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert grown < 200 * MEGABYTE, f"{grown / IDLE:.0f} bytes a connection"
-
-
-def frame(first: int, payload: bytes = b"") -> bytes:
-    return bytes([first, 0x80 | len(payload)]) + bytes(4) + payload
 
 
 @pytest.mark.parametrize("piece", [frame(0), frame(0, b"x"), frame(0x89, b"ping"), frame(0x8A)])

@@ -16,6 +16,7 @@ from fakes.mcp_wire import Client, McpServer, answer, call, mcp_server
 from fakes.mistakes import tells
 from fakes.process import PATIENCE
 from fakes.rig import Inside, inside
+from fakes.waiting import until
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -53,9 +54,6 @@ class Rig:
     def limits(self) -> Limits:
         return self.made.gateway.mcp.servers.pools["tools"].limits
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        await _until(holds)
-
     def late(self, state: State, now: float | None = None) -> None:
         """Looks whether the calls in that state are late, at a moment when what has begun by now is."""
         now = monotonic() + LONG + 1 if now is None else now
@@ -92,11 +90,11 @@ async def limited(
 async def test_calls_wait_in_their_order(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with limited(tmp_path, http, max_concurrent=2) as rig:
         first = rig.begin("hang", "hang")
-        await rig.until(lambda: len(rig.server.asked) == 2)
+        await until(lambda: len(rig.server.asked) == 2)
         waiting = list[asyncio.Task[tuple[int, str]]]()
         for number in range(20):
             waiting.append(asyncio.ensure_future(rig.say("echo", f"n{number}")))
-            await rig.until(lambda: rig.limits.waiting == len(waiting))
+            await until(lambda: rig.limits.waiting == len(waiting))
         assert len(rig.server.asked) == 2
         rig.server.let_go.set()
         assert {(await one)[0] for one in (*first, *waiting)} == {200}
@@ -126,11 +124,11 @@ async def test_what_must_not_wait_does_not(http: aiohttp.ClientSession, tmp_path
 async def test_a_client_that_leaves_gives_up_its_place_in_the_row(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with limited(tmp_path, http, max_concurrent=1) as rig:
         (first,) = rig.begin("hang")
-        await rig.until(lambda: rig.limits.running == 1)
+        await until(lambda: rig.limits.running == 1)
         leaving, staying = rig.begin("echo", "echo")
-        await rig.until(lambda: rig.limits.waiting == 2)
+        await until(lambda: rig.limits.waiting == 2)
         leaving.cancel()
-        await rig.until(lambda: rig.limits.waiting == 1)
+        await until(lambda: rig.limits.waiting == 1)
         # One that has its place and leaves frees it.
         first.cancel()
         assert (await staying)[0] == 200
@@ -143,14 +141,14 @@ async def test_who_waits_in_vain_is_told_the_settings(http: aiohttp.ClientSessio
     async with limited(tmp_path, http, max_concurrent=1, first_byte_timeout=LONG, breaker_failures=1) as rig:
         async with rig.client.post(call("ask")):
             late = asyncio.ensure_future(rig.say("echo", "late"))
-            await rig.until(lambda: rig.limits.waiting == 1)
+            await until(lambda: rig.limits.waiting == 1)
             rig.late(State.WAITING)
             status, message = await late
         assert status == 503
         assert tells(message, "(mcp.servers.tools.max_concurrent = 1)", "600 s (mcp.servers.tools.first_byte_timeout)")
         assert rig.limits.breaker is not None
         assert rig.limits.breaker.position is Position.CLOSED, "the server has done nothing wrong"
-        await rig.until(lambda: rig.made.gateway.metrics.mcp_refused == {("tools", "busy"): 1})
+        await until(lambda: rig.made.gateway.metrics.mcp_refused == {("tools", "busy"): 1})
         assert "busy" in {span.error for span in await rig.made.tape.spans("inside", 3)}
 
 
@@ -159,8 +157,8 @@ async def test_the_time_of_waiting_is_not_the_servers(http: aiohttp.ClientSessio
         async with rig.client.post(call("ask")):
             begun = monotonic()
             (second,) = rig.begin("hang")
-            await rig.until(lambda: rig.limits.waiting == 1 and monotonic() > begun + 0.5)
-        await rig.until(lambda: len(rig.server.asked) == 2)
+            await until(lambda: rig.limits.waiting == 1 and monotonic() > begun + 0.5)
+        await until(lambda: len(rig.server.asked) == 2)
         rig.late(State.SENT, begun + LONG + 0.4)
         assert rig.limits.running == 1, "it has waited for 0.5 s"
         rig.late(State.SENT)
@@ -170,7 +168,7 @@ async def test_the_time_of_waiting_is_not_the_servers(http: aiohttp.ClientSessio
 async def test_a_gateway_that_stops_leaves_nobody_waiting(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with limited(tmp_path, http, max_concurrent=1) as rig:
         calls = rig.begin("hang", "echo")
-        await rig.until(lambda: rig.limits.waiting == 1)
+        await until(lambda: rig.limits.waiting == 1)
         for one in list(rig.made.gateway.proxy.running):
             one.give_up()
         assert (rig.limits.running, rig.limits.waiting) == (0, 0)
@@ -180,7 +178,7 @@ async def test_a_gateway_that_stops_leaves_nobody_waiting(http: aiohttp.ClientSe
 async def test_a_strict_gateway_keeps_the_limits(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with limited(tmp_path, http, "strict", max_concurrent=1, breaker_failures=1) as rig:
         first, *rest = rig.begin("hang", "echo", "echo")
-        await rig.until(lambda: rig.limits.waiting == 2)
+        await until(lambda: rig.limits.waiting == 2)
         rig.server.let_go.set()
         assert {(await one)[0] for one in (first, *rest)} == {200}
         assert [(await rig.say(tool))[0] for tool in ("busy", "echo")] == [503, 503]
@@ -199,7 +197,7 @@ async def test_it_opens_and_one_probe_closes_it(
     async with limited(tmp_path, http, **settings) as rig:
         for asked in (1, 2):
             (failing,) = rig.begin(tool)
-            await rig.until(lambda asked=asked: len(rig.server.asked) == asked)
+            await until(lambda asked=asked: len(rig.server.asked) == asked)
             if tool == "hang":
                 rig.late(State.SENT)
             assert (await failing)[0] >= 500
@@ -219,7 +217,7 @@ async def test_it_opens_and_one_probe_closes_it(
             assert listening.status == 503, "a stream that listens is no probe"
         rig.server.let_go.set()
         assert [(await rig.say("echo"))[0] for _ in range(3)] == [200] * 3
-        await rig.until(lambda: rig.made.gateway.metrics.mcp_refused == {("tools", "breaker"): 3})
+        await until(lambda: rig.made.gateway.metrics.mcp_refused == {("tools", "breaker"): 3})
         refused = [span for span in await rig.made.tape.spans("inside", 8) if span.error == "breaker"]
         assert [span.name for span in refused] == ["tools/call echo", "notifications/initialized", "listen"]
 
@@ -229,15 +227,15 @@ async def test_others_are_refused_while_one_tries(http: aiohttp.ClientSession, t
         assert (await rig.say("busy"))[0] == 503
         rig.clock.now += 60
         (probe,) = rig.begin("hang")
-        await rig.until(lambda: rig.limits.running == 1)
-        await rig.until(lambda: rig.made.gateway.metrics.mcp_breaker[("tools",)] == Position.PROBING)
+        await until(lambda: rig.limits.running == 1)
+        await until(lambda: rig.made.gateway.metrics.mcp_breaker[("tools",)] == Position.PROBING)
         assert "one call tries it now" in (await rig.say("echo"))[1]
         # A probe whose client leaves tells nothing: the next one tries.
         probe.cancel()
-        await rig.until(lambda: rig.limits.running == 0)
+        await until(lambda: rig.limits.running == 0)
         assert (await rig.say("busy"))[0] == 503
         assert "in 60.0 s" in (await rig.say("echo"))[1]
-        await rig.until(lambda: rig.made.gateway.metrics.mcp_breaker[("tools",)] == Position.OPEN)
+        await until(lambda: rig.made.gateway.metrics.mcp_breaker[("tools",)] == Position.OPEN)
         stats = Stats.model_validate(await rig.made.tape.get("/api/stats"))
         assert stats.servers["tools"].breaker == "open"
 
@@ -251,9 +249,9 @@ async def test_what_a_tool_answers_does_not_open_it(http: aiohttp.ClientSession,
 async def test_a_server_that_is_gone_opens_it_for_those_who_wait(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with limited(tmp_path, http, max_concurrent=1, breaker_failures=1, first_byte_timeout=LONG) as rig:
         (first,) = rig.begin("hang")
-        await rig.until(lambda: len(rig.server.asked) == 1)
+        await until(lambda: len(rig.server.asked) == 1)
         rest = rig.begin(*["echo"] * 50)
-        await rig.until(lambda: rig.limits.waiting == 50)
+        await until(lambda: rig.limits.waiting == 50)
         rig.late(State.SENT)
         assert (await first)[0] == 504
         said = await asyncio.gather(*rest)
@@ -265,7 +263,7 @@ async def test_a_server_that_is_gone_opens_it_for_those_who_wait(http: aiohttp.C
 async def test_without_settings_nothing_is_limited(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with limited(tmp_path, http) as rig:
         calls = rig.begin(*["hang"] * 50)
-        await rig.until(lambda: len(rig.server.asked) == 50)
+        await until(lambda: len(rig.server.asked) == 50)
         rig.server.let_go.set()
         assert {(await one)[0] for one in calls} == {200}
         assert [(await rig.say("busy"))[0] for _ in range(20)] == [503] * 20
@@ -346,7 +344,7 @@ async def test_a_call_that_fails_when_its_turn_comes_does_not_keep_others(caplog
     first.ended("ok", None)
     late = Visit(limits, True)
     assert late.must_wait(), "nobody overtakes"
-    await _until(lambda: gone == [1, 2])
+    await until(lambda: gone == [1, 2])
     assert (limits.running, limits.full) == (0, False)
     assert "could not go on" in caplog.text
 
@@ -354,12 +352,6 @@ async def test_a_call_that_fails_when_its_turn_comes_does_not_keep_others(caplog
 def _over(visit: Visit, gone: list[int], number: int) -> None:
     gone.append(number)
     visit.ended("ok", None)
-
-
-async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not holds():  # noqa: ASYNC110 # What is waited for is not made by the test, and tells nobody.
-            await asyncio.sleep(0)
 
 
 def test_a_refusal_names_the_server_and_its_settings() -> None:

@@ -23,7 +23,7 @@ from fakes.raw import body_of, get, post, reply
 from fakes.rig import CHAT, Rig, based, inside
 from fakes.some import some
 from fakes.tape import Tape as TapeView
-from fakes.waiting import until
+from fakes.waiting import until, when
 
 from penstock.gateway.app import open_store
 from penstock.gateway.cli.check import examine, problems
@@ -536,12 +536,12 @@ async def test_where_the_tape_is_late_the_last_byte_of_an_answer_waits_for_it(
 
 async def totals(rig: Rig, condition: Callable[[Totals], bool]) -> Totals:
     """The sums of the attempt, as soon as the condition holds for them."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            async with rig.tape.http.get(f"{rig.base.url}/api/rollouts/{rig.rollout}") as response:
-                found = Totals.model_validate((await response.json()).get("totals", {}))
-            if condition(found):
-                return found
+
+    async def ask() -> Totals:
+        async with rig.tape.http.get(f"{rig.base.url}/api/rollouts/{rig.rollout}") as response:
+            return Totals.model_validate((await response.json()).get("totals", {}))
+
+    return await when(ask, condition)
 
 
 async def figure(rig: Rig, name: str) -> float:

@@ -15,7 +15,7 @@ from fakes.odd import Step, abort, close, gone, request, send, wait
 from fakes.raw import body_of, chunk, events_head, reply
 from fakes.rig import Inside, Within
 from fakes.two_upstreams import Two
-from fakes.waiting import PATIENCE_S, until
+from fakes.waiting import News, until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,18 +29,15 @@ class Log(list["Waiting"]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._news = asyncio.Event()
+        self._news = News()
 
     def add(self, one: Waiting) -> None:
         self.append(one)
-        self._news.set()
+        self._news.tell()
 
     async def until(self, count: int) -> None:
         """Until so many were told."""
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self) < count:
-                self._news.clear()
-                await self._news.wait()
+        await self._news.until(lambda: len(self) >= count)
 
 
 class Waiting:

@@ -15,9 +15,8 @@ from fakes.hook import SECRET, Failing, Hook, documented, hooked
 from fakes.local import Local, locally
 from fakes.mistakes import tells
 from fakes.ports import steady_ports
-from fakes.process import PATIENCE
 from fakes.shell import Shell
-from fakes.waiting import until
+from fakes.waiting import until, when
 
 from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
@@ -50,11 +49,7 @@ async def start(client: Client, resource: str = "travel") -> Release:
         await client.add_version(resource, prompt(STABLE, sent=resource == "travel"))
         await client.add_version(resource, prompt(CANDIDATE))
     release = await client.start_release(resource, NewRelease(candidate="v2", policy=policy(0.5), author="ann"))
-    async with asyncio.timeout(PATIENCE):
-        while release.stage != "canary":
-            await asyncio.sleep(0.02)
-            release = (await client.release(release.id)).release
-    return release
+    return (await when(lambda: client.release(release.id), lambda view: view.release.stage == "canary")).release
 
 
 async def decide(client: Client, release: str, *actions: str) -> None:
@@ -63,16 +58,10 @@ async def decide(client: Client, release: str, *actions: str) -> None:
 
 
 async def view(client: Client, condition: Callable[[WebhookView], bool], name: str = "pager") -> WebhookView:
-    found: WebhookView | None = None
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                found = next(one for one in await client.webhooks() if one.name == name)
-                if condition(found):
-                    return found
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"the webhook is {found}") from None
+    async def look() -> WebhookView:
+        return next(one for one in await client.webhooks() if one.name == name)
+
+    return await when(look, condition, name)
 
 
 async def metrics(gateway: Local) -> list[str]:

@@ -13,10 +13,11 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from fakes.mistakes import tells
-from fakes.process import PATIENCE, Gateway
+from fakes.process import Gateway
 from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 from fakes.tls_host import ANSWER, TlsHost, tls_host
+from fakes.waiting import News
 
 from penstock.sidecar.intercept.authority import Authority
 from penstock.sidecar.intercept.front import Front
@@ -39,11 +40,11 @@ class Rig:
         self.front, self.port, self.host = front, port, host
         self.passed: list[Passed] = []
         self.writers: list[asyncio.StreamWriter] = []
-        self.changed = asyncio.Event()
+        self.changed = News()
 
     def note(self, one: Passed) -> None:
         self.passed.append(one)
-        self.changed.set()
+        self.changed.tell()
 
     async def open(self) -> Streams:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -65,10 +66,7 @@ class Rig:
 
     async def over(self, count: int = 1) -> Passed:
         """The last of so many connections that have ended."""
-        async with asyncio.timeout(PATIENCE):
-            while len(self.passed) < count:
-                self.changed.clear()
-                await self.changed.wait()
+        await self.changed.until(lambda: len(self.passed) >= count)
         return self.passed[-1]
 
     async def stop(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("openai", reason="the agent is one on the SDK of OpenAI: pip install 'penstock-gateway[demo]'")
 
 from conftest import StartGateway
-from fakes.apo_engine import LEAK
+from fakes.engines import LEAK
 from fakes.process import PATHS, upstreams
 from fakes.shell import Shell
 
@@ -23,7 +23,7 @@ from penstock.trainer.apo.report.result import RunResult
 # A guard against hanging only: dozens of agents on a machine that may be slow.
 pytestmark = pytest.mark.timeout(600)
 APO = """\
-engine = "fakes.apo_engine:propose"
+engine = "fakes.engines:leaks"
 run = {name = "shop", directory = "run"}
 texts = {prompts = ["shop"]}
 tasks = {file = "tasks.jsonl", key = "customer"}

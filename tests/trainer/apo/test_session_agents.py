@@ -37,7 +37,7 @@ async def test_a_command_on_the_openai_sdk_whose_prompt_was_found_in_its_traffic
     (version,) = (await bare.client.resource("found")).versions
     assert version.content["text"] == shop.PROMPT
     config = bare.config(
-        of=shop.tasks()[::3], engine="fakes.telling_engine:propose",
+        of=shop.tasks()[::3], engine="fakes.engines:knows",
         texts={"prompts": ["found"]}, budget={"rollouts": 40}, rollouts=RUNNER,
     )  # fmt: skip
     ended = await bare.apo(config, "--agent", AGENT)

@@ -28,7 +28,7 @@ def nodes() -> Iterator[Nodes]:
 
 async def test_rollouts_of_candidates_run_on_a_cluster(here: Optimising, nodes: Nodes) -> None:
     config = here.config(
-        of=shop.tasks()[::3], engine="fakes.telling_engine:propose", budget={"rollouts": 40}, rollouts={"run": RUN}
+        of=shop.tasks()[::3], engine="fakes.engines:knows", budget={"rollouts": 40}, rollouts={"run": RUN}
     )
     process = await here.start("train", "apo", config, "--agent", AGENT, env={"RAY_ADDRESS": nodes.address})
     ended = await here.ended(process)

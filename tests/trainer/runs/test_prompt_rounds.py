@@ -18,7 +18,7 @@ from penstock.trainer.runs.prompt_rounds import Rounds
 
 TASKS = [AgentTask(f"t{at}", at, f"t{at}") for at in range(10)]
 SEED = Candidate({"shop": "seed"})
-ENGINE = "fakes.rounds_engine:propose"
+ENGINE = "fakes.engines:reflects"
 
 
 class Scripted:

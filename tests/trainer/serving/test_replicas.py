@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fakes.ports import steady_ports
 from fakes.process import Gateway, child, running, vllms
 from fakes.staging import address
 from fakes.vllm_process import install
+from fakes.waiting import until
 from fakes.workers import beside, finish
 
 from penstock.gateway.model.audit import Said
@@ -143,12 +144,6 @@ async def life(replicas: Replicas) -> AsyncGenerator[Replicas]:
 
 def over(view: ReleaseView) -> bool:
     return not view.release.live
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await condition():  # noqa: ASYNC110 - a few requests
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 from agents import Agent, RunConfig, Runner
 from agents.models.openai_responses import OpenAIResponsesWSModel
 from conftest import StartGateway
+from fakes.raw import frame
 from fakes.responses_websocket import BIG, Host, websocket_host
 from fakes.rig import Within
 from fakes.tape import Tape
@@ -385,19 +386,6 @@ async def test_frames_pass_as_they_are_however_they_are_cut(within: Within) -> N
         span = await made.span()
         assert (span.status, span.response_id) == ("ok", "resp_1")
         assert await made.tape.raw(span, "request") == asked
-
-
-def frame(first: int, payload: bytes, mask: bytes = b"", long: bool = False) -> bytes:
-    size = len(payload)
-    length = (
-        bytes([127]) + size.to_bytes(8, "big")
-        if long
-        else bytes([size])
-        if size < 126
-        else bytes([126]) + size.to_bytes(2, "big")
-    )
-    masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload)) if mask else payload
-    return bytes([first, length[0] | (128 if mask else 0)]) + length[1:] + mask + masked
 
 
 @pytest.mark.parametrize(
