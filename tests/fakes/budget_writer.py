@@ -43,7 +43,7 @@ def reserve(store: Store, asked: Reservation) -> bool:
     return bool(task.result)
 
 
-def write(path: Path, seed: int, calls: int, most: int, report: Connection) -> None:
+def write(report: Connection, path: Path, seed: int, calls: int, most: int) -> None:
     """Makes its calls."""
     chance, process, used, passed, refused = random.Random(seed), os.urandom(8), 0, 0, 0
     under_way: list[Reservation] = []

@@ -48,7 +48,7 @@ def numbered(life: int, number: int) -> Entry:
     return entry
 
 
-def write_forever(path: Path, life: int, report: Connection) -> None:
+def write_forever(report: Connection, path: Path, life: int) -> None:
     """Announces and finishes calls in batches of every size and reports the numbers that were committed as finished."""
     store = open_store(path, map_bytes=SMALL, memory_bytes=50_000)
     numbers = count(1)

@@ -10,6 +10,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+from fakes.forkserver import reporting
+
 from penstock.gateway.app import Gateway
 from penstock.gateway.config import Config
 
@@ -17,18 +19,11 @@ from penstock.gateway.config import Config
 @contextmanager
 def forked(context: ForkServerContext, data: Path, **config: Any) -> Generator[tuple[str, Any]]:
     """A gateway on a free port: its URL and its process, which is killed at the end."""
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=({"data": str(data), "port": 0} | config, there))
-    process.start()
-    there.close()
-    try:
+    with reporting(context, _serve, {"data": str(data), "port": 0} | config) as (process, here):
         yield here.recv(), process
-    finally:
-        process.kill()
-        process.join()
 
 
-def _serve(config: dict[str, Any], report: Connection) -> None:
+def _serve(report: Connection, config: dict[str, Any]) -> None:
     import uvloop
 
     uvloop.run(_run(config, report))

@@ -12,20 +12,19 @@ started passes signals on to it, all but SIGKILL. `own_runner`: it is what the r
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import re
 import resource
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fakes.forkserver import forking
+from fakes.forkserver import forking, reporting
 from fakes.preloaded import door
 from fakes.process import PATHS, child
 
@@ -137,19 +136,11 @@ def as_its_own() -> None:
     torch.set_num_threads(1)
 
 
-@contextmanager
-def fork(target: Callable[..., None], *arguments: object) -> Generator[tuple[ForkServerProcess, Connection]]:
-    """A process that runs a function, which reports by the connection that is its first argument; killed at the end."""
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = forkserver().Process(target=target, args=(there, *arguments))
-    process.start()
-    there.close()
-    try:
-        yield process, here
-    finally:
-        process.kill()
-        process.join()
-        here.close()
+def fork(
+    target: Callable[..., None], *arguments: object
+) -> AbstractContextManager[tuple[ForkServerProcess, Connection]]:
+    """One that runs a function, as `reporting` says."""
+    return reporting(forkserver(), target, *arguments)
 
 
 def _live(output: Connection, config: Path, gateway: str, flags: Sequence[str], python: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from textual.app import App, ComposeResult
 
 from penstock.gateway.display.table import Column
 from penstock.tui.arrange import arranged, failed_row, matches, next_sort, place_of
 from penstock.tui.view import Table
+from penstock.tui.widgets.rows import Rows
 
 IDS = st.lists(st.text("abcdef", min_size=1, max_size=3), unique=True, max_size=12)
 
@@ -73,3 +76,41 @@ def test_the_next_row_that_went_wrong() -> None:
     assert failed_row(rows, rows.ids, 1, 1) == 3
     assert failed_row(rows, rows.ids, 3, 1) is None
     assert failed_row(rows, rows.ids, 3, -1) == 1
+
+
+# -- rows as they are drawn --------------------------------------------------------------------------------------------
+
+
+WIDTH = 37
+FILLING = (Column("rollout"), Column("a" * 10, goes=1), Column("last call here"))
+"""With the gutter and what is between them as wide as the screen."""
+
+
+class Screen(App[None]):
+    """Rows and nothing else."""
+
+    def compose(self) -> ComposeResult:
+        yield Rows()
+
+
+@pytest.mark.parametrize("counts", [(60,), (3, 60)])
+async def test_the_scrollbar_covers_no_column(counts: tuple[int, ...]) -> None:
+    app = Screen()
+    async with app.run_test(size=(WIDTH, 12)) as pilot:
+        rows = app.query_one(Rows)
+        for count in counts:
+            ids = [f"r{number:06}" for number in range(count)]
+            rows.show(Table(FILLING, ids, lambda id: (id, "1", "now")), ids, (), "")
+            await pilot.pause()
+        heading = rows.render_line(0).text[: rows.scrollable_content_region.width]
+        assert heading.rstrip().endswith("here"), heading
+        assert rows.left_out == ["a" * 10]
+
+
+async def test_where_all_rows_are_in_sight_columns_have_the_whole_width() -> None:
+    app = Screen()
+    async with app.run_test(size=(WIDTH, 12)) as pilot:
+        rows = app.query_one(Rows)
+        rows.show(Table(FILLING, ["r000001"], lambda id: (id, "1", "now")), ["r000001"], (), "")
+        await pilot.pause()
+        assert (rows.left_out, len(rows.render_line(0).text.rstrip())) == ([], WIDTH)

@@ -1,11 +1,14 @@
-"""The gateway is killed and comes back while keys are pressed: nothing crashes, and a selection stays on its row."""
+"""The gateway is killed and comes back while keys are pressed: nothing crashes, a selection stays on its row, and what
+is shown is of the gateway and of the tape that are asked."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -14,6 +17,7 @@ from fakes import process
 from fakes.ports import steady_ports
 from fakes.process import PATIENCE, Gateway
 from fakes.screens import LARGE, app_of, options, running, until
+from fakes.tui_world import World
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
@@ -22,6 +26,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.tui.keys import KEYS
 from penstock.tui.main_screen import Main
+from penstock.tui.settings import Context
 
 pytestmark = pytest.mark.slow
 
@@ -131,3 +136,30 @@ async def test_what_is_shown_is_of_the_tape_that_the_gateway_returns_with(tmp_pa
         await made.restart()
         text = await until(pilot, lambda text: "t89" in text and "live" in text.splitlines()[0])
         assert "t11" not in text
+
+
+async def test_a_screen_that_was_left_open_is_forgotten_with_the_tape(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as made, running(options(made.url)) as pilot:
+        await until(pilot, lambda text: "t11" in text and "live" in text)
+        await pilot.press("j", "enter")
+        await until(pilot, lambda text: "Rollout t10" in text and "queuing" in text)
+        await made.kill()
+        shutil.rmtree(made.data)
+        await made.restart()
+        await enqueue(made, range(50, 52))
+        await pilot.press("escape", "escape")
+        text = await until(pilot, lambda text: "t51" in text and "t50" in text)
+        assert not re.search(r"t[01]\d", text)
+
+
+async def test_another_context_shows_its_own_rows(world: World, tmp_path: Path) -> None:
+    async with gateway(tmp_path) as other:
+        both = {"here": Context(gateway=world.url), "there": Context(gateway=other.url)}
+        async with running(replace(options(world.url), contexts=both, context="here")) as pilot:
+            await until(pilot, lambda text: world.rollouts[0] in text)
+            await pilot.press("space", "colon", *"ctx there", "enter")
+            text = await until(pilot, lambda text: "t11" in text)
+            assert world.rollouts[0] not in text
+            await pilot.press("minus")
+            await until(pilot, lambda text: "There was no screen before this one." in text)
+            assert not main_of(pilot).marked

@@ -11,13 +11,18 @@ from fakes.goldens import text_of
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.text import Text
+from textual.app import App, ComposeResult
 
 from penstock.gateway.dialects.token_logprobs import Token, read_logprobs
 from penstock.gateway.display.release_series import Point
 from penstock.gateway.display.release_summary import Measure
-from penstock.gateway.model.answers import SpanDetail
+from penstock.gateway.model.answers import ModelStats, RewardStats, SpanDetail, Stats
 from penstock.gateway.model.change import Digest
+from penstock.gateway.model.queue import QueueStatus
+from penstock.gateway.model.rollout import Totals, Worker
 from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.upstream import UpstreamView
 from penstock.tui.panes import waterfall
 from penstock.tui.panes.chart import Line, chart, smoothed
 from penstock.tui.panes.race import FEWEST, left
@@ -25,7 +30,10 @@ from penstock.tui.panes.steps import Pair, Step, aligned, leaves
 from penstock.tui.panes.timing import timing
 from penstock.tui.panes.tokens import NONE, tokens
 from penstock.tui.panes.words import marked
+from penstock.tui.screens.overview import Overview, drawn
 from penstock.tui.traffic import BUCKETS, SECONDS, Traffic
+from penstock.tui.widgets import sheet as module
+from penstock.tui.widgets.sheet import RESTS, Sheet
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.one_of(st.none(), FINITE)
@@ -205,3 +213,69 @@ def test_traffic_is_told_by_the_second_and_forgotten_in_time() -> None:
     traffic.add(Digest(cursor=2))
     flow = traffic.flow(lambda one: one.calls)
     assert (flow.peak, flow.rates[0]) == (0.0, 0.0)
+
+
+# -- a long pane is drawn when there is something new, not whenever the screen is --------------------------------------
+
+
+class Shows(App[None]):
+    """A sheet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sheet = Sheet()
+
+    def compose(self) -> ComposeResult:
+        yield self.sheet
+
+
+async def test_what_takes_long_is_not_drawn_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, drawn = [100.0], [0]
+
+    def slow(width: int) -> Text:
+        drawn[0] += 1
+        now[0] += 1.0
+        return Text("long")
+
+    async with Shows().run_test() as pilot:
+        assert isinstance(pilot.app, Shows)
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+        sheet, one, other = pilot.app.sheet, object(), object()
+        for _ in range(3):
+            sheet.show("pane", slow, one)
+        assert drawn == [1]
+        now[0] += RESTS
+        sheet.show("pane", slow, one)
+        assert drawn == [2], "ages go on, some time"
+        sheet.show("pane", slow, other)
+        sheet.show("another", slow, other)
+        assert drawn == [4], "what is new is drawn at once"
+
+
+# -- what the overview says, without a gateway -------------------------------------------------------------------------
+
+
+def text(count: int) -> str:
+    """An overview in which there is so much of everything."""
+    sums = {"calls": count, "errors": count}
+    stats = Stats(
+        counted_spans=count, complete=True, since_ns=None, totals=Totals(**sums), by_model={"m": ModelStats(**sums)},
+        by_status={}, by_kind={}, rewards=RewardStats(), tape={"rollouts": count, "attempts": count}, cursor=0,
+        gaps=count,
+    )  # fmt: skip
+    paused = UpstreamView(name="up", paused=True, paused_s=5, bound_s=9, waiting=count, running=0, waited=0, refused=0)
+    status = QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
+    workers = [Worker(id=f"w{number}", last_seen_ns=0) for number in range(count)]
+    return text_of(drawn(Overview(None, stats, status, workers, [], [], [], [], [paused], []), None, 0, 100), 100)
+
+
+def test_one_is_no_plural() -> None:
+    one, two = text(1), text(2)
+    for noun in ("rollout", "attempt", "error", "span", "worker"):
+        assert f"1 {noun}" in one
+        assert f"1 {noun}s" not in one
+        assert f"2 {noun}s" in two
+    for said in ("1 call could not be recorded", "1 call waits", "1 call  "):
+        assert said in one
+    for said in ("2 calls could not be recorded", "2 calls wait\n", "2 calls  "):
+        assert said in two

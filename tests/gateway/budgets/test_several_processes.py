@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from fakes import budget_writer
 from fakes.budget_writer import limit
 from fakes.budgets import ASKED, budget, toml
-from fakes.forkserver import forking
+from fakes.forkserver import forking, reporting
 from fakes.gateway_workers import served_by, workers
 from fakes.mistakes import tells
 from fakes.process import running, upstreams
@@ -25,13 +26,10 @@ PROCESSES, CALLS, LIMIT = 3, 80, 3_000
 
 
 def test_processes_that_write_one_tape_share_a_budget(tmp_path: Path) -> None:
-    forks, ended = forking("fakes.budget_writer"), list[list[int]]()
-    with open_store(tmp_path) as store:
-        pipes = [forks.Pipe(duplex=False) for _ in range(PROCESSES)]
-        for seed, (_, report) in enumerate(pipes):
-            forks.Process(target=budget_writer.write, args=(tmp_path, seed, CALLS, LIMIT, report)).start()
-            report.close()
-        ended = [listen.recv() for listen, _ in pipes]
+    forks = forking("fakes.budget_writer")
+    with open_store(tmp_path) as store, ExitStack() as stack:
+        writers = [reporting(forks, budget_writer.write, tmp_path, seed, CALLS, LIMIT) for seed in range(PROCESSES)]
+        ended = [listen.recv() for _, listen in [stack.enter_context(writer) for writer in writers]]
         (use,) = BudgetReader(store, [limit(LIMIT)]).uses(time.time_ns())
     used, passed, refused = map(sum, zip(*ended, strict=True))
     assert (use.used, use.reserved, use.running) == (used, 0, 0)

@@ -24,6 +24,7 @@ from fakes.crashing import (
 )
 from fakes.disks import small_disk
 from fakes.entries import call, running
+from fakes.forkserver import reporting
 from fakes.some import some
 
 from penstock.gateway.app import open_store
@@ -50,14 +51,11 @@ def test_what_was_committed_survives_kill_9(tmp_path: Path, processes: ForkServe
 
 def killed_after(processes: ForkServerContext, path: Path, life: int, commits: int) -> set[int]:
     """The calls that a writer had reported as committed when it was killed."""
-    listen, report = processes.Pipe(duplex=False)
-    writer = processes.Process(target=write_forever, args=(path, life, report))
-    writer.start()
-    report.close()
-    told = [number for _ in range(commits) for number in listen.recv()]
-    writer.kill()
-    writer.join()
-    return {*told, *rest(listen)}
+    with reporting(processes, write_forever, path, life) as (writer, listen):
+        told = [number for _ in range(commits) for number in listen.recv()]
+        writer.kill()
+        writer.join()
+        return {*told, *rest(listen)}
 
 
 def rest(listen: Connection) -> list[int]:
@@ -152,20 +150,13 @@ def test_a_copy_goes_on_as_a_tape(tmp_path: Path) -> None:
 def test_a_copy_while_calls_are_written_is_the_tape_as_of_one_commit(
     tmp_path: Path, processes: ForkServerContext
 ) -> None:
-    listen, report = processes.Pipe(duplex=False)
-    writer = processes.Process(target=write_forever, args=(tmp_path / "data", 1, report))
-    writer.start()
-    report.close()
-    told = set(listen.recv())
-    try:
+    with reporting(processes, write_forever, tmp_path / "data", 1) as (_, listen):
+        told = set(listen.recv())
         for number in range(COPIES):
             told |= set(listen.recv())
             copy(tmp_path / "data", tmp_path / f"copy-{number}")
             with Store(tmp_path / f"copy-{number}", readonly=True) as store:
                 assert told <= {span.start_ns for span in store.spans("r1") if span.status == SpanStatus.OK}
-    finally:
-        writer.kill()
-        writer.join()
 
 
 def test_a_copy_that_is_killed_is_no_tape_and_is_made_anew(tmp_path: Path, processes: ForkServerContext) -> None:
