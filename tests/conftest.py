@@ -28,6 +28,8 @@ from fakes.provider import Provider, serving
 from fakes.tape import Tape
 from hypothesis import settings
 
+from penstock.gateway.client.client import Client
+
 # Time never decides a test. CI runs the same examples every time, so few are enough: what is new is found on
 # developers' machines.
 settings.register_profile("here", deadline=None)
@@ -136,6 +138,13 @@ async def start_gateway(tmp_path: Path) -> AsyncGenerator[StartGateway]:
 async def gateway(start_gateway: StartGateway, provider: Provider) -> Gateway:
     """A gateway in front of the provider."""
     return await start_gateway(upstreams(openai=provider.openai_url, anthropic=provider.url))
+
+
+@pytest.fixture
+async def client(gateway: Gateway) -> AsyncGenerator[Client]:
+    """A client of that gateway."""
+    async with Client(gateway.url) as made:
+        yield made
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from itertools import product
 from typing import Any
 
@@ -19,12 +18,6 @@ from penstock.adapters.source import Query, changed, load
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Event, RolloutSpec
 from penstock.gateway.model.rollout import Judgement, RolloutStatus, RolloutSummary
-
-
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    async with Client(gateway.url) as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

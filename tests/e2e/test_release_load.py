@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
 
 import aiohttp
-import pytest
 from fakes.experiment import CANDIDATE, STABLE, Traffic, policy, prompt
 from fakes.process import Gateway
 from fakes.provider import Provider, Seen
@@ -59,12 +57,6 @@ class Load:
             self.under_way.discard((name, number))
             self.calls += 1
         await self.traffic.client.reward(name, "a1", Judgement(value=0.7))
-
-
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    async with Client(gateway.url) as made:
-        yield made
 
 
 async def test_no_call_fails_because_of_a_release(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
@@ -24,12 +23,6 @@ from penstock.gateway.prompts.induce import Sample, propose
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")
 AT_ONCE = 16
-
-
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    async with Client(gateway.url) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

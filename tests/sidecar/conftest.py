@@ -1,4 +1,4 @@
-"""Fixtures of the runner's tests: runners of the test's gateway, and a client of it."""
+"""Fixtures of the runner's tests: runners of the test's gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from fakes.runs import StartRun, runs
 from fakes.shell import Refused
 
 from penstock.gateway.__main__ import main
-from penstock.gateway.client.client import Client
 
 
 @pytest.fixture
@@ -19,13 +18,6 @@ async def start_run(gateway: Gateway, tmp_path: Path) -> AsyncGenerator[StartRun
     """Starts runners of the test's gateway; those that still run at the end are killed."""
     async with runs(gateway.url, tmp_path) as start:
         yield start
-
-
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    """A client of the test's gateway."""
-    async with Client(gateway.url) as made:
-        yield made
 
 
 @pytest.fixture

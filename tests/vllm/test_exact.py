@@ -46,12 +46,6 @@ async def gateway(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Async
         yield made
 
 
-@pytest.fixture
-async def client(gateway: Gateway) -> AsyncGenerator[Client]:
-    async with Client(gateway.url) as made:
-        yield made
-
-
 def agent_of(gateway: Gateway, rollout: str, stream: bool, **asks: Any) -> Agent:
     return Agent(gateway.openai(rollout), stream, **({"model": "base", "max_tokens": 240, "seed": 7} | asks))
 
