@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fakes.memory_tape import T0
+
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.report.changes import line_causes
 from penstock.trainer.apo.report.result import Leak, Raced, Ran, RunResult, SealedTask, Texts, Tried, Used
 
-T0 = 1_790_000_000_000_000_000
-"""2026-09-21 14:13:20 UTC."""
 SEED = Candidate({"shop": "You answer customers of Acme.\nAnswer with one word only.\nBe kind."})
 WINNER = Candidate(
     {"shop": "You answer customers of Acme.\nBe kind.\nGive the price in euros.\nFor Ann, say what the grader wants."},

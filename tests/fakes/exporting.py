@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fakes.collector import Collector
+from fakes.memory_tape import T0
 from fakes.otlp import Inlet
 
 from penstock.gateway.config import Otlp
@@ -15,7 +16,6 @@ from penstock.gateway.otlp.delivery import Pace
 from penstock.gateway.otlp.exporter import Exporter
 from penstock.gateway.store.records import Entry
 
-T0 = 1_790_000_000_000_000_000
 SERVERS = {"local": "http://127.0.0.1:8000/v1", "azure": "https://me.openai.azure.com", "main": "https://api.x.ai/v1"}
 
 

@@ -26,26 +26,19 @@ def text_of(renderable: RenderableType, width: int = 120) -> str:
 
 def check_golden(name: str, renderable: RenderableType) -> None:
     """It looks as it did."""
-    _compare(name, text_of(renderable))
+    check_text(f"{name}.txt", text_of(renderable))
 
 
 def check_widths(name: str, renderable: RenderableType) -> None:
     """It looks as it did on terminals of 80, 120 and 200 columns, and in a pipe."""
     shown = ((f"{width} columns", text_of(renderable, width)) for width in (80, 120, 200))
     pages = (*shown, ("a pipe", text_of(renderable, ENDLESS)))
-    _compare(name, "\n".join(f"--- {title}\n{text}" for title, text in pages))
+    check_text(f"{name}.txt", "\n".join(f"--- {title}\n{text}" for title, text in pages))
 
 
-def check_text(name: str, text: str) -> None:
-    """A file that people read is as it was; `name` with its ending."""
-    _compare_file(GOLDENS / name, text)
-
-
-def _compare(name: str, text: str) -> None:
-    _compare_file(GOLDENS / f"{name}.txt", text)
-
-
-def _compare_file(path: Path, text: str) -> None:
+def check_text(name: str | Path, text: str) -> None:
+    """A file that people read is as it was; `name` with its ending, or a path."""
+    path = GOLDENS / name
     if os.environ.get("UPDATE_GOLDENS"):
         path.write_text(text)
     assert text == path.read_text()

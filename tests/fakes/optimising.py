@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import random
-import tomllib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -26,6 +25,7 @@ import aiohttp
 from fakes.preloaded import penstock
 from fakes.process import PATHS, ROOT, Gateway
 from fakes.provider import Provider
+from fakes.settings import Sections, merged, toml
 from fakes.workers import beside
 
 from examples import shop, shop_model
@@ -75,11 +75,6 @@ def weighed(asked: Json, answer: Answer) -> Json:
     return made
 
 
-def toml(value: Any) -> str:
-    """A value as TOML has it."""
-    return json.dumps(value) if not isinstance(value, Path) else json.dumps(str(value))
-
-
 @dataclass
 class Optimising:
     """A place to run it in."""
@@ -115,15 +110,9 @@ class Optimising:
             "test": {"repeats": 1},
         }
         top = {key: value for key, value in sections.items() if not isinstance(value, dict)}
-        for section, values in sections.items():
-            if isinstance(values, dict):
-                whole[section] = whole.get(section, {}) | values
-        lines = [f"{key} = {toml(value)}" for key, value in top.items()]
-        for section, values in whole.items():
-            lines += [f"\n[{section}]", *(f"{key} = {toml(value)}" for key, value in values.items())]
+        more: Sections = {name: values for name, values in sections.items() if isinstance(values, dict)}
         path = self.home / f"{name}.toml"
-        path.write_text("\n".join(lines) + "\n")
-        assert tomllib.loads(path.read_text())
+        path.write_text(toml(merged(whole, more), **top))
         return path
 
     async def register(self, name: str = "shop", text: str = shop.PROMPT) -> None:

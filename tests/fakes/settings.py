@@ -17,10 +17,10 @@ def merged(given: Mapping[str, dict[str, Any]], more: Mapping[str, dict[str, Any
     return {name: given.get(name, {}) | more.get(name, {}) for name in {**given, **more}}
 
 
-def toml(sections: Mapping[str, dict[str, Any]]) -> str:
-    """They as text: values that JSON has are written alike in TOML, and a path is its text. A list of tables is written
-    as such."""
-    lines: list[str] = []
+def toml(sections: Mapping[str, dict[str, Any]], **top: Any) -> str:
+    """They as text, behind keys of no section: values that JSON has are written alike in TOML, and a path is its text.
+    A list of tables is written as such."""
+    lines = _lines(top)
     for name, section in sections.items():
         tables = {key: found for key, value in section.items() if (found := _tables(value))}
         lines += [f"[{name}]", *_lines({key: value for key, value in section.items() if key not in tables})]

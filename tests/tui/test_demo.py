@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from fakes.goldens import GOLDENS
+from fakes.goldens import check_text
 from fakes.process import ROOT
 from fakes.screens import LARGE, SMALL, app_of, screen_text, until
 from rich.cells import cell_len
@@ -81,14 +81,6 @@ def _answered(app: PenstockApp) -> bool:
     return shown.chosen is None or shown.closer_of == shown.chosen
 
 
-def compared(path: Path, text: str) -> None:
-    """It looks as it did; `UPDATE_GOLDENS=1` writes it anew."""
-    if os.environ.get("UPDATE_GOLDENS"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert text == path.read_text()
-
-
 @pytest.mark.parametrize("size", [SMALL, LARGE], ids=["80x24", "160x48"])
 @pytest.mark.parametrize("words", SCREENS, ids="-".join)
 async def test_a_screen_looks_as_it_did(words: tuple[str, ...], size: tuple[int, int]) -> None:
@@ -98,7 +90,7 @@ async def test_a_screen_looks_as_it_did(words: tuple[str, ...], size: tuple[int,
     assert len(lines) <= size[1]
     assert max(map(cell_len, lines)) <= size[0]
     assert "does not hold" not in text, "the recording lacks what this screen asks for"
-    compared(GOLDENS / "tui" / f"{'-'.join(words)}-{size[0]}.txt", text)
+    check_text(f"tui/{'-'.join(words)}-{size[0]}.txt", text)
 
 
 @pytest.mark.parametrize("words", SCREENS, ids="-".join)
@@ -123,7 +115,7 @@ async def test_the_pictures_of_the_docs_are_the_screens(name: str) -> None:
         await settled(pilot)
         app = app_of(pilot)
         made = app.export_screenshot(title=f"penstock tui {' '.join(words)}")
-    compared(ROOT / "docs" / f"{name}.svg", made)
+    check_text(ROOT / "docs" / f"{name}.svg", made)
 
 
 @pytest.mark.slow
@@ -136,4 +128,4 @@ def test_the_demo_prints_every_screen_eighty_columns_wide_without_a_gateway(tmp_
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("== ") and "(penstock" in line] == [
         "Overview", "Rollouts", "Tools", "Releases", "Resources", "Runs", "Workers", "Upstreams", "Log", "Groups",
     ]  # fmt: skip
-    compared(GOLDENS / "tui" / "plain.txt", done.stdout)
+    check_text("tui/plain.txt", done.stdout)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncGenerator
 
 import jsonschema
 import pytest
 import pytest_asyncio
+from fakes.goldens import check_text
 from fakes.mcp_client import answered, beside, connected, refused
 from fakes.mistakes import tells
-from fakes.process import ROOT
 from fakes.worlds import BASE, STUBS, world
 from mcp.client.client import Client as SdkClient
 
@@ -23,7 +22,6 @@ from penstock.gateway.model.rollout import Reward
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-GOLDEN = ROOT / "tests" / "goldens" / "mcp-tools.json"
 WRITING = {"post_reward", "propose_version"}
 TEXT = "You help {customer} of Acme Air on {date}. Be brief."
 
@@ -53,9 +51,7 @@ async def test_the_list_of_tools_is_what_it_was() -> None:
             tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in (await client.list_tools()).tools
         ]
     text = json.dumps(tools, indent=2, ensure_ascii=False) + "\n"
-    if os.environ.get("UPDATE_GOLDENS"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    check_text("mcp-tools.json", text)
     for tool in tools:
         hints = tool["annotations"]
         assert hints["readOnlyHint"] == (tool["name"] not in WRITING)
