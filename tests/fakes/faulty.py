@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -86,11 +87,6 @@ class Faulty:
 Fault = Callable[[Faulty, web.Request, int, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
-def _refusal(status: int, message: str = "not now", code: str = "x", **headers: str) -> web.Response:
-    error = {"error": {"message": message, "code": code, "type": "fake"}}
-    return web.json_response(error, status=status, headers={name.replace("_", "-"): v for name, v in headers.items()})
-
-
 def _events(model: str) -> Iterator[bytes]:
     def chunk(delta: dict[str, str], finish: str | None = None, **more: Any) -> bytes:
         choices = [] if more else [{"index": 0, "delta": delta, "finish_reason": finish}]
@@ -131,90 +127,68 @@ def _cut(request: web.Request) -> None:
     request.transport.abort()
 
 
-async def _part(request: web.Request, body: dict[str, Any], events: int) -> web.StreamResponse:
-    answer = await _begin(request)
-    for _, event in zip(range(events), _events(body["model"]), strict=False):
-        await answer.write(event)
-    return answer
+def refuses(status: int, message: str = "not now", code: str = "x", times: int | None = None, **headers: str) -> Fault:
+    """Refuses so often, or always."""
+
+    async def fault(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
+        if times is not None and number > times:
+            return await _whole(self, request, number, body)
+        error = {"error": {"message": message, "code": code, "type": "fake"}}
+        return web.json_response(error, status=status, headers=headers)
+
+    return fault
 
 
-async def s01(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """429 with Retry-After, once."""
-    return _refusal(429, Retry_After="1") if number == 1 else await _whole(self, request, number, body)
+def begins(tokens: int, stalls: bool = False) -> Fault:
+    """Says so much of its answer, and then nothing, or nothing more for long."""
+
+    async def fault(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
+        answer = await _begin(request)
+        for _, event in zip(range(tokens + 1), _events(body["model"]), strict=False):
+            await answer.write(event)
+        if stalls:
+            await asyncio.sleep(STALLS_S)
+        else:
+            _cut(request)
+        return answer
+
+    return fault
 
 
-async def s02(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """429 without it, always."""
-    return _refusal(429)
-
-
-async def s03(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """500 once."""
-    return _refusal(500) if number == 1 else await _whole(self, request, number, body)
-
-
-async def s04(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """503 always."""
-    return _refusal(503)
-
-
-async def s05(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """The connection is reset before a byte, once."""
+async def resets_once(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
     if number > 1:
         return await _whole(self, request, number, body)
     _cut(request)
     return web.Response()
 
 
-async def s06(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """It takes the request and says nothing."""
+async def is_silent(*_: object) -> web.StreamResponse:
     await asyncio.sleep(STALLS_S)
     return web.Response()
 
 
-async def s07(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """The head comes at once, the first token late."""
-    return await _whole(self, request, number, body, first_s=STALLS_S)
-
-
-async def s08(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """The stream is cut after 40 of 60 tokens."""
-    answer = await _part(request, body, 41)
-    _cut(request)
-    return answer
-
-
-async def s09(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """The stream stalls after 20 tokens."""
-    answer = await _part(request, body, 21)
-    await asyncio.sleep(STALLS_S)
-    return answer
-
-
-async def s11(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """All of the stream, without `[DONE]`."""
-    return await _whole(self, request, number, body, without=b"[DONE]")
-
-
-async def s12(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """The prompt is too long for its context."""
-    return _refusal(400, "This model's maximum context length is 10 tokens.", "context_length_exceeded")
-
-
-async def s13(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """Its content filter refuses."""
-    return _refusal(400, "The content policy does not allow that.", "content_policy_violation")
-
-
-async def s15(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-    """503 for a while, then healthy."""
-    return _refusal(503) if monotonic() - self.first("s15") < DOWN_S else await _whole(self, request, number, body)
+async def is_down(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
+    down = monotonic() - self.first(body["model"]) < DOWN_S
+    return await (refuses(503) if down else _whole)(self, request, number, body)
 
 
 FAULTS: dict[str, Fault] = {
-    "s01": s01, "s02": s02, "s03": s03, "s04": s04, "s05": s05, "s06": s06, "s07": s07, "s08": s08, "s09": s09,
-    "s11": s11, "s12": s12, "s13": s13, "s14": s08, "s15": s15, "s16": s04,
-}  # fmt: skip
+    "s01": refuses(429, times=1, **{"Retry-After": "1"}),
+    "s02": refuses(429),  # without saying when to come back
+    "s03": refuses(500, times=1),
+    "s04": refuses(503),
+    "s05": resets_once,  # before a byte
+    "s06": is_silent,  # takes the request and says nothing
+    "s07": partial(_whole, first_s=STALLS_S),  # the head comes at once, the first token late
+    "s08": begins(40),  # of 60 tokens; then the stream is cut
+    "s09": begins(20, stalls=True),
+    "s11": partial(_whole, without=b"[DONE]"),
+    "s12": refuses(400, "This model's maximum context length is 10 tokens.", "context_length_exceeded"),
+    "s13": refuses(400, "The content policy does not allow that.", "content_policy_violation"),
+    "s14": begins(40),
+    "s15": is_down,  # 503 for a while, then healthy
+    "s16": refuses(503),
+}
 """S10 (an event that is no JSON) is in the answer itself. Of S14 (a spare that takes no prefill) nothing is left where
 nobody goes on with the text of another."""
 

@@ -18,6 +18,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 
 from fakes.raw import Gone, Wire
 from fakes.waiting import News
@@ -46,8 +47,8 @@ class Connection(Wire):
     async def play(self, script: Script) -> None:
         """Take the steps in turn."""
         try:
-            for step in script:
-                await step(self)
+            for take in script:
+                await take(self)
         except Gone as gone:
             self.failure = gone
         finally:
@@ -112,73 +113,56 @@ async def odd(*scripts: Script) -> AsyncGenerator[Odd]:
         await server.wait_closed()
 
 
+def step(act: Callable[[Connection], object]) -> Step:
+    """Do this, to its end."""
+
+    async def take(connection: Connection) -> None:
+        done = act(connection)
+        if isawaitable(done):
+            await done
+
+    return take
+
+
 def request() -> Step:
     """Take one whole request."""
 
-    async def step(connection: Connection) -> None:
+    async def take(connection: Connection) -> None:
         connection.requests.append(await connection.message())
 
-    return step
+    return take
 
 
 def request_head() -> Step:
     """Take the head of a request and leave its body alone."""
-
-    async def step(connection: Connection) -> None:
-        await connection.until(b"\r\n\r\n")
-
-    return step
+    return step(lambda connection: connection.until(b"\r\n\r\n"))
 
 
 def send(data: bytes) -> Step:
     """Write these bytes in one go."""
-
-    async def step(connection: Connection) -> None:
-        connection.send(data)
-
-    return step
+    return step(lambda connection: connection.send(data))
 
 
 def wait(name: str) -> Step:
     """Wait for the test's `go(name)`."""
-
-    async def step(connection: Connection) -> None:
-        await connection.upstream.signal(name).wait()
-
-    return step
+    return step(lambda connection: connection.upstream.signal(name).wait())
 
 
 def gone() -> Step:
     """Wait for the peer to leave."""
-
-    async def step(connection: Connection) -> None:
-        await connection.gone()
-
-    return step
+    return step(Connection.gone)
 
 
 def half_close() -> Step:
     """Send no more, go on receiving."""
-
-    async def step(connection: Connection) -> None:
-        connection.half_close()
-
-    return step
+    return step(Connection.half_close)
 
 
 def close() -> Step:
     """Close in order."""
-
-    async def step(connection: Connection) -> None:
-        connection.close()
-
-    return step
+    return step(Connection.close)
 
 
 def abort() -> Step:
     """Break off with a reset."""
-
-    async def step(connection: Connection) -> None:
-        connection.abort()
-
-    return step
+    return step(Connection.abort)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import aiohttp
-from fakes.odd import Connection, Odd, Script, Step
+from fakes.odd import Odd, Script, Step, step
 from fakes.raw import Wire
 from fakes.rig import CHAT, Inside, inside, odd_on
 from fakes.waiting import until
@@ -54,11 +54,7 @@ class Pair:
 
 def says_so() -> Step:
     """The upstream has come to this."""
-
-    async def step(connection: Connection) -> None:
-        connection.upstream.go("asked")
-
-    return step
+    return step(lambda connection: connection.upstream.go("asked"))
 
 
 @asynccontextmanager
