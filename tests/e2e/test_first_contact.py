@@ -12,9 +12,9 @@ import os
 from pathlib import Path
 from stat import S_IMODE
 
-import openai
 import pytest
-from fakes.process import ORDINARY, Gateway, running, upstreams
+from fakes.many_turns import hello
+from fakes.process import ORDINARY, running, upstreams
 from fakes.provider import Provider
 from fakes.shell import PENSTOCK, Done, Shell
 
@@ -51,22 +51,15 @@ async def test_what_nobody_may_write_is_refused_here(tmp_path: Path) -> None:
     assert all("Permission denied" in done.err for done in refused[:2])
 
 
-async def call(gateway: Gateway, rollout: str) -> None:
-    """A model call of an unmodified agent."""
-    async with openai.AsyncOpenAI(base_url=gateway.openai(rollout), api_key="sk-mine") as agent:
-        answer = await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello."}])
-    assert answer.choices[0].message.content
-
-
 async def test_a_gateway_on_a_new_directory_records_restarts_and_is_read(
     provider: Provider, tmp_path: Path, shell: Shell
 ) -> None:
     home = tmp_path / "not" / "there" / "yet"
     async with running(home, upstreams(openai=provider.openai_url), under=ORDINARY) as gateway:
         shell.env["PENSTOCK_GATEWAY"] = gateway.url
-        await call(gateway, "r1")
+        await hello(gateway, "r1")
         await gateway.restart()
-        await call(gateway, "r2")
+        await hello(gateway, "r2")
         listed, shown, clean = [
             await shell.run(*words) for words in (("rollouts",), ("show", "r1"), ("check", "--data", str(gateway.data)))
         ]
@@ -174,7 +167,7 @@ async def test_files_of_results_that_may_not_be_written(provider: Provider, tmp_
     closed.mkdir(0o500)
     async with running(tmp_path / "home", upstreams(openai=provider.openai_url), under=ORDINARY) as gateway:
         shell.env["PENSTOCK_GATEWAY"] = gateway.url
-        await call(gateway, "r1")
+        await hello(gateway, "r1")
         done = [await shell.run(command, "-o", f"{closed}/out.jsonl") for command in ("export", "samples")]
     assert [(one.code, one.err.strip()) for one in done] == [
         (1, f"penstock: {closed}/out.jsonl: Permission denied")

@@ -8,9 +8,9 @@ import zipfile
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import openai
 import pytest
 from fakes.clean import PIP, Clean
+from fakes.many_turns import hello
 from fakes.mistakes import tells
 from fakes.process import ROOT, Gateway, upstream, upstreams
 from fakes.provider import Provider
@@ -85,23 +85,16 @@ async def test_another_package_adapters_is_not_in_the_way(base: Clean, provider:
         nobody = await base.shell("http://127.0.0.1:9", tmp_path).run("samples", "--form", "chat")
         assert (nobody.code, "nothing answers there" in nobody.err) == (1, True), nobody.err
         async with base.gateway(tmp_path / "home", upstreams(openai=provider.openai_url)) as gateway:
-            await call(gateway, "r1")
+            await hello(gateway, "r1")
             made = await base.shell(gateway.url, tmp_path).run("samples", "--form", "chat")
     assert made.code == 0, made.err
     assert json.loads(made.text)["messages"][0]["content"] == "Hello."
 
 
-async def call(gateway: Gateway, rollout: str) -> None:
-    """A model call of an unmodified agent."""
-    async with openai.AsyncOpenAI(base_url=gateway.openai(rollout), api_key="sk-mine") as agent:
-        answer = await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello."}])
-    assert answer.choices[0].message.content
-
-
 async def test_a_gateway_records_and_is_read_from_any_folder(base: Clean, provider: Provider, tmp_path: Path) -> None:
     async with base.gateway(tmp_path / "home", upstreams(openai=provider.openai_url)) as gateway:
         shell = base.shell(gateway.url, tmp_path)
-        await call(gateway, "r1")
+        await hello(gateway, "r1")
         for words in (("show", "r1"), ("doctor", "r1"), ("stats",), ("queue",), ("check", "--data", str(gateway.data))):
             done = await shell.run(*words)
             assert (done.code, done.err) == (0, ""), words

@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import anthropic
-import openai
 import pytest
 from fakes import kubernetes, vllm_wire
 from fakes.clean import Install
+from fakes.many_turns import hello
 from fakes.process import ROOT, Gateway, upstream, upstreams
 from fakes.provider import Provider
 from fakes.shell import Done, Shell
@@ -27,13 +27,6 @@ MORE = {"langchain_agent.py": "chat", "agents_sdk.py": "responses"}
 READ = "import sys, json, pyarrow.parquet as it; print(json.dumps(it.read_table(sys.argv[1]).to_pylist()))"
 TRAINED = '[[route]]\nmodel = "m"\nupstream = "vllm"\ntrain = true\n'
 NOWHERE = upstreams(openai="http://127.0.0.1:9/v1")
-
-
-async def call(gateway: Gateway, rollout: str) -> None:
-    """A model call of an unmodified agent."""
-    async with openai.AsyncOpenAI(base_url=gateway.openai(rollout), api_key="sk-mine") as agent:
-        answer = await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello."}])
-    assert answer.choices[0].message.content
 
 
 async def good(shell: Shell, *words: str) -> Done:
@@ -61,7 +54,7 @@ async def test_parquet(install: Install, provider: Provider, tmp_path: Path) -> 
     clean = install("parquet")
     async with clean.gateway(tmp_path / "home", upstreams(openai=provider.openai_url)) as gateway:
         shell = clean.shell(gateway.url, tmp_path)
-        await call(gateway, "r1")
+        await hello(gateway, "r1")
         await good(shell, "export", "--format", "parquet", "-o", "out.parquet")
         await good(shell, "samples", "--form", "chat", "--format", "parquet", "-o", "chat.parquet")
     (rollout,), (chat,) = (json.loads(clean.run("-c", READ, tmp_path / f"{name}.parquet")) for name in ("out", "chat"))
@@ -74,7 +67,7 @@ async def test_index(install: Install, provider: Provider, tmp_path: Path) -> No
     config = f'[index]\nwhen = "always"\n{upstreams(openai=provider.openai_url)}'
     async with clean.gateway(tmp_path / "home", config) as gateway:
         shell = clean.shell(gateway.url, tmp_path)
-        await call(gateway, "r1")
+        await hello(gateway, "r1")
         while not (told := await good(shell, "index")).text.startswith("ready: filters answer from it\n"):
             assert told.text.startswith("starting: "), told.text
         assert '"id":"r1"' in (await good(shell, "rollouts", "model:m", "--json")).text
@@ -91,7 +84,7 @@ async def test_lake(install: Install, provider: Provider, tmp_path: Path) -> Non
     clean = install("lake")
     async with clean.gateway(tmp_path / "home", upstreams(openai=provider.openai_url)) as gateway:
         shell = clean.shell(gateway.url, tmp_path)
-        await call(gateway, "r1")
+        await hello(gateway, "r1")
         written = await good(shell, "lake", "--data", str(gateway.data), "--to", "lake", "--bodies")
         again = await good(shell, "lake", "--data", str(gateway.data), "--to", "lake")
     assert written.text.startswith("spans +1 (")
@@ -105,7 +98,7 @@ async def test_masking(install: Install, provider: Provider, tmp_path: Path) -> 
     rules = '[[masking]]\nname = "greetings"\npattern = "H[aeiou]llo"\n'
     async with clean.gateway(tmp_path / "home", upstreams(openai=provider.openai_url) + rules) as gateway:
         shell = clean.shell(gateway.url, tmp_path)
-        await call(gateway, "r1")
+        await hello(gateway, "r1")
         exported = json.loads((await good(shell, "export", "--what", "messages")).text)
     assert exported["messages"][0]["parts"][0]["text"] == "*****."
     (tmp_path / "rules.toml").write_text(rules)
@@ -121,7 +114,7 @@ async def test_samples(install: Install, provider: Provider, tmp_path: Path, ext
     format = "parquet" if "parquet" in extra else "jsonl"
     async with clean.gateway(tmp_path / "home", config) as gateway:
         shell = clean.shell(gateway.url, tmp_path)
-        await call(gateway, "r1")
+        await hello(gateway, "r1")
         for form in ("samples", "triplets"):
             words = ("--form", form, "--allow", "no_reward", "--format", format, "-o", f"{form}.{format}")
             assert "1 row of 1 answer" in (await good(shell, "samples", *words)).err

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from aiohttp import web
-from fakes.web_site import site
+from fakes.web_site import event_stream, site
 
 from penstock.gateway.demo.model import named
 
@@ -68,8 +68,7 @@ class BackgroundHost:
 
 
 async def _stream(request: web.Request, *events: dict[str, Any]) -> web.StreamResponse:
-    answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await answer.prepare(request)
+    answer = await event_stream(request)
     for event in events:
         await answer.write(named(event))
     return answer

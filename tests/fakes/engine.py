@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from fakes.formats import completion, completion_events
 from fakes.waiting import News
-from fakes.web_site import everywhere, site
+from fakes.web_site import event_stream, everywhere, site
 
 from penstock.gateway.demo.model import Answer, Json, chat, chat_events
 
@@ -148,8 +148,7 @@ class FakeEngine:
         answer = self.answer(body)
         if not body.get("stream"):
             return web.json_response(plain(body, answer))
-        made = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await made.prepare(request)
+        made = await event_stream(request)
         for event in events(body, answer):
             await made.write(event)
         return made

@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from fakes.web_site import site
+from fakes.web_site import event_stream, site
 
 from penstock.gateway.demo.model import sse
 
@@ -101,17 +101,10 @@ def _events(model: str) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-async def _begin(request: web.Request) -> web.StreamResponse:
-    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    answer.enable_chunked_encoding()
-    await answer.prepare(request)
-    return answer
-
-
 async def _whole(
     _: Faulty, request: web.Request, number: int, body: dict[str, Any], first_s: float = 0.0, without: bytes = b"-"
 ) -> web.StreamResponse:
-    answer = await _begin(request)
+    answer = await event_stream(request)
     await asyncio.sleep(first_s)
     for at, event in enumerate(_events(body["model"])):
         if without not in event:
@@ -143,7 +136,7 @@ def begins(tokens: int, stalls: bool = False) -> Fault:
     """Says so much of its answer, and then nothing, or nothing more for long."""
 
     async def fault(self: Faulty, request: web.Request, number: int, body: dict[str, Any]) -> web.StreamResponse:
-        answer = await _begin(request)
+        answer = await event_stream(request)
         for _, event in zip(range(tokens + 1), _events(body["model"]), strict=False):
             await answer.write(event)
         if stalls:

@@ -1,4 +1,5 @@
-"""An agent on the official OpenAI SDK that calls tools and sends back what it was told, over many turns.
+"""Agents on the official OpenAI SDK: one that calls tools and sends back what it was told, over many turns; and one
+that says hello.
 
 agent = Agent(gateway.openai("r1"), stream=True)
 choice = await agent.turn("Go.")   # as of a plain answer, however it was sent
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import openai
+from fakes.process import Gateway
 
 from penstock.gateway.demo.model import Json
 from penstock.gateway.dialects.chat import Chat
@@ -71,3 +73,10 @@ def told(choice: Json) -> tuple[str | None, list[tuple[str, str]]]:
     message: Json = choice["message"]
     calls: list[Json] = [call["function"] for call in objs(message.get("tool_calls"))]
     return message.get("content") or None, [(call["name"], call["arguments"]) for call in calls]
+
+
+async def hello(gateway: Gateway, rollout: str) -> None:
+    """A model call of an unmodified agent."""
+    async with openai.AsyncOpenAI(base_url=gateway.openai(rollout), api_key="sk-mine") as agent:
+        answer = await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello."}])
+    assert answer.choices[0].message.content

@@ -23,8 +23,8 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from fakes.mcp_wire import ACCEPT, EVENTS, INITIALIZE, Json, answer, call, event, said
-from fakes.web_site import site
+from fakes.mcp_wire import ACCEPT, INITIALIZE, Json, answer, call, event, said
+from fakes.web_site import event_stream, site
 
 TOOLS = ("echo", "fails", "refused", "stream", "ask", "later", "drop", "hang", "dies", "half")
 Told = tuple[str, str, str | None]
@@ -109,8 +109,7 @@ class Busy:
             if name == "dies" and request.transport is not None:
                 request.transport.abort()
             await asyncio.Event().wait()
-        stream = web.StreamResponse(headers=EVENTS)
-        await stream.prepare(request)
+        stream = await event_stream(request)
         progress = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}}
         events = self.sessions[session]
         await stream.write(event(progress, len(events.told) if name == "later" else None))
@@ -135,8 +134,7 @@ class Busy:
         events = self.sessions.get(request.headers.get("Mcp-Session-Id", ""))
         if events is None:
             return web.Response(status=404)
-        stream = web.StreamResponse(headers=EVENTS)
-        await stream.prepare(request)
+        stream = await event_stream(request)
         async for data in events.after(int(request.headers["Last-Event-ID"])):
             await stream.write(data)
         return stream
@@ -150,8 +148,7 @@ class Busy:
         """HTTP with SSE."""
         self.made += 1
         events = self.sessions[f"older-{self.made}"] = Events()
-        stream = web.StreamResponse(headers=EVENTS)
-        await stream.prepare(request)
+        stream = await event_stream(request)
         await stream.write(b"event: endpoint\ndata: /messages?sessionId=older-%d\n\n" % self.made)
         async for data in events.after(0):
             await stream.write(data)

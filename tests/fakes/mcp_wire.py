@@ -30,12 +30,11 @@ from uuid import uuid4
 
 import aiohttp
 from aiohttp import web
-from fakes.web_site import site
+from fakes.web_site import event_stream, site
 
 Json = dict[str, Any]
 How = Literal["json", "gzip", "stream", "later"]
 Asked = tuple[str, str, dict[str, str], bytes]
-EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
 @dataclass
@@ -103,8 +102,7 @@ class McpServer:
         if self.how == "gzip":
             packed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
             return web.Response(body=gzip.compress(json.dumps(told).encode()), headers=packed)
-        stream = web.StreamResponse(headers=EVENTS)
-        await stream.prepare(request)
+        stream = await event_stream(request)
         await stream.write(event({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}, 1))
         if self.how == "later":
             self.tell(told, 2)
@@ -150,8 +148,7 @@ class McpServer:
         return await self._stream(request, sent, name)
 
     async def _stream(self, request: web.Request, sent: Json, name: str) -> web.StreamResponse:
-        stream = web.StreamResponse(headers=EVENTS)
-        await stream.prepare(request)
+        stream = await event_stream(request)
         if name == "stream":
             progress = {"progressToken": sent["id"], "progress": 1}
             await stream.write(event({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}))
@@ -173,8 +170,7 @@ class McpServer:
         session = request.headers.get("Mcp-Session-Id", "")
         if session not in self.open:
             return web.Response(status=404 if self.sessions else 405)
-        stream = web.StreamResponse(headers=EVENTS)
-        await stream.prepare(request)
+        stream = await event_stream(request)
         return await self._tell_all(stream, self.open[session])
 
     async def _tell_all(self, stream: web.StreamResponse, queue: asyncio.Queue[bytes]) -> web.StreamResponse:
@@ -198,8 +194,7 @@ class McpServer:
         await self._note(request)
         made = uuid4().hex
         self.open[made] = queue = asyncio.Queue[bytes]()
-        stream = web.StreamResponse(headers=EVENTS)
-        await stream.prepare(request)
+        stream = await event_stream(request)
         await stream.write(b"event: endpoint\ndata: /messages?sessionId=%b\n\n" % made.encode())
         return await self._tell_all(stream, queue)
 

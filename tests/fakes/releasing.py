@@ -19,7 +19,7 @@ from aiohttp import web
 from fakes.experiment import CANDIDATE, STABLE, prompt
 from fakes.provider import FORMATS, Provider
 from fakes.waiting import News
-from fakes.web_site import everywhere, site
+from fakes.web_site import event_stream, everywhere, site
 
 from penstock.gateway.app import open_store
 from penstock.gateway.config import Config, Tape
@@ -105,8 +105,7 @@ class Counting(Provider):
         return begun
 
     async def _ping(self, request: web.Request) -> web.StreamResponse:
-        begun = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await begun.prepare(request)
+        begun = await event_stream(request)
         while True:  # until the client leaves
             await begun.write(b': ping\n\nevent: ping\ndata: {"type":"ping"}\n\n')
             await asyncio.sleep(0.01)

@@ -19,7 +19,7 @@ from typing import Any
 from aiohttp import web
 from fakes.toy_template import CALL, Json, Template, Vocabulary, parsed
 from fakes.waiting import News
-from fakes.web_site import everywhere, site
+from fakes.web_site import event_stream, everywhere, site
 
 from penstock.gateway.demo.model import sse
 from penstock.gateway.dialects.loose_json import arr, obj, objs
@@ -238,8 +238,7 @@ class ScaleOut:
     async def _send(
         self, request: web.Request, events: Iterator[Json], breaks: int | None = None
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
+        response = await event_stream(request)
         for number, event in enumerate(events):
             if number == breaks:
                 assert request.transport is not None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakes.process import alive
+from fakes.waiting import until
 
 PATIENCE = 120.0
 """What one command may take on a machine that is busy; s."""
@@ -131,17 +132,9 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
         if sign == signal.SIGTERM:
-            await _gone(process.pid)
+            with suppress(AssertionError):
+                await until(lambda: not _group(process.pid) - {process.pid})
     _ = await process.communicate()
-
-
-async def _gone(leader: int) -> None:
-    """Waits until a process is the last of its group, but not for ever."""
-    until = asyncio.get_running_loop().time() + PATIENCE
-    while asyncio.get_running_loop().time() < until:
-        if not _group(leader) - {leader}:
-            return
-        await asyncio.sleep(0.02)
 
 
 def _group(leader: int) -> set[int]:

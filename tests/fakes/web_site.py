@@ -16,6 +16,13 @@ def everywhere(handle: Handler) -> web.Application:
     return app
 
 
+async def event_stream(request: web.Request) -> web.StreamResponse:
+    """The answer to a request: a stream of events, which has begun."""
+    made = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    await made.prepare(request)
+    return made
+
+
 @asynccontextmanager
 async def site(app: web.Application, port: int = 0, unpacks: bool = True) -> AsyncGenerator[str]:
     """Its URL, while it serves; by default on a free port. `unpacks`: whether it sees bodies without their content

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from aiohttp import web
-from fakes.mcp_wire import EVENTS, Json, answer, event, said
-from fakes.web_site import site
+from fakes.mcp_wire import Json, answer, event, said
+from fakes.web_site import event_stream, site
 
 TOOLS = ("echo", "echo", "echo", "fails", "stream", "stream", "slow", "later", "breaks")
 PIECES, PIECE_S, SLOW_PIECE_S = 3, 0.01, 0.2
@@ -63,9 +63,8 @@ class ToolServer:
         return web.json_response(told) if tool in ("echo", "fails") else await self._stream(request, tool, told)
 
     async def _stream(self, request: web.Request, tool: str, told: Json) -> web.StreamResponse:
-        stream = web.StreamResponse(headers=EVENTS)
+        stream = await event_stream(request)
         with suppress(ConnectionError):
-            await stream.prepare(request)
             for _ in range(PIECES):
                 await stream.write(event(PROGRESS))
                 await asyncio.sleep(SLOW_PIECE_S if tool == "slow" else PIECE_S)
@@ -85,9 +84,8 @@ class ToolServer:
 
     async def resume(self, request: web.Request) -> web.StreamResponse:
         """The answer that an earlier stream did not bring."""
-        stream = web.StreamResponse(headers=EVENTS)
+        stream = await event_stream(request)
         with suppress(ConnectionError):
-            await stream.prepare(request)
             await stream.write(event(self.late[request.headers["Last-Event-ID"]]))
         return stream
 

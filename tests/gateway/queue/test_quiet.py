@@ -14,9 +14,9 @@ from conftest import StartGateway
 from fakes.desk import PATIENCE, SECOND, Call, Clock, Life, living
 from fakes.entries import finish, running
 from fakes.local import locally
-from fakes.process import Gateway, upstreams
+from fakes.many_turns import hello
+from fakes.process import upstreams
 from fakes.provider import Provider
-from openai import AsyncOpenAI
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
@@ -208,13 +208,6 @@ async def test_after_a_restart_some_are_looked_at_and_cost_next_to_no_memory_the
 # -- a gateway --
 
 
-async def ask(gateway: Gateway, rollout: str, messages: int = 1) -> None:
-    """An agent that was given an address by hand."""
-    async with AsyncOpenAI(base_url=gateway.openai(rollout), api_key="sk-test", max_retries=0) as sdk:
-        for _ in range(messages):
-            _ = await sdk.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}])
-
-
 async def named(client: Client, filter: str) -> set[str]:
     """The rollouts that a filter finds."""
     return {rollout.id async for rollout in client.rollouts(filter)}
@@ -239,7 +232,7 @@ async def test_they_end_and_come_back_and_are_nobodys(tmp_path: Path, provider: 
     async with locally(tmp_path, config(provider, 3.0)) as gateway, Client(gateway.url) as client:
         _ = await client.enqueue([RolloutSpec(id="queued")])
         _ = await client.claim(ClaimRequest(worker="w1"))
-        await ask(gateway, "by-hand")
+        await hello(gateway, "by-hand")
         await when(client, "by-hand", RolloutStatus.RUNNING)
         assert await named(client, "status:claimed") == {"queued"}
         assert await named(client, "-status:claimed origin:header") == {"by-hand"}
@@ -249,7 +242,7 @@ async def test_they_end_and_come_back_and_are_nobodys(tmp_path: Path, provider: 
         told = await client.rollout("by-hand")
         assert (told.attempts[0].outcome, told.reward, told.totals.calls) == (None, None, 1)
         cursor = (await client.stats(spans=0)).cursor
-        await ask(gateway, "by-hand")
+        await hello(gateway, "by-hand")
         await when(client, "by-hand", RolloutStatus.RUNNING, cursor)
         await when(client, "by-hand", RolloutStatus.SUCCEEDED, cursor)
         assert (await client.rollout("by-hand")).totals.calls == 2
@@ -257,7 +250,7 @@ async def test_they_end_and_come_back_and_are_nobodys(tmp_path: Path, provider: 
 
 async def test_they_end_after_a_kill(start_gateway: StartGateway, provider: Provider) -> None:
     gateway = await start_gateway(config(provider, 6.0))
-    await ask(gateway, "by-hand")
+    await hello(gateway, "by-hand")
     async with Client(gateway.url) as client:
         await when(client, "by-hand", RolloutStatus.RUNNING)
         assert await named(client, "status:running") == {"by-hand"}
