@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from aiohttp import web
+from fakes.waiting import News
 from fakes.web_site import site
 
 Json = dict[str, Any]
@@ -53,7 +54,7 @@ class Kubernetes:
     pods: dict[str, Pod] = field(default_factory=dict[str, Pod])
     deadlines: list[int] = field(default_factory=list[int])
     events: list[Json] = field(default_factory=list[Json])
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    changed: News = field(default_factory=News)
     tasks: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     odd: list[str] = field(default_factory=list[str])
     """Methods whose next request a proxy answers in its place."""
@@ -95,7 +96,7 @@ class Kubernetes:
         metadata = {"name": f"{name}-x1", "labels": labels}
         pod = Pod({"kind": "Pod", "metadata": metadata, "spec": document["spec"]["template"]["spec"], "status": {}})
         self.pods[metadata["name"]] = pod
-        await self._tell("ADDED", pod)
+        self._tell("ADDED", pod)
         task = asyncio.ensure_future(self._run(pod))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -105,7 +106,7 @@ class Kubernetes:
         (container,) = pod.document["spec"]["containers"]
         began = datetime.now(UTC).isoformat()
         if container["image"] == "no/such:image":
-            await self._state(pod, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
+            self._state(pod, {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
             return
         pod.process = await asyncio.create_subprocess_exec(
             *container["command"],
@@ -116,27 +117,25 @@ class Kubernetes:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        await self._state(pod, {"running": {"startedAt": began}})
+        self._state(pod, {"running": {"startedAt": began}})
         assert pod.process.stdout is not None
         while data := await pod.process.stdout.read(1000):
             pod.log += data
-            async with self.changed:
-                self.changed.notify_all()
+            self.changed.tell()
         code = await pod.process.wait()
         pod.logged = True
         ended = {"startedAt": began, "finishedAt": datetime.now(UTC).isoformat()}
-        await self._state(pod, {"terminated": ended | {"exitCode": code if code >= 0 else 128 - code}})
+        self._state(pod, {"terminated": ended | {"exitCode": code if code >= 0 else 128 - code}})
 
-    async def _state(self, pod: Pod, state: Json) -> None:
+    def _state(self, pod: Pod, state: Json) -> None:
         (container,) = pod.document["spec"]["containers"]
         pod.document["status"] = {"containerStatuses": [{"name": container["name"], "state": state}]}
-        await self._tell("MODIFIED", pod)
+        self._tell("MODIFIED", pod)
 
-    async def _tell(self, kind: str, pod: Pod) -> None:
-        async with self.changed:
-            pod.document["metadata"]["resourceVersion"] = str(len(self.events) + 1)
-            self.events.append({"type": kind, "object": json.loads(json.dumps(pod.document))})
-            self.changed.notify_all()
+    def _tell(self, kind: str, pod: Pod) -> None:
+        pod.document["metadata"]["resourceVersion"] = str(len(self.events) + 1)
+        self.events.append({"type": kind, "object": json.loads(json.dumps(pod.document))})
+        self.changed.tell()
 
     async def move_job(self, request: web.Request) -> web.Response:
         """Change a Job."""
@@ -172,7 +171,7 @@ class Kubernetes:
             with suppress(ProcessLookupError):
                 os.killpg(pod.process.pid, number)
             _ = await pod.process.wait()
-        await self._tell("DELETED", pod)
+        self._tell("DELETED", pod)
 
     def _longer_than(self, sent: int) -> bool:
         return len(self.events) > sent
@@ -192,8 +191,7 @@ class Kubernetes:
             await asyncio.Event().wait()
         sent = int(request.query["resourceVersion"])
         while True:
-            async with self.changed:
-                _ = await self.changed.wait_for(partial(self._longer_than, sent))
+            await self.changed.until(partial(self._longer_than, sent), patience_s=None)
             for event in self.events[sent:]:
                 sent += 1
                 if _of(event["object"], job):
@@ -206,8 +204,7 @@ class Kubernetes:
         await response.prepare(request)
         sent = 0
         while sent < len(pod.log) or not pod.logged:
-            async with self.changed:
-                _ = await self.changed.wait_for(partial(pod.says_more_than, sent))
+            await self.changed.until(partial(pod.says_more_than, sent), patience_s=None)
             await response.write(pod.log[sent:])
             sent = len(pod.log)
             if self.cut_logs and sent:

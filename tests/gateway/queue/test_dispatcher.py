@@ -16,6 +16,7 @@ from fakes.desk import PATIENCE, SECOND, Call, Clock, Life, living, name_of, pat
 from fakes.entries import finish, running
 from fakes.rig import inside
 from fakes.some import some
+from fakes.waiting import when
 from pydantic import ValidationError
 
 from penstock.gateway.client.client import Client
@@ -276,9 +277,7 @@ async def test_a_clock_that_is_set_ends_nothing(
         for jump in (years, -years):
             monkeypatch.setattr(time, "time_ns", lambda jump=jump: real() + jump)
             _ = await client.claim(ClaimRequest(worker="w1"))
-        async with asyncio.timeout(PATIENCE):
-            while (await client.rollout("tick")).status != RolloutStatus.FAILED:  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.01)
+        _ = await when(lambda: client.rollout("tick"), lambda found: found.status == RolloutStatus.FAILED)
         [attempt], [tick] = await client.attempts("q1"), await client.attempts("tick")
         assert attempt.status == AttemptStatus.PREPARING
         assert abs(tick.created_ns - real()) < 3600 * SECOND
