@@ -3,7 +3,8 @@
     .venv/bin/python .ci/stress.py RUNS [pytest arguments]
 
 Each core has a busy process beside the tests, and processes of the tests stop for up to half a second at a time, as on
-a machine that swaps. After all runs it lists the tests that failed, and how often; the exit code is 1 if there are any.
+a machine that swaps. The tests wait longer than they do elsewhere (`fakes.waiting`). After all runs it lists the tests
+that failed, and how often; the exit code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
-LONGEST_STOP_S, BETWEEN_S = 0.5, 0.2
+LONGEST_STOP_S, BETWEEN_S, PATIENCE_S = 0.5, 0.2, 500
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -35,11 +36,18 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a test has stopped it itself: to go on is then the test's to say."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return True
+
+
 def stop_some(tests: subprocess.Popen[str], chance: random.Random) -> None:
     """Stops one process of the tests after another, until they are over."""
     while tests.poll() is None:
         time.sleep(chance.uniform(0, BETWEEN_S))
-        below = descendants(tests.pid)
+        below = [pid for pid in descendants(tests.pid) if not is_stopped(pid)]
         if below:
             stopped = chance.choice(below)
             with suppress(ProcessLookupError):
@@ -59,7 +67,8 @@ def main() -> None:
             log.parent.mkdir(exist_ok=True)
             with log.open("w") as file:
                 command = [sys.executable, "-m", "pytest", *words]
-                tests = subprocess.Popen(command, cwd=ROOT, text=True, stdout=file, stderr=subprocess.STDOUT)
+                env = {**os.environ, "PATIENCE_S": str(PATIENCE_S)}
+                tests = subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=file, stderr=subprocess.STDOUT)
                 stop_some(tests, random.Random(number))
             said = log.read_text()
             failed.update(FAILED.findall(said))

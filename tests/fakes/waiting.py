@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-PATIENCE_S, PAUSE_S = 60.0, 0.02
+PATIENCE_S, PAUSE_S = float(os.environ.get("PATIENCE_S", "60")), 0.02
 T = TypeVar("T")
 
 
