@@ -38,9 +38,9 @@ class Tape:
 
     async def spans(self, rollout: str, count: int, attempt: str = "a1") -> list[Span]:
         """The finished spans of an attempt, as soon as there are `count` of them; more or fewer fail the test."""
-        heads = await self.when(rollout, attempt, lambda heads: len(finished(heads)) >= count)
-        assert len(finished(heads)) == count
-        return finished(heads)
+        heads = finished(await self.when(rollout, attempt, lambda heads: len(finished(heads)) >= count))
+        assert len(heads) == count, heads
+        return heads
 
     async def open_span(self, rollout: str, attempt: str = "a1", name: str | None = None) -> Span:
         """A span that is still running, as soon as there is one. `name`: its own; one of an earlier call, which took a
