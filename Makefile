@@ -160,10 +160,10 @@ demo-pairs: install-train install-vllm ## See prompts and weights learnt togethe
 # Suites with a target of their own.
 ELSEWHERE := tests/clients tests/extras tests/openapi tests/providers tests/tui/browser tests/verl tests/vllm
 
-# With an ordinary user's rights, also where it is root who tests. Tests wait about as long as they compute: three
+# With an ordinary user's rights, also where it is root who tests. Tests wait about as long as they compute: four
 # workers keep two cores busy.
 CI ?= 1
-PYTEST := .ci/ordinary $(BIN)/python -m pytest -n 3 --dist loadgroup $(ELSEWHERE:%=--ignore=%)
+PYTEST := .ci/ordinary $(BIN)/python -m pytest -n 4 --dist loadgroup $(ELSEWHERE:%=--ignore=%)
 
 # With CI set, property tests try the same few examples each time; `make test-all` draws new ones.
 test: $(VENV)/.core ## Run the tests of what is ours, in five minutes on two cores; say which others there are

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes import alone, netfilter
 
-pytestmark = [pytest.mark.xdist_group("transparent"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("transparent"), pytest.mark.timeout(300)]
 Found = dict[str, Any]
 
 
