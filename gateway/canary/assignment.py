@@ -1,4 +1,4 @@
-"""Which arm a rollout gets, and which calls a release speaks to. Pure.
+"""Assigns rollouts to the arms of a release, and tells which calls a release applies to. Pure.
 
 A rollout's *share* is a number in [0, 1) that follows from the release's salt and the rollout's name alone; that of a
 unit of rollouts (`gateway.canary.unit`) from the salt and the unit's hash. The rollout is on the candidate's arm when
@@ -20,28 +20,28 @@ from penstock.gateway.model.resource import Audience, Stable
 
 
 class Asker(NamedTuple):
-    """Who asks for a resource."""
+    """The agent, model and rollout on whose behalf a resource is requested."""
 
     agent: str
     """Name of the agent; empty where the address gives none."""
     model: str
-    """Model asked for; empty where there is none."""
+    """Name of the requested model; empty where there is none."""
     mode: Mode
     """Mode of its rollout."""
     metadata: Mapping[str, Any]
-    """The rollout's own."""
+    """The rollout's metadata."""
     baggage: str = ""
     """The call's `baggage` header."""
 
 
 def share(salt: str, name: str) -> float:
-    """First 8 bytes of SHA-256 of salt and name (a rollout, or a unit's hash), of 2**64; the 53 highest bits of it, so
-    that it is below 1."""
+    """The share in [0, 1) of `name` (a rollout, or a unit's hash): the first 8 bytes of SHA-256 of salt and name,
+    divided by 2**64. Only the 53 highest bits are used, so that it is below 1."""
     return (int.from_bytes(hashlib.sha256(f"{salt}\0{name}".encode()).digest()[:8]) >> 11) / (1 << 53)
 
 
 def speaks_to(only: Audience, asker: Asker) -> bool:
-    """Whether a call belongs to the audience."""
+    """True if a call belongs to the audience."""
     return (
         _among(asker.agent, only.agents)
         and _among(asker.model, only.models)
@@ -51,7 +51,7 @@ def speaks_to(only: Audience, asker: Asker) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """A value of the metadata as `--only` gives it: text, or JSON."""
+    """A value of the metadata in the form in which `--only` gives it: text, or JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -80,8 +80,8 @@ def _wild(pattern: str) -> bool:
 
 
 def began_before(live: Release, asker: Asker, pins: Sequence[Pin], fixed: Container[str]) -> bool:
-    """Whether a rollout takes no part in a release: it was given something that this changes, without it. `pins`: what
-    the rollout was given; `fixed`: resources whose versions it names itself."""
+    """True if a rollout takes no part in a release, because it got a version of one of the release's resources without
+    this release. `pins`: the versions that the rollout was given; `fixed`: resources whose versions it names itself."""
     if any(name in fixed for name in live.resources):
         return True
     return any(
@@ -92,7 +92,7 @@ def began_before(live: Release, asker: Asker, pins: Sequence[Pin], fixed: Contai
 
 
 def pins_on(release: Release, assignment: Assignment, agent: str) -> list[Pin]:
-    """What a rollout's agent is given by its assignment: the resource of the release, and its companions."""
+    """The pins that its assignment gives to a rollout's agent: the resource of the release, and its companions."""
     return [
         Pin(
             resource=name,

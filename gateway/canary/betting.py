@@ -1,6 +1,6 @@
 """A test as a bet: wealth that grows only while a hypothesis is false. Pure; the same bits on every machine.
 
-A bettor stakes a share of its wealth, observation by observation, against a hypothesis; what it wins multiplies. If
+A bettor stakes a share of its wealth, observation by observation, against a hypothesis; gains multiply the wealth. If
 the hypothesis holds, no bet wins on average, so the wealth is a supermartingale from 1, and by Ville's inequality
 (1939) it ever reaches 1/alpha with probability alpha at most, however often one looks. Betting on means of bounded
 values: Waudby-Smith & Ramdas, "Estimating means of bounded random variables by betting" (2024). Twelve bettors with
@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 RATES = (0.03, 0.0455973, 0.0693039, 0.105336, 0.160101, 0.243339, 0.369854, 0.562145, 0.854411, 1.29863, 1.9738, 3.0)
-"""lam_k: literals, so that they are the same everywhere."""
+"""lam_k, as literals so that they are the same on every machine."""
 
 _BLOCK = 64
 _SCALE = 2.0**256
@@ -28,7 +28,8 @@ _READ = {-512: 2.0**-512, -256: 2.0**-256, 0: 1.0, 256: 2.0**256, 512: 2.0**512}
 
 
 class Wealth:
-    """Twelve bettors against one hypothesis. Wealth neither overflows nor underflows: each has its power of two."""
+    """Twelve bettors against one hypothesis. Wealth neither overflows nor underflows: each bettor's has its own power
+    of two."""
 
     __slots__ = ("_bets", "_scales", "_shares", "_shifts")
 
@@ -94,7 +95,7 @@ class Wealth:
 
 
 class Paired:
-    """The same question asked of both versions, scores in [0, 1]: the tests for replay, without assignment.
+    """The tests for replay, without assignment: both versions answer the same question, with scores in [0, 1].
 
     D = (candidate - incumbent + 1) / 2. Harm is against E[D] >= 1/2, non-inferiority against E[D] <= 1/2 - d/2.
     """

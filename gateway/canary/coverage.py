@@ -1,9 +1,11 @@
-"""Has the coverage of a resource fallen? Decided after each rollout that had its text, or one nearly its own. Pure.
+"""Decides whether the coverage of a resource has fallen: after each rollout that had its text, or one nearly its own.
+Pure.
 
-The last `WINDOW` rollouts are compared with those before them. It has fallen when so few matches are less likely than
-`UNLIKELY` if each rollout still matched as often as before. What was before counts as at most `MOST`, and as `MOST`
-while little is known, so a few strange calls are no alarm: it takes four misses among no others, or ten among forty.
-While it is down, what was before stays as it was; it is up again when the last rollouts are likely once more.
+The last `WINDOW` rollouts are compared with those before them. The coverage has fallen when so few matches are less
+likely than `UNLIKELY` if each rollout still matched as often as before. The earlier rate counts as at most `MOST`, and
+as `MOST` while little is known, so a few strange calls are no alarm: it takes four misses among no others, or ten among
+forty. While the coverage is down, the earlier rate stays as it was; it is up again when the last rollouts are likely
+once more.
 """
 
 from __future__ import annotations
@@ -15,30 +17,30 @@ from penstock.gateway.model.coverage import Coverage
 
 Turn: TypeAlias = Literal["fell", "back"]
 WINDOW: Final = 40
-"""Rollouts that are looked at."""
+"""Number of the last rollouts that are compared."""
 UNLIKELY: Final = 1e-4
-"""Probability below which it has fallen."""
+"""Probability below which the coverage has fallen."""
 LIKELY: Final = 0.05
-"""Probability from which it is up again."""
+"""Probability from which the coverage is up again."""
 MOST: Final = 0.95
 KNOWN: Final = 20
-"""Rollouts that the first assumption counts as."""
+"""Number of rollouts that the initial assumption (`MOST`) weighs as much as."""
 FADES: Final = 1 - 1 / 500
-"""Weight of what was before, with each rollout that joins it."""
+"""Factor on the weight of the earlier rollouts with each rollout that joins them."""
 
 
 def usual(coverage: Coverage) -> float:
-    """Which share of rollouts matched before."""
+    """The share of rollouts that matched before the window; at most `MOST`."""
     return min(MOST, (coverage.before_matched + MOST * KNOWN) / (coverage.before + KNOWN))
 
 
 def likelihood(matched: int, rollouts: int, before: float) -> float:
-    """The probability that so few or fewer of some rollouts match, if each does with the probability `before`."""
+    """The probability that `matched` or fewer of `rollouts` match, if each does with the probability `before`."""
     return sum(comb(rollouts, k) * before**k * (1 - before) ** (rollouts - k) for k in range(matched + 1))
 
 
 def saw(coverage: Coverage, matched: bool) -> None:
-    """Adds a rollout."""
+    """Adds a rollout to the window; the rollout that leaves it joins the earlier ones unless the coverage is down."""
     coverage.recent += "+" if matched else "-"
     leaves, coverage.recent = coverage.recent[:-WINDOW], coverage.recent[-WINDOW:]
     if leaves and coverage.fell_ns is None:
@@ -47,7 +49,7 @@ def saw(coverage: Coverage, matched: bool) -> None:
 
 
 def judged(coverage: Coverage, now_ns: int) -> Turn | None:
-    """Notes whether it has fallen, or is up again; None where nothing changes."""
+    """Records in `coverage` that it has fallen, or is up again, and returns which; None where nothing changes."""
     matched, rollouts, before = coverage.recent.count("+"), len(coverage.recent), usual(coverage)
     likely = likelihood(matched, rollouts, before)
     if coverage.fell_ns is None and likely < UNLIKELY:

@@ -28,12 +28,12 @@ from penstock.gateway.model.release import Release
 
 Action = Literal["continue", "advance", "promote", "roll_back", "hold"]
 FEW = 50
-"""With fewer rollouts a lack of rewards is no reason to hold."""
+"""With fewer rollouts than this, missing rewards are no reason to hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do, and why."""
+    """The decision on a release after a rollout, and its reason."""
 
     action: Action
     cause: str = ""
@@ -60,7 +60,8 @@ def decide(
     waived: Collection[str] = (),
     srm_alpha: float = SRM_ALPHA,
 ) -> Verdict:
-    """The verdict on all that has been seen. `stage`: index in `Policy.ramp` of what new rollouts are assigned in.
+    """The verdict on all that has been seen. `stage`: index in `Policy.ramp` of the stage that new rollouts are
+    assigned in.
 
     `approved`: whether a person lets this stage be left. `waived`: causes of holding that a person has set aside.
     """
@@ -80,9 +81,9 @@ def decide(
 
 
 def hard_stop(violations: int) -> str | None:
-    """Why a release ends at once with so many hard violations on the candidate; None if it does not. For a driver that
-    sees one before the outcomes of earlier rollouts are known; `decide` says the same when its turn comes.
-    """
+    """The reason why a release with so many hard violations on the candidate ends at once; None if it does not. For
+    a driver that sees one before the outcomes of earlier rollouts are known; `decide` says the same when its turn
+    comes."""
     return f"violations: {violations} hard violations on the candidate, none is allowed" if violations else None
 
 
@@ -106,7 +107,7 @@ class Canary:
 
     @classmethod
     def of(cls, release: Release) -> Canary:
-        """That of a release, before its first rollout."""
+        """The canary of a release, before its first rollout."""
         return cls(release.policy, release.margin, margins=margins_of(release))
 
     @property
@@ -125,7 +126,7 @@ class Canary:
             raise ValueError(f"rollout {number}: the release has ended: {self.verdict.reason}")
 
     def step_early(self, number: int, arm: int, probability: float, good: float) -> Verdict | None:
-        """Takes what is known early of the next rollout in assignment order, which may be far ahead of `step`. The
+        """Takes the early look at the next rollout in assignment order, which may be far ahead of `step`. Returns the
         verdict if it rolls back; None while it changes nothing. Raises `ValueError` when ended or out of order."""
         self._refuse_more(number)
         self.evidence.add_early(number, arm, probability, good)
@@ -137,14 +138,15 @@ class Canary:
         return found
 
     def approve(self) -> Verdict:
-        """A person lets the present stage be left, now or when it is complete. Raises `ValueError` when it is ended."""
+        """Records that a person lets the present stage be left, now or when it is complete. Raises `ValueError` when
+        ended."""
         if self.ended:
             raise ValueError(f"nothing is left to approve: {self.verdict.reason}")
         self._approved = True
         return self._decide()
 
     def resume(self) -> Verdict:
-        """A person sets aside the cause of holding. Raises `ValueError` when it is not held."""
+        """Records that a person sets aside the cause of holding. Raises `ValueError` when the release is not held."""
         if self.verdict.action != "hold":
             raise ValueError(f"only a release that is held can be resumed; this one: {self.verdict.action}")
         self._waived.add(self.verdict.cause)
@@ -166,13 +168,13 @@ class Canary:
 
 
 def margins_of(release: Release) -> dict[str, float]:
-    """The margins of all its guards, also of one that its start has said nothing of."""
+    """The margins of all guards of a release, also of a guard for which its start has recorded none."""
     return release.policy.guard_margins({}) | release.guard_margins
 
 
 def in_stage(release: Release, evidence: Evidence) -> int:
-    """Rollouts that count for leaving the stage that it is in: with a reward and on the candidate, or, in the holdback,
-    all."""
+    """The number of rollouts that count for leaving the present stage: those with a reward on the candidate, or, in the
+    holdback, all."""
     stage = release.policy.ramp[release.step]
     if stage.name == HOLDBACK:
         return 0 if evidence.watch is None else evidence.watch.seen
@@ -254,7 +256,7 @@ def _mistrust(policy: Policy, evidence: Evidence, waived: Collection[str], srm_a
 
 
 def _watched(policy: Policy, evidence: Evidence) -> Verdict | None:
-    """The end of the holdback; None while it goes on."""
+    """The verdict at the end of the holdback; None before."""
     watch = evidence.watch
     if watch is None or watch.seen < policy.holdback.rollouts:
         return None
@@ -285,13 +287,13 @@ def _move(policy: Policy, index: int, evidence: Evidence, approved: bool) -> Ver
 
 
 def _no_worse(policy: Policy, evidence: Evidence) -> bool:
-    """Whether a loss of the margin or more is excluded, of the reward and in every guard."""
+    """True if a loss of the margin or more is excluded, of the reward and in every guard."""
     limit = 1 / policy.alpha_promote
     return evidence.non_inferiority >= limit and not _lagging(evidence, limit)
 
 
 def _lagging(evidence: Evidence, limit: float) -> list[str]:
-    """The guards in which it is not."""
+    """The guards in which a loss of the margin or more is not excluded."""
     return [name for name, one in evidence.guards.items() if one.has_margin and one.non_inferiority < limit]
 
 

@@ -1,9 +1,9 @@
-"""What is known of a rollout long before its reward: whether it began with an error.
+"""Early errors: whether a rollout began with an error is known long before its reward.
 
-A rollout's turn comes when a call of it has failed, when it has ended or has a reward, or at the guard's deadline,
-whichever is first. What happens later does not change it, so the answer is the same whenever it is looked at. Rollouts
-are counted in the order of their assignment here as well: the deadline is what bounds the wait for the slowest. It is
-at most the deadline of outcomes, so no outcome is counted before its early look.
+A rollout's turn comes when one of its calls has failed, when it has ended or has a reward, or at the guard's deadline,
+whichever is first. Later events do not change it, so the answer is the same whenever it is looked at. Rollouts are
+counted in the order of their assignment here as well: the deadline is what bounds the wait for the slowest. It is at
+most the deadline of outcomes, so no outcome is counted before its early look.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ FAILED = (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
 
 
 def looked_early(release: Release) -> bool:
-    """Whether its policy has the early guard."""
+    """True if the release's policy has the early guard."""
     return EARLY in release.policy.guard_alphas
 
 
 def early_deadline(release: Release, assignment: Assignment) -> int:
-    """When an assignment counts with what is known then; ns since the epoch."""
+    """The time at which an assignment is judged by what is known by then; ns since the epoch."""
     own = assignment.assigned_ns + int(release.policy.guards.early_error.deadline_s * 1e9)
     return min(own, deadline(release, assignment))
 
 
 def look_early(tape: Tape, pins: Iterable[Pin], release: Release, assignment: Assignment, now: int) -> Early | None:
-    """What is known early; None while it is awaited. `pins`: the versions that its rollout was given."""
+    """The early look at an assignment; None while it is awaited. `pins`: the versions that its rollout was given."""
     due = early_deadline(release, assignment)
     seen = Early(seen_ns=now, good=None, counted=release.counted)
     rollout = tape.rollout(assignment.rollout)
@@ -54,7 +54,8 @@ def _judged(seen: Early, rollout: Rollout, spans: Sequence[Span], due: int, now:
 
 
 def _ends(rollout: Rollout, spans: Iterable[Span]) -> Iterator[int]:
-    """When it was over: at its end, or, where nobody says that it has ended, with its first reward."""
+    """The times at which the rollout was over: its end, and, if nobody reports the end of such a rollout, its trusted
+    rewards."""
     if rollout.ended_ns is not None:
         yield rollout.ended_ns
     if rollout.origin != "queued":
@@ -66,7 +67,7 @@ def _at(span: Span) -> int:
 
 
 def as_of(release: Release, assigned: Iterable[Assignment]) -> list[Assignment]:
-    """Assignments as they were when the release had this state: without early looks that came later."""
+    """The assignments as they were when the release had this state: without early looks that came later."""
     return [
         one.model_copy(update={"early": None}) if one.early is not None and one.number > release.early else one
         for one in assigned

@@ -1,4 +1,4 @@
-"""What has been seen of a release: pure, one observation at a time, the same bits on every machine.
+"""The evidence on a release: pure, one observation at a time, the same bits on every machine.
 
 *Test.* Rollouts come in the order of their assignment. Rollout i has the arm A (1: candidate), the probability pi of
 that arm, fixed before the assignment, and a goodness Y in [0, 1]; m is a guess of Y made from the past only:
@@ -26,7 +26,7 @@ needs the order of assignment: in the order of completion an arm whose failures 
 *Missing.* A rollout without a reward at its deadline bets nothing on the reward, or bets with 0 where the policy says
 `worst`. The guard `missing` is the test on 1 (came) and 0 (did not).
 
-*Early.* The guard `early_error` is the same test on what is known of a rollout long before its outcome. It too takes
+*Early.* The guard `early_error` is the same test on the early look at a rollout, long before its outcome. It too takes
 rollouts in their order, but runs ahead of the rest: it has a number of its own. Errors up to the outcome are the guard
 `error`.
 
@@ -49,7 +49,7 @@ from penstock.gateway.model.policy import EARLY, MISSING
 
 NO_MARGINS: Mapping[str, float] = {}
 CONCENTRATION = 100.0
-"""How close to pi the sample-ratio alternative is: the weight of its prior in rollouts."""
+"""Concentration of the sample-ratio alternative around pi: the weight of its prior in rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,19 @@ class Observation:
     """One rollout whose outcome is known, or was not known at its deadline."""
 
     number: int
-    """Its place in the order of assignment; grows, gaps are allowed (rollouts that are excluded)."""
+    """Its place in the order of assignment; grows, with gaps where rollouts are left out."""
     stage: str
     """The stage in which it was assigned."""
     arm: int
     """0 stable, 1 candidate."""
     probability: float
-    """Of being assigned to the candidate, as it was at the assignment; above 0 and below 1."""
+    """Probability of the candidate's arm at the assignment; above 0 and below 1."""
     reward: float | None
-    """In [0, 1]; None when it had not come at the deadline."""
+    """The mapped reward in [0, 1]; None when none had come by the deadline."""
     guards: Mapping[str, float | None]
     """Goodness by guard, in [0, 1]; None or absent where it is not known."""
     group: str | None = None
-    """The task that it repeats, for a history of its own."""
+    """The task that the rollout repeats; rewards of a group have their own history."""
     assigned_ns: int = 0
     """When it was assigned, nanoseconds since the epoch."""
     violations: int = 0
@@ -77,7 +77,7 @@ class Observation:
 
 
 class Tally:
-    """How many values, and their sum."""
+    """The number of values and their sum."""
 
     __slots__ = ("count", "total")
 
@@ -87,7 +87,7 @@ class Tally:
 
     @property
     def mean(self) -> float | None:
-        """None when there are none."""
+        """The mean of the values; None when there are none."""
         return self.total / self.count if self.count else None
 
 
@@ -110,7 +110,7 @@ class Guard:
 
     @property
     def has_margin(self) -> bool:
-        """Whether it is tested for non-inferiority."""
+        """True if the guard is tested for non-inferiority."""
         return self._not_worse is not None
 
     @property
@@ -119,7 +119,7 @@ class Guard:
         return 1.0 if self._not_worse is None else self._not_worse.value
 
     def add(self, arm: int, pi: float, value: float, group: str | None) -> float:
-        """Bets, then learns; returns the guess that the bet was made with."""
+        """Bets on the value, then learns it; returns the guess that the bet was made with."""
         guess = self._guess(group)
         psi = (arm - pi) * (value - guess)
         above, below = (1.0 - pi) * (1.0 - guess), pi * guess
@@ -157,7 +157,6 @@ class Reward(Guard):
         self.scores = self.squares = self.weights = 0.0
 
     def add(self, arm: int, pi: float, value: float, group: str | None) -> float:
-        """As `Guard.add`."""
         guess = super().add(arm, pi, value, group)
         psi = (arm - pi) * (value - guess)
         self.scores += psi
@@ -167,7 +166,7 @@ class Reward(Guard):
 
 
 class StageCount:
-    """What was assigned in one stage, by arm, and whether the outcomes keep its split."""
+    """The assignments and outcomes of one stage, by arm, and the Bayes factor of its sample ratio."""
 
     __slots__ = ("_priors", "assigned", "bayes", "began_ns", "outcomes")
 
@@ -179,7 +178,7 @@ class StageCount:
         self.began_ns = began_ns
 
     def add(self, arm: int, pi: float, came: bool) -> None:
-        """Counts one; the factor stops growing at 1e100."""
+        """Counts a rollout; the Bayes factor stops growing at 1e100."""
         self.assigned[arm] += 1
         if not came:
             return
@@ -209,13 +208,13 @@ class Evidence:
     ) -> None:
         """`d`: the margin, absolute, 0 <= d < 1. `guards`: names to test; `missing` is worked out here. `margins`:
         those of guards that are tested for non-inferiority too. `worst`: a missing reward counts as 0. `holdback`:
-        probability of the candidate in the holdback; None where there is none. `counts`: what an observation is
-        called."""
+        probability of the candidate in the holdback; None where there is none. `counts`: the word for observations
+        (`rollouts` or units)."""
         self._worst = worst
         self._holdback = holdback
         self.counts = counts
         self.watch = None if holdback is None else Evidence(d, guards, worst=worst, counts=counts)
-        """What was seen in the holdback; nothing else here counts its rollouts, but for `number` and `early`."""
+        """Evidence of the holdback. Its rollouts count nowhere else here, except in `number` and `early`."""
         self.reward = Reward(_margin(d))
         self.guards = {name: Guard(_margin(margins[name]) if name in margins else None) for name in guards}
         self.stages: dict[str, StageCount] = {}
@@ -225,16 +224,16 @@ class Evidence:
         """Rollouts without a reward: (stable, candidate)."""
         self.seen = self.rewarded = self.assigned_ns = 0
         self.number = self.early = -1
-        """Places of the rollouts that were counted last: with their outcome, and early."""
+        """Numbers of the last rollouts that were counted with their outcome, and with their early look."""
 
     @property
     def books(self) -> tuple[Evidence, ...]:
-        """Itself, which tests the ramp, and that of the holdback, if the policy has one."""
+        """This evidence, which tests the ramp, and that of the holdback, if the policy has one."""
         return (self,) if self.watch is None else (self, self.watch)
 
     @property
     def latest(self) -> Evidence:
-        """What was seen in the holdback, once it has begun; else all of it."""
+        """The evidence of the holdback, once it has begun; else of the ramp."""
         return self.watch if self.watch is not None and self.watch.seen else self
 
     @property
@@ -248,7 +247,7 @@ class Evidence:
         return self.reward.non_inferiority
 
     def add(self, one: Observation) -> None:
-        """Takes the next rollout. Raises `ValueError` for one out of order or bounds; nothing is kept of it then."""
+        """Takes the next rollout. Raises `ValueError` for one out of order or bounds, of which nothing is kept."""
         _refuse(one, self.number)
         arm, pi, group = one.arm, one.probability, one.group
         self.number = one.number
@@ -275,7 +274,7 @@ class Evidence:
                 guard.add(arm, pi, value, group)
 
     def add_early(self, number: int, arm: int, probability: float, good: float) -> None:
-        """Takes what is known early of the next rollout. Raises `ValueError` for one out of order or bounds."""
+        """Takes the early look at the next rollout. Raises `ValueError` for one out of order or bounds."""
         _refuse_place(number, self.early, arm, probability)
         self.early = number
         if self.watch is not None and probability == self._holdback:

@@ -1,9 +1,9 @@
-"""What a release is likely to take, before its first rollout is assigned.
+"""Forecasts how long a release takes and how it ends, before its first rollout is assigned.
 
 Releases with an equal candidate are played through the `Canary` that will judge the real one, with its policy and its
 margins. Their rollouts are drawn from the past of the stable version, for both arms. `STEPS` bounds the work to less
-than a second, so the shares are rough; the number of releases that were played is said with them. It is drawn from the
-release's salt: asked again, it says the same.
+than a second, so the shares are rough; the forecast says how many releases were played. The random numbers follow from
+the release's salt, so the forecast is the same each time.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from penstock.gateway.model.policy import EARLY, Policy
 from penstock.gateway.model.release import Forecast, Release
 
 STEPS: Final = 36_000
-"""Rollouts that are played in all."""
+"""Rollouts that are played in all releases together."""
 ENOUGH: Final = 20
-"""Rollouts of the past without which nothing is foretold."""
+"""Minimum number of past rollouts for a forecast."""
 MOST: Final = 60
-"""Releases that are played at most."""
+"""Maximum number of releases that are played."""
 
 
 def forecast(release: Release, past: Past) -> Forecast:
-    """How a release with an equal candidate would end; nothing where the past says too little."""
+    """The forecast for a release with an equal candidate; without figures where the past says too little."""
     if len(past.rollouts) < ENOUGH or past.mean is None:
         return Forecast(past=len(past.rollouts))
     played = release.model_copy(update={"policy": played_policy(release.policy, past)})
@@ -44,9 +44,9 @@ def forecast(release: Release, past: Past) -> Forecast:
 
 
 def played_policy(policy: Policy, past: Past) -> Policy:
-    """The policy without what takes time and changes nothing: people approve at once, stages last as long as their
-    rollouts, there is no holdback, and guards that were never anything but good are taken to pass before the reward
-    does."""
+    """The policy without the parts that take time and change nothing: people approve at once, stages last as long as
+    their rollouts, there is no holdback, and guards that were never anything but good are taken to pass before the
+    reward does."""
     made, spreads = policy.model_dump(mode="json"), past.spreads()
     made["holdback"]["rollouts"] = 0
     for stage in made["stages"]:
@@ -58,7 +58,7 @@ def played_policy(policy: Policy, past: Past) -> Policy:
 
 
 def play(canary: Canary, past: Past, rng: Random) -> int:
-    """One release to its end, or for as many rollouts as are played in all; how many rollouts it has taken."""
+    """Plays one release to its end, or for `STEPS` rollouts at most; returns the number of rollouts it has taken."""
     stages, rollouts, early = canary.policy.stages, past.rollouts, EARLY in canary.evidence.guards
     number, count = 0, len(past.rollouts)
     while not canary.ended and number < STEPS:

@@ -6,8 +6,8 @@ both versions, is left out. The outcome is written down (`Seen`) and never read 
 no decision.
 
 A *violation* is an event of that name, `hard` when its attribute of that name is true, or a tool call that a policy did
-not let run, `hard` when its rule is. A rollout's *cost* is the
-dimension `cost` of its newest reward that has one, else the tokens it has used.
+not let run, `hard` when its rule is. A rollout's *cost* is the dimension `cost` of its newest reward that has one, else
+the tokens it has used.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Tape(Protocol):
 
 
 PinsOf: TypeAlias = Callable[[str], Sequence[Pin]]
-"""What a rollout was given."""
+"""Returns the pins of a rollout: the versions that it was given."""
 
 
 def look(tape: Tape, pins: Iterable[Pin], release: Release, assignment: Assignment, now: int) -> Seen | None:
-    """What is known of it now; None while its outcome is awaited. `pins`: the versions that its rollout was given."""
+    """The outcome of an assignment now; None while it is awaited. `pins`: the versions that its rollout was given."""
     seen = Seen(number=assignment.number, rollout=assignment.rollout, seen_ns=now)
     if any(pin.mixed and pin.release == release.id for pin in pins):
         return seen.model_copy(update={"left_out": "it fell back to the stable version"})
@@ -56,18 +56,18 @@ def look(tape: Tape, pins: Iterable[Pin], release: Release, assignment: Assignme
 
 
 def is_hard(kind: str, name: str | None, attributes: Mapping[str, Any] | None) -> bool:
-    """Whether a span is a hard violation."""
+    """True if a span is a hard violation."""
     said = attributes or {}
     return (kind == "event" and name == VIOLATION and said.get("hard") is True) or said.get(POLICY_HARD) is True
 
 
 def deadline(release: Release, assignment: Assignment) -> int:
-    """When an assignment counts with what is known then; ns since the epoch."""
+    """The time at which an assignment is judged by what is known by then; ns since the epoch."""
     return assignment.assigned_ns + int(release.policy.outcome_deadline_s * 1e9)
 
 
 def read(tape: Tape, policy: Policy, rollout: Rollout, seen: Seen) -> None:
-    """Fills in reward and guards from the attempts; a failure without a reward has the worst."""
+    """Fills in reward and guards from the attempts; a failed rollout without a reward gets the worst reward, 0."""
     attempts = tape.attempts(rollout.id)
     seen.group = rollout.group
     rewards, violations = list[tuple[Span, Reward]](), list[Span]()
@@ -95,7 +95,7 @@ def read(tape: Tape, policy: Policy, rollout: Rollout, seen: Seen) -> None:
 
 
 def _judge(policy: Policy, rewards: Iterable[tuple[Span, Reward]], seen: Seen) -> None:
-    """The newest trusted reward of the newest attempt that has one."""
+    """Takes the newest trusted reward of the newest attempt that has one."""
     for span, reward in rewards:
         value = reward.value if policy.reward is None else reward.dimensions.get(policy.reward)
         if reward.trusted and value is not None:
@@ -108,7 +108,7 @@ def _seconds(attempt: Attempt) -> float:
 
 
 def _cost(attempt: Attempt, rewards: list[Reward]) -> float | None:
-    """None if tokens were not counted: a lower bound would make it look cheaper than it was."""
+    """The cost of an attempt; None if tokens were not counted: a lower bound would make it look cheaper than it was."""
     given = [reward.dimensions["cost"] for reward in rewards if reward.trusted and "cost" in reward.dimensions]
     if given or attempt.totals.uncounted:
         return given[-1] if given else None
@@ -116,7 +116,7 @@ def _cost(attempt: Attempt, rewards: list[Reward]) -> float | None:
 
 
 def observation(assignment: Assignment, seen: Seen) -> Observation:
-    """As the statistics take it."""
+    """The outcome of an assignment as the observation that the statistics take."""
     return Observation(
         number=assignment.number,
         stage=assignment.stage,

@@ -1,4 +1,4 @@
-"""Does a candidate pass, given many compared answers? Pure.
+"""Decides whether a candidate passes, from many compared answers. Pure.
 
 A replayed call is asked again of the candidate and of the incumbent, and both answers are scored against the recorded
 one. Models seldom say the same twice, so only what the candidate loses *against the incumbent* counts. The scores go
@@ -27,14 +27,14 @@ Verdict = Literal["pass", "fail", "undecided"]
 
 
 class InOrder(Generic[T]):
-    """Results in the order in which they were begun, so that quick failures are not seen first."""
+    """Results in the order in which their calls began, so that quick failures are not seen first."""
 
     def __init__(self) -> None:
         self._next = 0
         self._held: dict[int, T] = {}
 
     def put(self, number: int, result: T) -> Iterator[T]:
-        """Takes the result of this number, from 0; gives the results whose turn has come."""
+        """Takes the result of this number, from 0; yields the results whose turn has come."""
         self._held[number] = result
         while self._next in self._held:
             self._next += 1
@@ -47,7 +47,7 @@ class Trial:
     def __init__(self, margin: float, alpha: float) -> None:
         self.calls = 0
         self.sums = [0.0, 0.0]
-        """Scores of candidate and incumbent."""
+        """Sums of the scores of candidate and incumbent."""
         self._margin, self._limit = margin, 1 / alpha
         self._test = Paired(margin)
 
@@ -60,12 +60,12 @@ class Trial:
 
     @property
     def candidate(self) -> float:
-        """Mean score."""
+        """Mean score of the candidate; 0 before the first call."""
         return self.sums[0] / self.calls if self.calls else 0.0
 
     @property
     def incumbent(self) -> float:
-        """Mean score."""
+        """Mean score of the incumbent; 0 before the first call."""
         return self.sums[1] / self.calls if self.calls else 0.0
 
     @property
@@ -74,7 +74,7 @@ class Trial:
         return self.incumbent <= self._margin
 
     def verdict(self, used_up: bool = False) -> Verdict | None:
-        """Its result; None while it goes on. `used_up`: whether no call is left."""
+        """The trial's result; None while it continues. `used_up`: whether no call is left."""
         if self._test.non_inferiority >= self._limit and not self.blind:
             return "pass"
         lower = self.candidate - self.incumbent < -self._margin
@@ -83,7 +83,7 @@ class Trial:
         return "undecided" if used_up else None
 
     def figures(self) -> dict[str, float]:
-        """For the audit."""
+        """Counts, means and e-values for the audit."""
         return {
             "calls": self.calls,
             "candidate": self.candidate,
@@ -93,7 +93,7 @@ class Trial:
         }
 
     def sentence(self, verdict: Verdict, what: str = "next action", unit: str = "calls") -> str:
-        """The verdict for a person. `what` was compared in each of the `unit`."""
+        """The verdict for a person. `what` was compared in each `unit`."""
         seen = (
             f"the candidate's {what} agrees with the recorded one in {self.candidate:.1%} of {self.calls} {unit}, "
             f"the incumbent's in {self.incumbent:.1%}"

@@ -1,4 +1,4 @@
-"""What the stable version did before a release starts: its margins, and the forecast, are taken from it.
+"""Outcomes of the stable version before a release starts: the release's margins and forecast are taken from them.
 
 Rollouts are judged as the release would judge them (`gateway.canary.outcomes`): those that were given the stable
 version, or all of them where none was, because the resource is new. A rollout that has no reward yet and whose deadline
@@ -53,7 +53,7 @@ class Past(NamedTuple):
         return (len(times) - 1) / ((max(times) - min(times)) / DAY_NS)
 
     def spreads(self) -> dict[str, float]:
-        """Standard deviation of the goodness by guard."""
+        """Standard deviation of the goodness, by guard."""
         names = {name for one in self.rollouts for name in one.guards}
         found = {
             name: [value for one in self.rollouts if (value := one.guards.get(name)) is not None] for name in names
@@ -68,7 +68,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 class PastReader(NamedTuple):
-    """What the past is read with."""
+    """Reads the past of a version from the tape."""
 
     tape: Tape
     pins_of: PinsOf
@@ -78,7 +78,7 @@ class PastReader(NamedTuple):
     now_ns: int
 
     def read(self, rollouts: Iterable[Rollout]) -> Past:
-        """Those of these rollouts that say something."""
+        """The past made of those of these rollouts that can be judged."""
         given, others = list[PastRollout](), list[PastRollout]()
         for rollout in rollouts:
             one = self._judged(rollout)

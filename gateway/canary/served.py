@@ -1,4 +1,5 @@
-"""Whether the versions of a release still say what they said, and whether each call was served by its arm's. Pure."""
+"""Checks that the versions of a release still have their content, and that each call was served by its arm's version.
+Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from penstock.gateway.model.span import Span
 
 
 def texts(release: Release, versions: Iterable[Resource]) -> Iterator[str]:
-    """A sentence for each version whose content is another one than when the release began. `versions`: those of the
-    resources that it changes, as they are now."""
+    """A sentence for each version whose content has changed since the release began. `versions`: the present versions
+    of the resources that it changes."""
     now = {one.place: content_hash(one) for one in versions}
     for place in sorted(release.places):
         if place not in now:
@@ -23,7 +24,7 @@ def texts(release: Release, versions: Iterable[Resource]) -> Iterator[str]:
 def served(
     release: Release, assignment: Assignment, pins: Sequence[Pin], spans: Iterable[Span], audit: Sequence[Entry]
 ) -> Iterator[str]:
-    """A sentence for each call of a rollout that takes part that another version has served than its arm's, or that
+    """A sentence for each call of a rollout in the release that was served by another version than its arm's, or that
     names another arm. After a rollback the stable version serves the candidate's arm."""
     mine = {(pin.resource, pin.agent): pin for pin in pins if pin.release == release.id}
     if any(pin.arm != assignment.arm for pin in mine.values()):
@@ -44,7 +45,7 @@ def served(
 def _others(
     release: Release, assignment: Assignment, versions: Mapping[str, str], who: str, after: bool
 ) -> Iterator[str]:
-    """Versions that do not belong to the arm. `after`: whether the call ended after a rollback."""
+    """A sentence for each version that does not belong to the arm. `after`: whether the call ended after a rollback."""
     for name, version in versions.items():
         mine = release.given(assignment.arm)[name]
         if version != mine and not (after and version == release.given("stable")[name]):

@@ -1,7 +1,8 @@
-"""Is the chain the one that was written? Signatures by a key that is not on the tape, and heads kept elsewhere. Pure.
+"""Checks that an audit chain is the one that was written: by signatures with a key that is not on the tape, and by
+heads kept elsewhere. Pure.
 
-Who can write the tape can make a whole chain anew, hashes included. He has no signatures of its entries, unless he has
-the key too; and a head that was printed before (an *anchor*) is not in his chain.
+Whoever can write the tape can make a whole chain anew, hashes included. But its entries then lack signatures, unless
+the forger has the key too; and a head that was printed before (an *anchor*) is not in the forged chain.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ class Anchor(NamedTuple):
     """The end of a chain at a moment, to keep elsewhere."""
 
     release: str
-    """The release."""
+    """Name of the release."""
     number: int
-    """Its last entry then."""
+    """Number of the last entry at that moment."""
     head: str
     """The hash of that entry; hex."""
 
     @property
     def line(self) -> str:
-        """As it is printed and read."""
+        """The anchor as it is printed and read: RELEASE NUMBER HASH."""
         return " ".join(map(str, self))
 
 
@@ -38,7 +39,7 @@ def anchor_of(release: Release) -> Anchor:
 
 
 def anchors(text: str) -> list[Anchor]:
-    """Those of a text, one a line; ValueError names the line that is none."""
+    """The anchors in a text, one a line. Raises `ValueError` naming a line that is none."""
     found: list[Anchor] = []
     for number, line in enumerate(text.splitlines(), 1):
         read = _LINE.fullmatch(line.strip())
@@ -50,7 +51,7 @@ def anchors(text: str) -> list[Anchor]:
 
 
 def anchored(name: str, audit: Sequence[Entry], kept: Iterable[Anchor]) -> Iterator[str]:
-    """A sentence for each anchor of a release that its chain does not go through."""
+    """A sentence for each anchor of a release that is not in its chain."""
     hashes = {entry.number: entry.hash for entry in audit}
     mine = [one for one in kept if one.release == name]
     if not mine:

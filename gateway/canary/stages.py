@@ -1,4 +1,4 @@
-"""Which stage of a release may follow which: one table, from which the documentation's diagram is drawn. Pure.
+"""The stages of a release and the moves between them: one table, from which the documentation's diagram is drawn. Pure.
 
 `checked`, `replayed` and `shadowed` name the stage that was passed; the next one is under way, unless the release
 waits. A stage that the policy skips is passed without being done, and the audit says so. Nothing leaves `promoted`,
@@ -45,15 +45,15 @@ MOVES: Final[Mapping[Stage, Mapping[Stage, str]]] = {
 NEXT: Final[Mapping[Stage, Stage]] = {
     "draft": "checked", "checked": "replayed", "replayed": "shadowed", "shadowed": "canary"
 }  # fmt: skip
-"""The way up to the canary."""
+"""The stage after each one on the way up to the canary."""
 
 
 class MoveError(ValueError):
-    """A release cannot go there from where it is."""
+    """A release cannot move from its stage to the requested one."""
 
 
 def check_move(before: Stage, after: Stage) -> None:
-    """Raises `MoveError` naming what may follow."""
+    """Raises `MoveError`, which names the stages that may follow, if `after` is none of them."""
     if before in ENDED:
         raise MoveError(f"a release that is {before} has ended; start another one")
     if after not in MOVES[before]:

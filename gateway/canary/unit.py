@@ -1,8 +1,8 @@
 """Releases by user or tenant: rollouts of one unit share an arm, and are one observation. Pure.
 
 *Why.* Rollouts of one user are alike. If a unit has an arm, the arm of its second rollout is known beforehand, so a bet
-on it is not fair: psi (`gateway.canary.evidence`) has not the mean zero. So a unit is one observation, in the order in
-which units were assigned.
+on it is not fair: psi (`gateway.canary.evidence`) does not have the mean zero. So a unit is one observation, in the
+order in which units were assigned.
 
 *Which rollouts.* Its first `MOST` rollouts that begin in its *window*: `outcome_deadline_s` from its first one. Each
 then has `outcome_deadline_s` of its own, from its own beginning: if all were looked at when the window ends, failures
@@ -30,12 +30,12 @@ from penstock.gateway.model.release import Assignment, Observed, Pin, Release, S
 from penstock.gateway.model.unit import Member
 
 MOST: Final = 100
-"""Rollouts of a unit that are counted."""
+"""Maximum number of rollouts of a unit that are counted."""
 HASH_BYTES: Final = 16
 
 
 class Known(NamedTuple):
-    """A rollout of a unit, and what it was given."""
+    """A rollout of a unit, and the pins it was given."""
 
     member: Member
     pins: Sequence[Pin]
@@ -53,23 +53,24 @@ def unit_of(release: Release, asker: Asker) -> str | None:
 
 
 def hashed(salt: str, value: str) -> str:
-    """The first half of SHA-256 of salt and name; hex. Another release's hash of the same name is another one."""
+    """The first half of SHA-256 of salt and name; hex. Another release has another salt, so another hash of the same
+    name."""
     return hashlib.sha256(f"unit\0{salt}\0{value}".encode("utf-8", "surrogatepass")).digest()[:HASH_BYTES].hex()
 
 
 def counts(release: Release, assignment: Assignment, members: int, now_ns: int) -> bool:
-    """Whether one more rollout of a unit, which begins now, is counted."""
+    """True if one more rollout of a unit, which begins now, is counted."""
     return members < MOST and now_ns < deadline(release, assignment)
 
 
 def due(release: Release, assignment: Assignment, now_ns: int) -> int:
-    """When an assignment is to be looked at next, at the latest; ns since the epoch."""
+    """The latest time at which an assignment is next to be looked at; ns since the epoch."""
     ends = deadline(release, assignment)
     return ends if assignment.unit is None or now_ns < ends else 2 * ends - assignment.assigned_ns
 
 
 def look_at(tape: Tape, members: Iterable[Known], release: Release, assignment: Assignment, now: int) -> Seen | None:
-    """What is known now of an assignment, with these rollouts; None while its outcome is awaited."""
+    """The outcome of an assignment with these rollouts; None while it is awaited."""
     if assignment.unit is None:
         return next((look(tape, pins, release, assignment, now) for _, pins in members), None)
     if now < deadline(release, assignment):
@@ -85,7 +86,7 @@ def look_at(tape: Tape, members: Iterable[Known], release: Release, assignment: 
 
 
 def together(policy: Policy, assignment: Assignment, parts: Sequence[Observed], now: int) -> Seen:
-    """What is seen of a unit, from what was seen of its rollouts."""
+    """The outcome of a unit, from the outcomes of its rollouts."""
     seen = Seen(number=assignment.number, rollout=assignment.rollout, seen_ns=now, parts=list(parts))
     judged = [one for one in parts if one.left_out is None]
     if not judged:
@@ -135,5 +136,5 @@ def _disagreeing(policy: Policy, assignment: Assignment, seen: Seen) -> Iterator
 
 
 def apart(seen: Seen) -> list[Observed]:
-    """What was seen of each rollout by itself."""
+    """The outcome of each rollout by itself."""
     return list(seen.parts) or [seen]

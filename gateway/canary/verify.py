@@ -1,8 +1,8 @@
-"""Walks through a canary again with what the tape holds: when a gateway starts, and to verify a canary that ran.
+"""Replays a canary from the tape: when a gateway starts, and to verify a canary that ran.
 
 Both feed the same observations in the same order to the same `Canary`, together with the decisions of people. So each
 decision is made again with the same figures, bit for bit. `verify` reports everything that does not agree: the chain of
-hashes, the assignment by hash, the observations, the decisions, and the evidence that people had.
+hashes, the assignment by hash, the observations, the decisions, and the evidence on which people decided.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.gateway.model.release import Assignment, Entry, Release, Seen
 from penstock.gateway.model.resource import GATEWAY
 
 BY_RULE = ("advance", "promote", "roll_back", "hold")
-"""Verdicts that move a release; the chain calls its actions the same."""
+"""Verdicts that move a release; the chain's actions have the same names."""
 OUT_OF_TURN = "violations"
 """Key of the evidence of a rollback that did not wait for its turn."""
 UNCOVERED = "uncovered"
@@ -37,37 +37,39 @@ class Decided(NamedTuple):
     """A verdict that moves a release, or makes it wait for a person."""
 
     counted: int
-    """The assignment that was counted last."""
+    """Number of the assignment that was counted last."""
     action: str
     verdict: Verdict
     early: int = 0
-    """The assignment that was looked at early last."""
+    """Number of the assignment with the latest early look."""
 
 
 def decided(verdict: Verdict, counted: int, early: int = 0) -> Decided | None:
-    """The decision in a verdict; None while the release goes on as it is."""
+    """The decision in a verdict; None while the release continues as it is."""
     if verdict.action in BY_RULE:
         return Decided(counted, verdict.action, verdict, early)
     return Decided(counted, "wait", verdict, early) if verdict.cause == "approval" else None
 
 
 class Stepped(NamedTuple):
-    """A step of a walk."""
+    """A step of the replay."""
 
     counted: int
-    """The assignment that was counted last."""
+    """Number of the assignment that was counted last."""
     early: int
-    """The assignment that was looked at early last."""
+    """Number of the assignment with the latest early look."""
     verdict: Verdict | None
-    """What came of it: nothing of a rollout that is left out, or that the canary did not see because it had ended."""
+    """The verdict after the step; None for a rollout that is left out, or that the canary did not see because it had
+    ended."""
     person: bool = False
-    """Whether a person has led to it."""
+    """Whether a person's action caused the step."""
 
 
 def walk(
     canary: Canary, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
 ) -> Iterator[Decided]:
-    """Steps a canary through everything that was counted, and through what people did; its decisions as they come."""
+    """Steps a canary through everything that was counted and every action of a person; yields its decisions as they
+    come."""
     waits = False
     for counted, early, verdict, person in stepped(canary, assigned, seen, audit):
         if verdict is None:
@@ -82,7 +84,8 @@ def walk(
 def stepped(
     canary: Canary, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
 ) -> Iterator[Stepped]:
-    """Every step of a canary in the order in which it was made. Early looks say what had been counted before them."""
+    """Yields every step of a canary in the order in which it was made. Each early look records how many outcomes had
+    been counted before it."""
     people = [entry for entry in audit if entry.who != GATEWAY and entry.action in ("approve", "resume")]
     looks = [one.early for one in assigned if one.early is not None]
     counted = early = 0
@@ -103,7 +106,7 @@ def stepped(
 
 
 def glanced(canary: Canary, assignment: Assignment) -> Verdict | None:
-    """Gives a canary what was seen early of an assignment; None when it has no effect on it."""
+    """Gives a canary the early look at an assignment; None when it has no effect on it."""
     seen = assignment.early
     if canary.ended or seen is None or seen.good is None:
         return None
@@ -128,7 +131,7 @@ def acted(canary: Canary, action: str) -> Verdict | None:
 
 
 def weigh(evidence: Evidence, counted: Iterable[tuple[Assignment, Seen]]) -> Evidence:
-    """The same evidence with the rollouts that were counted since."""
+    """The same evidence, with the rollouts added that were counted since."""
     for assignment, one in counted:
         if one.left_out is None and one.number > evidence.number:
             evidence.add(observation(assignment, one))
@@ -136,7 +139,7 @@ def weigh(evidence: Evidence, counted: Iterable[tuple[Assignment, Seen]]) -> Evi
 
 
 def weigh_early(evidence: Evidence, assigned: Iterable[Assignment]) -> Evidence:
-    """The same evidence with the early looks since."""
+    """The same evidence, with the early looks added that were made since."""
     for one in assigned:
         if one.early is not None and one.early.good is not None and one.number > evidence.early:
             evidence.add_early(one.number, int(one.arm == "candidate"), one.probability, one.early.good)
@@ -144,18 +147,18 @@ def weigh_early(evidence: Evidence, assigned: Iterable[Assignment]) -> Evidence:
 
 
 def no_evidence(release: Release) -> Evidence:
-    """What is known of a release before anything was counted."""
+    """The evidence on a release before anything was counted."""
     return Canary.of(release).evidence
 
 
 def seen_of(coverage: Coverage) -> dict[str, Any]:
-    """The figures from which its fall follows, for the entry."""
+    """The figures that show the fall of the coverage, for the audit entry."""
     recent = coverage.recent
     return {"matched": recent.count("+"), "rollouts": len(recent), "before": usual(coverage)}
 
 
 def _has_fallen(evidence: Mapping[str, Any]) -> bool:
-    """Whether a hold for the coverage follows from its evidence."""
+    """True if a hold for the coverage follows from its evidence."""
     try:
         matched, rollouts, before = int(evidence["matched"]), int(evidence["rollouts"]), float(evidence["before"])
     except (KeyError, TypeError, ValueError):
@@ -164,14 +167,14 @@ def _has_fallen(evidence: Mapping[str, Any]) -> bool:
 
 
 def circumstances(evidence: Evidence, split: float) -> dict[str, Any]:
-    """The figures of the moment in which a person decided, for the entry."""
+    """The figures of the moment in which a person decided, for the audit entry."""
     return figures(evidence) | {SPLIT: split}
 
 
 def verify(
     release: Release, assigned: Sequence[Assignment], seen: Sequence[Seen], audit: Sequence[Entry]
 ) -> Iterator[str]:
-    """A sentence for everything that does not agree."""
+    """A sentence for everything on the tape that does not agree."""
     assigned = as_of(release, assigned)
     yield from _chain(release, audit)
     yield from _assignments(release, assigned)

@@ -1,7 +1,7 @@
-"""What a person should know before trusting the figures of a release. Pure; no decision follows from it.
+"""Warnings to read before trusting the figures of a release. Pure; no decision follows from them.
 
-Rewards that do not come are the weak point of every canary: a candidate may look equal because its failures are silent.
-A warning is given from 50 counted rollouts on.
+Missing rewards are the weak point of every canary: a candidate may look equal because its failures are silent. A
+warning is given from 50 counted rollouts on.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from penstock.gateway.model.policy import Policy
 MANY: Final = 0.1
 """Share of missing rewards from which they may hide a loss as large as a usual margin."""
 APART: Final = 12.0
-"""Square of the difference between the arms in standard errors, from which it is told: about 3.5 of them, because one
-looks often."""
+"""Square of the difference between the arms in standard errors, from which a warning is given: about 3.5 of them,
+because one looks often."""
 
 
 def warnings(policy: Policy, evidence: Evidence) -> Iterator[str]:
-    """A sentence each, without a full stop."""
+    """The warnings, a sentence each, without a full stop."""
     if evidence.seen < FEW:
         return
     missing = evidence.seen - evidence.rewarded
@@ -38,7 +38,7 @@ def warnings(policy: Policy, evidence: Evidence) -> Iterator[str]:
 
 
 def apart(evidence: Evidence) -> float:
-    """Square of the difference of the shares of missing rewards, in standard errors; 0 while an arm is empty."""
+    """Square of the difference between the shares of missing rewards, in standard errors; 0 while an arm is empty."""
     (n0, n1), (lost0, lost1) = evidence.assigned, evidence.missing
     share = (lost0 + lost1) / max(1, n0 + n1)
     if not n0 or not n1 or not 0.0 < share < 1.0:

@@ -1,4 +1,4 @@
-"""`penstock audit`: who changed what; and the options by which a command says who wants a change, and why."""
+"""`penstock audit`: lists who changed what; and the options with which commands state who wants a change, and why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SaidOptions:
     """Why, in a sentence; `penstock audit` shows it."""
 
     def said(self) -> Said:
-        """The same for the gateway."""
+        """The options as the gateway takes them."""
         from penstock.gateway.model.audit import Said
 
         return made(Said, who=person(self.who), why=self.why)

@@ -1,4 +1,4 @@
-"""`penstock budgets`: what is used of budgets."""
+"""`penstock budgets`: shows the use of budgets."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.view import View
 
 _MASKED = "****"
-"""In a text that a secret was taken out of."""
+"""The mark in a text from which a secret was removed."""
 _SPANS, _SUMS, _STATUS, _WORKER = map(records.ATTEMPT.index, ("spans", "totals", "status", "worker"))
 
 
 def problems(tape: Reader) -> Iterator[str]:
-    """A sentence for everything that is wrong."""
+    """A sentence for every problem of the tape."""
     for database, check in _CHECKS:
         for key, value in tape.slices(database):
             yield from _guarded(partial(_record, tape, database, key), check, tape, key, value)
@@ -51,7 +51,7 @@ def problems(tape: Reader) -> Iterator[str]:
 
 
 def _guarded(where: Callable[[], str], check: Callable[..., Iterator[str]], *args: Any) -> Iterator[str]:
-    """The findings of a check; if the check fails, that is a finding too. `where` is looked up for findings only."""
+    """The problems that a check finds; if the check fails, that is one too. `where` is called only if there are any."""
     try:
         for problem in check(*args):
             yield f"{where()}: {problem}"
@@ -60,12 +60,11 @@ def _guarded(where: Callable[[], str], check: Callable[..., Iterator[str]], *arg
 
 
 def _record(tape: Reader, database: str, key: bytes) -> str:
-    """A record for a person."""
     return f"{database} {_named(tape, database, key)}"
 
 
 def _named(tape: Reader, database: str, key: bytes) -> str:
-    """A key for a person; that of an attempt names its rollout by number."""
+    """A key in readable form; an attempt's rollout, which the key has by number, is named if it can be read."""
     if database not in ("attempts", "unclaimed"):
         return _readable(key)
     try:
@@ -76,7 +75,7 @@ def _named(tape: Reader, database: str, key: bytes) -> str:
 
 
 def _readable(key: bytes) -> str:
-    """A key for a person: the names in it and the number it ends with, or the number that it is."""
+    """A key in readable form: the names in it and the number at its end, or the number that it is."""
     *names, rest = key.split(b"\0", 2) if key.count(b"\0") >= 2 and key[:1] != b"\0" else (key,)
     if names:
         sequence = f"#{int.from_bytes(rest)}" if rest else ""
@@ -85,7 +84,7 @@ def _readable(key: bytes) -> str:
 
 
 def _rollout(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    # As it is in this transaction, together with the queue.
+    # Read anew in this transaction, together with the queue.
     with tape.view() as view:
         rollout = view.rollout(key[:-1].decode("ascii"))
         if rollout is None:
@@ -119,7 +118,7 @@ def _attempt(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
             if not going(view, keys.rollout_key(rollout)):
                 yield "its rollout is missing"
             return
-        # As it is in this transaction: a running gateway may have written since the slice was read.
+        # Read anew in this transaction: a running gateway may have written since the slice was read.
         record, _ = records.attempt_values(view.get("attempts", key) or value, origins)
         if record[_STATUS] in LIVE and record[_WORKER] is None and view.get("unclaimed", key) is None:
             yield "it runs, nobody has claimed it, and its quiet time is not watched"
@@ -280,7 +279,7 @@ def _unit(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
         yield f"assignment {unit.number} is not of it"
     members = [one.rollout for one in unit.members]
     parts = [] if seen is None else [one.rollout for one in Seen.model_validate_json(seen).parts]
-    # One whose pin came to the tape while the unit was counted is not among them.
+    # A rollout whose pin was written while the unit was counted is not among them.
     if parts != members[: len(parts)]:
         yield "other rollouts of it were counted"
     for member in members:
@@ -322,13 +321,13 @@ def _delivery(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
 
 
 def _numbering(tape: Reader, database: str, span_of: Callable[[int, int], tuple[int, int]]) -> Iterator[str]:
-    """Segments must follow each other without a hole."""
+    """Problems of segments that do not follow each other without a gap."""
     expected = 1
     for key, value in tape.slices(database):
         try:
             first, last = span_of(keys.to_number(key), len(codec.unpack_segment(value)))
         except codec.UNREADABLE:
-            # It has been reported by its own check; where the next one starts says how long it was.
+            # Its own check has reported it. Its length is unknown, so the next segment may begin anywhere.
             expected = 0
             continue
         if expected and first != expected and not forgotten_between(tape, database, expected, first):

@@ -1,4 +1,4 @@
-"""What `penstock check` looks for where rollouts were forgotten, and in what several rollouts share."""
+"""The checks of `penstock check` for forgotten rollouts, holds, and bodies that rollouts share."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from penstock.gateway.store.view import View
 
 
 def going(view: View, key: bytes) -> bool:
-    """Whether what is left of a rollout is about to be wiped. `key`: begins with the rollout's."""
+    """True if the rest of a rollout is about to be wiped. `key`: any key that begins with the rollout's."""
     stored = view.get("forgotten", key[: key.index(0) + 1])
     return stored is not None and not Forgotten.model_validate_json(stored).wiped
 
 
 def forgotten_between(tape: Reader, database: str, first: int, following: int) -> bool:
-    """Whether the numbers from the first to before the following were forgotten."""
+    """True if the numbers from `first` to before `following` were forgotten."""
     with tape.view() as view:
         return view.hole(database, first) == (first, following - 1)
 
 
 def use(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    """A body stands on a shared one, as its record says."""
+    """Checks that a body refers to the shared body that its record names."""
     shared, body = keys.to_numbers(key)
     with tape.view() as view:
         if view.get("uses", key) is None:
@@ -33,7 +33,7 @@ def use(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
 
 
 def forgotten(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    """What is forgotten is not there."""
+    """Checks that a forgotten rollout is gone."""
     one = Forgotten.model_validate_json(value)
     if keys.rollout_key(one.rollout) != key:
         yield "it is the record of another rollout"
@@ -44,6 +44,6 @@ def forgotten(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
 
 
 def held(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    """Whoever is kept is there."""
+    """Checks that a rollout with a hold exists."""
     if tape.rollout(Holding.model_validate_json(value).rollout) is None:
         yield "it is kept, and missing"

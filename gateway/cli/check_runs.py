@@ -1,4 +1,4 @@
-"""What `penstock check` looks for in records of training runs."""
+"""The checks of `penstock check` for records of training runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.gateway.store.reader import Reader
 
 
 def run(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    """Its record agrees with its blocks and with what it has made."""
+    """Checks that a run's record agrees with its blocks, and that the versions it has made exist."""
     book, blocks = RunReader(tape).run_whole(key)
     with tape.view() as view:
         if view.get("run_configs", key) is None:
@@ -28,7 +28,7 @@ def run(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
 
 
 def _points(book: Book, blocks: list[tuple[int, Block]]) -> Iterator[str]:
-    """Its blocks are those that it counts."""
+    """Checks that a run's record counts the points in its blocks."""
     highest = max((block.last for _, block in blocks), default=None)
     if highest != book.run.step:
         yield f"its highest step is {book.run.step}, its points go to {highest}"
@@ -42,7 +42,7 @@ def _points(book: Book, blocks: list[tuple[int, Block]]) -> Iterator[str]:
 
 
 def run_order(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    """It names a run."""
+    """Checks that a record of the order names an existing run."""
     if RunReader(tape).run_head(value[:-1].decode("ascii")) is None:
         yield "it names a run that is missing"
 
@@ -53,14 +53,14 @@ def _of_run(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
 
 
 def run_json(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    """It is JSON of a run that is there."""
+    """Checks that a record is JSON of an existing run."""
     json.loads(value)
     _ = RunReader(tape).run(key[:-1].decode("ascii"))
     yield from _of_run(tape, key, value)
 
 
 def block(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    """A block of points can be read."""
+    """Checks that a block of points can be read, and that its bounds are right."""
     block = Block(value)
     if any(later <= earlier for earlier, later in pairwise(block.steps)):
         yield "its steps do not rise"
@@ -72,7 +72,7 @@ def block(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
 
 
 def run_event(tape: Reader, key: bytes, value: bytes) -> Iterator[str]:
-    """It is the record of its own event."""
+    """Checks that the key of an event's record is its own."""
     event, run = event_of(key, value), key.partition(b"\0")[0].decode("ascii")
     if event_key(run, event, 0) != key:
         yield "it is the record of another event"

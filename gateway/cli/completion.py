@@ -1,4 +1,4 @@
-"""`penstock completion`: the script that lets a shell complete commands, options and their values."""
+"""`penstock completion`: prints the script with which a shell completes commands, options and their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     shell
         The shell that is to complete them.
     """
-    # The table of commands is this module's caller.
+    # Imported here: the module with the table of commands imports this one.
     from penstock.gateway.__main__ import app
 
     print(app.generate_completion(shell=shell))

@@ -1,4 +1,4 @@
-"""`penstock mcp definitions`, `approve`, `adopt`: what servers of tools say of themselves."""
+"""`penstock mcp definitions`, `approve`, `adopt`: the definitions that servers of tools list."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def adopt(
 
 
 def _texts(server: ServerView, tool: str) -> list[tuple[str, int]]:
-    """(description, first version with it) of a tool, what is approved first: a resource begins with it."""
+    """(description, first version with it) of a tool, the approved description first: a resource begins with it."""
     approved, found = server.pinned.get("tools"), dict[str, int]()
     versions = sorted(server.of("tools"), key=lambda one: (one.version != approved, one.version))
     for version in versions:

@@ -1,7 +1,7 @@
-"""The work of `penstock prompts`: the system texts of recorded calls, and what the gateway recognises in them.
+"""The work of `penstock prompts`: the system texts of recorded calls, and the prompts that the gateway finds in them.
 
-Only texts that agents *send* are used. The tape has what went upstream. Where a release has written another version
-into a call, or the gateway has made the call itself, that text tells nothing about an agent's prompt.
+Only texts that agents *send* are used. The tape has the requests that went upstream. If a release has written another
+version into a call, or the gateway has made the call itself, its text says nothing about an agent's prompt.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Slots(BaseModel):
 
 
 async def samples_of(client: Client, heads: list[Span]) -> tuple[list[Sample], int]:
-    """(the system texts of calls as agents sent them, calls that were left out), read a few calls at a time."""
+    """(the system texts of calls as agents sent them, the number of calls left out), read a few calls at a time."""
     found = await each(lambda head: _samples(client, head), heads)
     return [sample for some in found for sample in some or ()], found.count(None)
 
 
 async def _samples(client: Client, head: Span) -> list[Sample] | None:
-    """None when its texts are not an agent's."""
+    """The system texts of a call; None when they are not an agent's."""
     if own(head):
         return None
     if head.body is None:
@@ -71,7 +71,7 @@ async def _samples(client: Client, head: Span) -> list[Sample] | None:
 
 
 async def _request(client: Client, head: Span) -> bytes:
-    """A call's request; where it was sent with a content encoding, without that."""
+    """The body of a call's request, without its content encoding."""
     name = head.rollout, head.attempt, head.sequence
     body = await client.request_body(*name)
     if body.lstrip()[:1] == b"{":
@@ -81,12 +81,12 @@ async def _request(client: Client, head: Span) -> bytes:
 
 
 def _as_sent(head: Span, there: set[str]) -> bool:
-    """Whether the recognised texts went upstream as they came: the call's span has their hashes."""
+    """True if the recognised texts went upstream unchanged: the call's span has their hashes."""
     return there.issuperset((head.attributes or {}).get(PROMPTS, {}).values())
 
 
 def recogniser(resources: list[ResourceView]) -> Recogniser:
-    """What the gateway recognises."""
+    """A recogniser of the texts that the gateway recognises."""
     known: list[Known] = []
     for version in (version for resource in resources for version in resource.versions):
         content = version.read()
@@ -96,14 +96,14 @@ def recogniser(resources: list[ResourceView]) -> Recogniser:
 
 
 def registered(known: Recogniser, one: Proposal) -> str | None:
-    """The resource that has these texts; an example of them counts as this resource."""
+    """The resource that has a proposal's texts, found by an example of them; None without one."""
     values = {slot: examples[0] for slot, examples in one.slots.items()}
     found = known.recognise(one.template.render(values))
     return found.known.resource if isinstance(found, Recognised) else None
 
 
 def as_json(one: Proposal, known: str | None) -> Found:
-    """A proposal and the resource that it is already."""
+    """A proposal as JSON, with the resource that it is registered as."""
     return Found(
         template=one.template.source, messages=one.messages, coverage=one.coverage, agent=one.agent,
         call_site=one.call_site, slots=dict(one.slots), registered=known,

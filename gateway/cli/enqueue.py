@@ -1,4 +1,4 @@
-"""`penstock enqueue`: tasks from a file to the queue. The whole file is checked before anything is sent."""
+"""`penstock enqueue`: queues tasks from a file. The whole file is checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 PLACE = re.compile(r"^rollouts\[(?P<place>\d+)\]\.(?P<field>[\w.]+): ")
-"""Where in a request the gateway has found something."""
+"""The place in a request at the beginning of the gateway's error messages."""
 Ends = Literal["failed", "timeout", "unresponsive", "none"]
 
 
@@ -132,7 +132,7 @@ async def _send(client: Client, found: list[Task], repeat: int, like: RolloutSpe
 
 
 def _said(message: str, batch: Sequence[RolloutSpec]) -> str:
-    """A refusal that names a rollout by its id, and not by its place in the request."""
+    """The gateway's error message with the rollout's id in place of its index in the request."""
 
     def name(match: re.Match[str]) -> str:
         return "" if match["field"] == "id" else f"{batch[int(match['place'])].id}: {match['field']}: "

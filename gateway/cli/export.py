@@ -1,4 +1,4 @@
-"""`penstock export`: everything that a filter finds, as a table for other tools."""
+"""`penstock export`: writes everything that matches a filter as a table for other tools."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:
 
 
 async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
-    """What agents did: what was asked for to try a release is no part of a data set or a bill."""
+    """The spans of agents. Calls that were made to try a release belong in no data set or bill."""
     from penstock.gateway.model.release_calls import own
 
     async for head in client.recent_spans(filter):
@@ -77,20 +77,19 @@ async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
 
 
 async def _tools(client: Client, filter: str) -> AsyncIterator[BaseModel]:
-    """The tools that rollouts used, attempt by attempt."""
     from penstock.gateway.model.release_calls import rehearsed
     from penstock.gateway.model.tools import ToolRow
 
     async for rollout in client.rollouts(filter):
         for attempt in () if rehearsed(rollout.id) else rollout.attempts:
             for use in await client.tools(rollout.id, attempt.id):
-                # A run is told with the rollout that has its span.
+                # A run is exported with the rollout that has its span.
                 if use.run_in is None:
                     yield ToolRow(**dict(use), rollout=rollout.id, attempt=attempt.id)
 
 
 async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel]:
-    """What was said in each call, a few calls at a time."""
+    """The conversation of each call, read a few calls at a time."""
     from penstock.gateway.client.parallel import PARALLEL
 
     heads: list[Span] = []

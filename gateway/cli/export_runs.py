@@ -26,15 +26,15 @@ from penstock.gateway.model.run import Point, Run, Status
 INCHES = 7.2, 3.0
 """Width and height of a chart in a PNG."""
 EXPERIMENT = "penstock"
-"""What runs belong to in MLflow."""
+"""Name of MLflow's experiment that runs belong to."""
 STATES: dict[Status, str] = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
-"""What MLflow calls them; all others run."""
+"""MLflow's names of states; runs in all other states are `RUNNING`."""
 BATCH = 1000
-"""Metrics that MLflow takes at once; of settings it takes a tenth."""
+"""Maximum number of metrics in one request to MLflow; of settings it takes a tenth."""
 
 
 def extra(module: str, what: str, name: str = "plots") -> Any:
-    """A module that comes with the extra `name`."""
+    """A module that comes with the extra `name`. Raises `Failure` when it is not installed."""
     try:
         return import_module(module)
     except ImportError:
@@ -72,7 +72,7 @@ def _draw(axes: Any, chart: Chart) -> None:
 
 
 async def lines(points: AsyncIterable[Point], file: IO[bytes]) -> int:
-    """A JSON object for each step; how many there were."""
+    """Writes a JSON object for each step; returns the number of steps."""
     count = 0
     async for point in points:
         file.write(point.model_dump_json().encode() + b"\n")
@@ -81,7 +81,8 @@ async def lines(points: AsyncIterable[Point], file: IO[bytes]) -> int:
 
 
 async def table(points: AsyncIterable[Point], metrics: Sequence[str], file: IO[bytes]) -> int:
-    """CSV: a row for each step, a column for each metric, `nan` for what was no finite number; how many rows."""
+    """Writes CSV: a row for each step, a column for each metric, `nan` for values that are not finite. Returns the
+    number of steps."""
     count, writer = 0, csv.writer(getwriter("utf-8")(file), lineterminator="\n")
     writer.writerow(["step", "time_ns", *metrics])
     async for point in points:
@@ -92,7 +93,8 @@ async def table(points: AsyncIterable[Point], metrics: Sequence[str], file: IO[b
 
 
 def _event_file(folder: Path) -> Any:
-    """In a new folder. Not a `SummaryWriter`, which writes in a thread: a full disk ends that, and it is waited for."""
+    """A writer of an event file in a new folder. It is no `SummaryWriter`: that writes in a thread, and waits for it
+    even after a full disk has ended it."""
     _ = extra("tensorboardX", "TensorBoard's files")
     try:
         folder.mkdir(parents=True)
@@ -100,13 +102,13 @@ def _event_file(folder: Path) -> Any:
         raise Failure(f"{folder} exists already; TensorBoard would show both: remove it or choose another") from None
     except OSError as e:
         raise Failure(f"{folder}: {e.strerror}") from None
-    # It warns of every value that is no finite number; these are so on purpose.
+    # It warns of every value that is not finite; these values are intended.
     getLogger("tensorboardX").setLevel(ERROR)
     return import_module("tensorboardX.event_file_writer").EventsWriter(str(folder / "events"))
 
 
 async def tensorboard(points: AsyncIterable[Point], folder: Path) -> int:
-    """An event file in a new folder, a scalar for each value; how many steps."""
+    """Writes an event file in a new folder, a scalar for each value; returns the number of steps."""
     count, writer = 0, _event_file(folder)
     event, scalar = import_module("tensorboardX.proto.event_pb2").Event, import_module("tensorboardX.summary").scalar
     try:
@@ -128,7 +130,7 @@ async def tensorboard(points: AsyncIterable[Point], folder: Path) -> int:
 
 
 def _database(folder: Path) -> tuple[Any, str]:
-    """(a client of the database in a folder, the experiment in it that runs belong to)."""
+    """(a client of the database in a folder, the id of the experiment in it that runs belong to)."""
     # MLflow must not report anywhere that a run was exported.
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     module = extra("mlflow.tracking", "MLflow's database", "mlflow")
@@ -141,13 +143,13 @@ def _database(folder: Path) -> tuple[Any, str]:
         if found is not None:
             return client, found.experiment_id
         return client, client.create_experiment(EXPERIMENT, str(folder.absolute() / "artifacts"))
-    # SQLAlchemy and alembic are loaded here, and a database may be of another version or none.
+    # Any error of SQLAlchemy or alembic: the file may have another version, or be no database.
     except Exception as e:
         raise Failure(f"{folder}: {' '.join(str(e).split())}") from None
 
 
 async def mlflow(run: Run, points: AsyncIterable[Point], folder: Path) -> int:
-    """A run in the database of a folder, beside those that are there already; how many steps."""
+    """Adds a run to the database in a folder; returns the number of steps."""
     (client, place), entities = _database(folder), import_module("mlflow.entities")
     if client.search_runs([place], f"attributes.run_name = '{run.id}'"):
         raise Failure(f"{folder} has a run {run.id!r} already; MLflow would show both: choose another folder")
@@ -179,12 +181,12 @@ async def _filled(client: Any, entities: Any, made: str, config: Any, points: As
 
 def _metric(entities: Any, point: Point, name: str, value: float | None) -> Any:
     number = float("nan") if value is None else value
-    # It has no % and no @ in names.
+    # MLflow allows no % and no @ in names.
     return entities.Metric(re.sub("[@%]", "_", name), number, (point.time_ns or 0) // 10**6, point.step)
 
 
 def settings(config: Any, path: str = "config") -> Iterator[tuple[str, str]]:
-    """The leaves of a configuration, each under the names of the tables that it is in."""
+    """The leaves of a configuration, each with its dotted path."""
     if not isinstance(config, Mapping):
         yield path, str(config)
         return

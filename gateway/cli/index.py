@@ -1,4 +1,4 @@
-"""`penstock index`: the columns beside the tape, by which filters find rows without a scan."""
+"""`penstock index`: the columns beside the tape with which filters find rows without a scan."""
 
 from __future__ import annotations
 

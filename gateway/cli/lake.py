@@ -1,4 +1,4 @@
-"""`penstock lake`: the tape as tables of Parquet, in a directory or a bucket."""
+"""`penstock lake`: writes the tape as tables of Parquet, in a directory or a bucket."""
 
 from __future__ import annotations
 

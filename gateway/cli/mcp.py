@@ -1,4 +1,4 @@
-"""`penstock mcp`: tools for coding agents, and recorded tools for agents that are tried."""
+"""`penstock mcp`: tools for coding agents, and recorded tools for agents under test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def serve(*, write: Annotated[bool, Parameter(negative="")] = False, gateway: Ur
     try:
         from penstock.gateway.mcp_server.server import serve as speak
     except ModuleNotFoundError as e:
-        # The SDK brings anyio along.
+        # The SDK installs anyio.
         if (e.name or "").partition(".")[0] not in ("anyio", "mcp", "mcp_types"):
             raise
         raise Failure("an MCP server needs mcp: pip install 'penstock-gateway[mcp]'") from None
@@ -76,7 +76,7 @@ def replay(rollout: str, /, *, attempt: str | None = None, server: str | None = 
 
 
 async def _play(calls: Sequence[Call]) -> None:
-    """Until stdin ends, or its reader has gone."""
+    """Plays the recorded servers until stdin ends, or the reader of stdout has gone."""
     import asyncio
 
     from penstock.gateway.mcp_server.lines import Lines

@@ -61,7 +61,7 @@ def try_rules(file: Path, /, *filter: Terms, limit: Limit = 20, json: Json = Fal
 
 
 def _rules(file: Path) -> list[PolicyRule]:
-    """The rules of a file. Whatever else is in it must be as the gateway wants it, too."""
+    """The rules in a file. The rest of the file must be a valid configuration, too."""
     from penstock.gateway.config import load
     from penstock.gateway.model.toml import ConfigError
 

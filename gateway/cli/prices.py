@@ -1,4 +1,4 @@
-"""`penstock prices`: what models cost."""
+"""`penstock prices`: shows and updates the prices of models."""
 
 from __future__ import annotations
 

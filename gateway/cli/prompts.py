@@ -1,4 +1,4 @@
-"""`penstock prompts`: finds the prompts that unmodified agents send, and says which prompt a text is."""
+"""`penstock prompts`: finds the prompts that unmodified agents send, and tells which prompt a text is."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def discover(
 
     async def ask(client: Client) -> None:
         calls = [head async for head in client.recent_spans(f"kind:llm {terms}", limit)]
-        # This computes for seconds; nothing else is to be done meanwhile.
+        # This computes for seconds and blocks the loop, which has nothing else to do.
         samples, left_out = await samples_of(client, calls)
         proposals = propose(samples)
         known = recogniser(await client.resources())
@@ -122,7 +122,7 @@ def _register(url: str, name: str, one: Proposal, author: str, json: bool) -> No
 
 
 def _offer(url: str, found: list[tuple[Proposal, str | None]], author: str) -> None:
-    """Asks what to do with each unregistered prompt."""
+    """Asks for a name for each unregistered prompt, and registers it."""
     for number, (one, known) in enumerate(found, 1):
         if known is None:
             try:

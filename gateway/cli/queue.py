@@ -63,7 +63,7 @@ def drain(*, said: Annotated[SaidOptions, FLAT] = SAID, json: Json = False, gate
 
 
 async def _until_idle(client: Client, cursor: int) -> QueueStatus:
-    """Wait until no attempt is in a worker's hands: asks again whenever one has ended since `cursor`."""
+    """Waits until no worker holds an attempt: requests the status again whenever one has ended since `cursor`."""
     from contextlib import aclosing
 
     from penstock.gateway.model.lifecycle import LIVE

@@ -247,7 +247,7 @@ def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCA
     from penstock.gateway.display import rollouts
 
     async def ask(client: Client) -> None:
-        # Also tells at once when there is no gateway: the feed itself would wait for one.
+        # This fails at once when there is no gateway: the feed itself would wait for one.
         now = (await client.stats(spans=0)).cursor
         terminal = console()
         if terminal.is_terminal:
@@ -266,7 +266,7 @@ async def _print_body(client: Client, call: tuple[str, str, int], raw: str, side
 
 
 async def _show_rollout(client: Client, rid: str, spans: list[Span], json: bool) -> None:
-    """Shows a rollout while its calls are read: of a long one no more is held than the heads of its spans."""
+    """Shows a rollout while its calls are read: of a long one only the heads of its spans are held in memory."""
     from penstock.gateway.display.rollout_tree import RolloutTree
 
     rollout = await client.rollout(rid)
@@ -291,7 +291,7 @@ async def _show_rollout(client: Client, rid: str, spans: list[Span], json: bool)
 
 
 async def _details(client: Client, spans: list[Span], exchange: Bytes) -> AsyncIterator[SpanDetail]:
-    """The spans, read, a few requests at a time."""
+    """The spans in full, read a few requests at a time."""
     from penstock.gateway.client.parallel import PARALLEL, at_once, each
 
     while spans:
@@ -304,7 +304,7 @@ async def _details(client: Client, spans: list[Span], exchange: Bytes) -> AsyncI
 
 
 async def _asked(client: Client, rid: str, spans: list[Span]) -> dict[str, Asked]:
-    """What model calls asked for, by attempt: runs of tools, also those that are in other rollouts."""
+    """The tool runs that model calls asked for, by attempt, also those in other rollouts."""
     from penstock.gateway.client.parallel import each
     from penstock.gateway.display.rollout_tree import Asked
 

@@ -1,4 +1,4 @@
-"""`penstock release`: tries a change on some rollouts, follows it, decides about it, and checks what was decided."""
+"""`penstock release`: starts, follows, decides and verifies releases."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ReleaseOptions:
     """A plain experiment: it is never promoted."""
 
     def new(self) -> NewRelease:
-        """The release that is asked for."""
+        """The request for a release that the options describe."""
         from penstock.gateway.model.release import NewRelease
 
         rules, only, author = _policy(self.policy, self.hold_split), _audience(self.only or []), person(self.who)
@@ -112,7 +112,7 @@ def start(
 
     with_client(gateway, ask)
     if command:
-        # The runner is another package, and loaded only where agents are run.
+        # The runner is another package, loaded only where agents are run.
         from penstock.sidecar.options import RehearseOptions
         from penstock.sidecar.rehearsing import rehearse
 
@@ -274,7 +274,7 @@ def _decide(name: str, action: str, who: str | None, why: str, json: bool, url: 
 
 
 async def _named(client: Client, name: str) -> str:
-    """The release of this name, or the newest of the resource of this name."""
+    """The release of this name, or the newest one of the resource of this name. Raises `Failure` without one."""
     every: list[Release] = await client.releases()
     found = [one.id for one in every if one.id == name] or [one.id for one in every if name in one.resources]
     if not found:

@@ -157,7 +157,7 @@ def diff(name: str, one: str, other: str, /, *, json: Json = False, gateway: Url
 
 
 def text_of(file: str) -> str:
-    """The text in a file; - is stdin."""
+    """The text in a file; - is stdin. Raises `Failure` if it cannot be read."""
     try:
         return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
     except OSError as e:
@@ -167,7 +167,7 @@ def text_of(file: str) -> str:
 
 
 def person(given: str | None) -> str:
-    """The name that was given, else that of the user who is logged in."""
+    """The given name, else that of the user who is logged in; empty if there is none."""
     import getpass
 
     try:
@@ -178,14 +178,14 @@ def person(given: str | None) -> str:
 
 
 def new_version(**fields: Any) -> NewVersion:
-    """A version of what was given on the command line."""
+    """A version made of values from the command line."""
     from penstock.gateway.model.resource import NewVersion
 
     return made(NewVersion, **fields)
 
 
 def _content(text: TextOptions, served: WeightsOptions) -> tuple[str, dict[str, Any]]:
-    """(kind, content); the kind follows from what was given."""
+    """(kind, content); the kind follows from the options."""
     weights = {key: value for key, value in asdict(served).items() if value is not None}
     if weights and text != TEXT:
         raise Failure(f"--{next(iter(weights))} is for a model, which has neither --file nor --tool nor --sent", 2)

@@ -1,4 +1,4 @@
-"""Commands about how long rollouts stay: forget, hold, retention."""
+"""Commands about retention: forget, hold, retention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.gateway.model.retention import RetentionStatus
 
 POLL_S = 0.2
-"""Between two looks at how it goes."""
+"""Seconds between two requests for the status."""
 Flag = Annotated[bool, Parameter(negative="")]
 
 
@@ -79,7 +79,7 @@ def forget(
 
 
 async def _done(client: Client) -> RetentionStatus:
-    """Waits until nothing is left of what was forgotten."""
+    """Waits until nothing is left of forgotten rollouts, or the deletion is stuck; returns the status."""
     while True:
         status = await client.retention()
         if status.done or status.stuck:

@@ -153,7 +153,7 @@ def doctor(
 async def _move(
     rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]], done: str, json: bool, none: str
 ) -> None:
-    """Does the same to all of them, as far as possible; says at the end if some could not."""
+    """Applies `act` to all rollouts, as far as possible; raises `Failure` at the end if some were refused."""
     from penstock.gateway.display import queue
 
     moved, refused = await done_to_each(rids, act)
@@ -163,7 +163,7 @@ async def _move(
 
 
 def fail_if_refused(refused: Sequence[str], rids: Sequence[str], done: str) -> None:
-    """Raises `Failure` where something could not be done to some of them; `done`: what, such as `cancelled`."""
+    """Raises `Failure` if some rollouts were refused; `done`: the participle for the message, such as `cancelled`."""
     if refused and len(rids) == 1:
         raise Failure(refused[0])
     if refused:
@@ -171,7 +171,7 @@ def fail_if_refused(refused: Sequence[str], rids: Sequence[str], done: str) -> N
 
 
 async def done_to_each(rids: Sequence[str], act: Callable[[str], Awaitable[T]]) -> tuple[list[T], list[str]]:
-    """(what came of each of them, why each of the others was refused)."""
+    """(the result of each rollout, the message of each refusal)."""
     from penstock.gateway.client.client import ClientError
     from penstock.gateway.client.parallel import each
 

@@ -24,9 +24,9 @@ Format = Literal["tensorboard", "mlflow", "csv", "jsonl"]
 FOLDERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow"}
 """Export formats that are folders."""
 EVENTS = 10
-"""Events that are shown of a run."""
+"""Maximum number of a run's events that are shown."""
 PLOTTED = 1000
-"""Buckets of a plotted curve."""
+"""Maximum number of buckets of a plotted curve."""
 
 
 def list_runs(
@@ -128,7 +128,7 @@ def _drawn(suffix: str, run: Run, curves: dict[str, list[Curve]], events: list[R
 
 
 def _buckets(run: Run) -> int:
-    """As many buckets as can be seen, and no more than the gateway gives at once."""
+    """The number of buckets that can be told apart, within the gateway's limit for one answer."""
     return min(PLOTTED, MOST_READ // max(1, len(run.metrics)))
 
 

@@ -1,4 +1,4 @@
-"""How `penstock --help` arranges commands."""
+"""The sections of `penstock --help`."""
 
 from __future__ import annotations
 

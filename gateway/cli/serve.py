@@ -1,4 +1,4 @@
-"""Commands that need no running gateway: `serve`, which is one, and those that read a tape directly or copy one."""
+"""Commands that need no running gateway: `serve`, which runs one, and those that read or copy a tape directly."""
 
 from __future__ import annotations
 
@@ -118,14 +118,14 @@ def restore(backup: Path, /, *, data: Path | None = None) -> None:
 
 
 def _data(given: Path | None) -> Path:
-    """The directory of the tape."""
+    """The directory of the tape: the given one, else the configured one."""
     from penstock.gateway.config import load
 
     return load(config_file(None), data=given).data
 
 
 def _examined(path: Path, name: Path) -> int:
-    """Prints what is on a tape and what is wrong with it, under a name; the number of problems."""
+    """Prints figures and problems of a tape under this name; returns the number of problems."""
     from penstock.gateway.cli.check import examine
     from penstock.gateway.display.text import size
     from penstock.gateway.model.wording import counted
@@ -140,7 +140,7 @@ def _examined(path: Path, name: Path) -> int:
 
 @contextmanager
 def _failures() -> Generator[None]:
-    """What a tape or its directory is refused for, as a line."""
+    """Turns errors of a tape or its directory into a `Failure`."""
     from penstock.gateway.config import ConfigError
     from penstock.gateway.store.directory import TapeError
 
@@ -151,6 +151,6 @@ def _failures() -> Generator[None]:
 
 
 def config_file(given: Path | None) -> Path | None:
-    """The configuration file: one that was named must exist, the default need not."""
-    # Not Path.exists, which raises where this directory may not be read.
+    """The configuration file: a named one must exist, the default need not; None without one."""
+    # Not Path.exists, which raises if this directory may not be read.
     return given or (DEFAULT_CONFIG if os.path.exists(DEFAULT_CONFIG) else None)

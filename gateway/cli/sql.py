@@ -1,4 +1,4 @@
-"""`penstock sql`: one SELECT over the tape."""
+"""`penstock sql`: runs one SELECT over the tape."""
 
 from __future__ import annotations
 
@@ -92,7 +92,6 @@ def _write(found: SqlAnswer, format: Literal["csv", "parquet"], output: Path | N
 
 
 def _print_rows(found: SqlAnswer) -> None:
-    """An object for each row."""
     import orjson
 
     for row in found.rows:

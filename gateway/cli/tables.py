@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 
 class Command(NamedTuple):
-    """A row of the table."""
+    """A command of the table."""
 
     path: str
     help: str
@@ -106,14 +106,14 @@ COMMANDS: Final[dict[str, Command]] = {
 
 
 class Group(NamedTuple):
-    """Commands that have a name in common."""
+    """Commands that share their first word."""
 
     help: str
     commands: Mapping[str, Command | Group]
     usual: str | None = None
-    """The command that runs where none is named; None: their table is shown."""
+    """The command that runs where none is named; None: the table of the group is shown."""
     words: bool = False
-    """Whether that command takes words, such as a file, which are then no commands."""
+    """Whether that command takes words, such as a file, which are then not read as commands."""
 
 
 GROUPS: Final[dict[str, Group]] = {
@@ -390,7 +390,7 @@ GROUPS: Final[dict[str, Group]] = {
 
 
 def every() -> list[str]:
-    """Every command, by the words that call it."""
+    """All commands, each as the words that call it."""
     return [*COMMANDS, *(words for name, group in GROUPS.items() for words in _inside(name, group))]
 
 

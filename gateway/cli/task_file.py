@@ -1,4 +1,4 @@
-"""Tasks from JSON lines. Pure: the lines of a file in, tasks and all errors in them out.
+"""Reads tasks from JSON lines. Pure: takes the lines of a file, and returns the tasks and all errors in them.
 
 Each line is a task's input, any JSON. Its id comes from the id field of an object, or is the hash of its content. Each
 repetition is a rollout of its own, ID.0, ID.1 ..., so queuing the same file again queues nothing twice, and with more
@@ -24,13 +24,13 @@ from penstock.gateway.model.wording import counted
 T = TypeVar("T")
 
 LONGEST_ID = 120
-"""Leaves room for the repetition."""
+"""Maximum length of a task's id, which leaves room for the repetition."""
 LONGEST_GROUP = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A line that is as it should be."""
+    """A task from a valid line."""
 
     id: str
     group: str | None
@@ -39,10 +39,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """A line that is not."""
+    """A problem of an invalid line."""
 
     line: int
-    """From 1."""
+    """Number of the line, from 1."""
     field: str | None
     problem: str
 
@@ -51,7 +51,8 @@ class Flaw:
 
 
 def read(lines: Iterable[bytes], id_field: str | None, group_field: str | None) -> tuple[list[Task], list[Flaw]]:
-    """The tasks of a file and its flaws; empty lines are neither. Without an `id_field` it is `id`, if there is one."""
+    """The tasks of a file and its flaws; empty lines are neither. Without an `id_field` it is `id`, if the task has
+    one."""
     tasks: list[Task] = []
     flaws: list[Flaw] = []
     seen: dict[str, int] = {}
@@ -67,8 +68,8 @@ def read(lines: Iterable[bytes], id_field: str | None, group_field: str | None) 
 
 
 def rollouts(tasks: Iterable[Task], repeat: int, like: RolloutSpec) -> Iterator[RolloutSpec]:
-    """A rollout for each repetition of each task, in order. A task without a group is its own, also when it is not
-    repeated: it may be later."""
+    """A rollout for each repetition of each task, in order. A task without a group is its own group, even without
+    repetitions: they may follow later."""
     for task in tasks:
         for number in range(repeat):
             about = {"id": f"{task.id}.{number}", "group": task.group or task.id}
@@ -137,7 +138,7 @@ def _unseen(id: str, seen: dict[str, int], line: int) -> None:
 
 
 def first_flaws(flaws: Sequence[Flaw]) -> str:
-    """In one line."""
+    """The first flaw, and the number of others, in one line."""
     rest = len(flaws) - 1
     more = f" (and {counted(rest, 'more line')})" if rest else ""
     return f"{flaws[0]}{more}"

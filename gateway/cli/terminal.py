@@ -1,4 +1,4 @@
-"""Results on a terminal, in a pipe, or as JSON."""
+"""Prints results on a terminal, into a pipe, or as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], RenderableType], none: str = "") -> None:
-    """Models as JSON lines, or as their picture; when there are none that is said as `none`."""
+    """Prints models as JSON lines, or as their picture; without models prints `none` as a note."""
     if not json and none and not models:
         note(none)
     elif not json:
@@ -28,7 +28,7 @@ def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], Renderab
 
 
 def show_json(model: BaseModel) -> None:
-    """A model as a JSON line."""
+    """Prints a model as a JSON line."""
     print(harmless(_json(model)))
 
 
@@ -38,12 +38,12 @@ def _json(model: BaseModel) -> str:
     try:
         return model.model_dump_json(exclude_none=True)
     except PydanticSerializationError:
-        # Half of a surrogate pair, of which JSON has an escape.
+        # Half of a surrogate pair, which JSON can write as an escape.
         return dumps(model.model_dump(mode="json", exclude_none=True))
 
 
 def console() -> Console:
-    """As wide as the terminal. A pipe or a file has room without end; COLUMNS, which `watch` sets, says otherwise."""
+    """A console as wide as the terminal. A pipe or a file has endless width, unless COLUMNS is set, as `watch` does."""
     from rich.console import Console
 
     from penstock.gateway.display.table import ENDLESS

@@ -1,4 +1,4 @@
-"""`penstock upstreams`: what the gateway calls, and whether calls to it wait."""
+"""`penstock upstreams`: shows upstreams, and the calls that wait for them."""
 
 from __future__ import annotations
 

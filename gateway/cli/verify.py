@@ -1,9 +1,9 @@
-"""`penstock release verify`: every decision of a release made again from the tape, far from the gateway that made it.
+"""`penstock release verify`: makes every decision of a release again from the tape, far from the gateway that made it.
 
 `gateway.canary.verify.verify` checks the chain, the assignments and the decisions, but takes the observations as given.
-This module compares these with the rewards on the tape that they name, the versions with what they said when the
-release began, and the calls with their arms. With the audit key it checks signatures, with anchors that the chain goes
-through them.
+This module compares these with the rewards on the tape that they name, the versions with their content when the
+release began, and the calls with their arms. With the audit key it checks signatures, with anchors that the chain
+contains them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Checked(BaseModel):
 
     @property
     def sentence(self) -> str:
-        """For a person, when there are no problems."""
+        """The result for a person, when there are no problems."""
         made, seen = counted(self.decisions, "decision"), counted(self.observations, "observation")
         tape = f"{counted(self.rewards, 'reward')} as on the tape, {counted(self.calls, 'call')} by its arm's version"
         checked = [name for name, it in (("signatures", self.signed), ("anchors", self.anchored)) if it]
@@ -61,15 +61,15 @@ class Checked(BaseModel):
 
 
 async def history(client: Client, release: Release, after: int = 0) -> History:
-    """The chain of a release as it was in this state, and who took part behind this assignment."""
+    """The chain of a release at this state, and the assignments behind number `after` with their outcomes."""
     return History.of(release, *await read_history(client, release.id, after), after)
 
 
 async def checked(
     client: Client, name: str, key: str | None = None, anchors: Sequence[Anchor] | None = None
 ) -> Checked:
-    """Goes through a release; again if it has moved on meanwhile and something did not agree. `key`: the audit key, to
-    check signatures; `anchors`: heads that were kept elsewhere."""
+    """Verifies a release; again if it has moved on meanwhile and there are problems. `key`: the audit key, to check
+    signatures; `anchors`: heads that were kept elsewhere."""
     while True:
         release = (await client.release(name)).release
         found = await history(client, release)
@@ -93,7 +93,7 @@ async def checked(
 
 
 def _alone(found: History) -> Iterator[Assignment]:
-    """Every rollout with its assignment: of a unit all that were counted, or the first one while none was."""
+    """Every rollout with its assignment: of a unit all rollouts that were counted, or the first one if none was."""
     for at, one in enumerate(found.assigned):
         rollouts = [part.rollout for part in apart(found.seen[at])] if at < len(found.seen) else [one.rollout]
         yield from (one.model_copy(update={"rollout": rollout}) for rollout in rollouts)
@@ -102,30 +102,30 @@ def _alone(found: History) -> Iterator[Assignment]:
 async def _served(
     client: Client, release: Release, assignment: Assignment, audit: Sequence[Entry]
 ) -> tuple[list[str], int]:
-    """(what is wrong with the versions of a rollout's calls, how many calls of the release it has)."""
+    """(problems of the versions of a rollout's calls, the number of its calls with the release's resources)."""
     pins = await client.pins(assignment.rollout)
     if _forgotten(pins, release, assignment.number):
-        return [], 0  # there may be another of its name
+        return [], 0  # there may be another rollout of its name
     pins = [pin for pin in pins if not pin.forgotten]
     try:
         spans = [one async for one in client.spans(assignment.rollout) if one.versions]
     except ClientError as error:
         if error.status != 404:
             raise
-        # Its first call was pinned and has not ended.
+        # Its first call was pinned and has not ended, so no span exists.
         return [], 0
     mine = sum(not release.given("stable").keys().isdisjoint(one.versions or ()) for one in spans)
     return list(served(release, assignment, pins, spans, audit)), mine
 
 
 def _forgotten(pins: Sequence[Pin], release: Release, number: int) -> bool:
-    """Whether a rollout of this assignment was forgotten."""
+    """True if the rollout of this assignment was forgotten."""
     mine = [pin for pin in pins if (pin.release, pin.number) == (release.id, number)]
     return bool(mine) and all(pin.forgotten for pin in mine)
 
 
 async def _reward(client: Client, release: Release, number: int, seen: Observed) -> str | None:
-    """What is wrong with the reward of a rollout of an observation."""
+    """The problem of the reward of a rollout in an observation; None without one."""
     wrong = await _compared_reward(client, release, number, seen)
     if wrong is not None and _forgotten(await client.pins(seen.rollout), release, number):
         return None

@@ -1,8 +1,8 @@
-"""Looks at something whenever it may have changed, until it is over: the common part of `release watch` and
+"""Reads a release or a run whenever it may have changed, until it ends: the common part of `release watch` and
 `runs watch`.
 
-The change feed says when something has changed. The watcher then waits for a moment, so that many changes need one
-look. It waits for a gateway that restarts, because whoever watches wants to know how it ends.
+The change feed reports changes. The watcher then waits for a moment, so that many changes need one look. It waits for a
+gateway that restarts, because its user wants to know the end.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 SETTLE_S: Final = 0.3
-"""Between a change and the look at what came of it."""
+"""Seconds between a change and the look that it causes."""
 AWAY_S: Final = 1.0
-"""Between two looks while the gateway is away; s."""
+"""Seconds between two looks while the gateway is away."""
 T = TypeVar("T")
 
 
@@ -37,9 +37,9 @@ async def whenever(
     kinds: Sequence[ChangeKind] = (),
     names: Sequence[str] = (),
 ) -> AsyncGenerator[T]:
-    """The result of a look, at once and after each change of these kinds and names. `patience`: seconds until the next
-    look without a change; None when it is over. Raises `ClientError` when the first look fails, or one is refused.
-    """
+    """The result of `look`, at once and after each change of these kinds and names. `patience`: seconds until the
+    next look without a change; None when it is the last. Raises `ClientError` when the first look fails, or one is
+    refused."""
     cursor, changed, seen = (await client.stats(spans=0)).cursor, asyncio.Event(), False
 
     async def listen() -> None:
@@ -74,11 +74,11 @@ async def show(
     picture: Callable[[T], RenderableType],
     tell: Callable[[T, T | None], None],
 ) -> T | None:
-    """Shows what looks find until it is over: a `noun` of each as JSON, else drawn in place or told line by line;
-    the last look. `tell` is given the look before."""
+    """Shows the results of looks until the last: a `noun` of each as JSON, else drawn in place or passed to `tell`,
+    which prints lines. `tell` also gets the result before. Returns the last one."""
     before: T | None = None
     live = screen.is_terminal and noun is None
-    # It draws itself anew every second, so that ages go on; that asks the gateway nothing.
+    # It is drawn anew every second, so that ages advance; this sends the gateway no request.
     drawn = Live(console=screen, get_renderable=lambda: "" if before is None else picture(before), refresh_per_second=1)
     with drawn if live else nullcontext():
         async for one in found:
@@ -93,7 +93,8 @@ async def show(
 
 
 async def _until(listening: asyncio.Task[None], changed: asyncio.Event, seconds: float) -> None:
-    """Waits for a change and those that come with it, at most so long; raises what has ended the listening."""
+    """Waits for a change and those that follow closely, at most `seconds`; raises the error that ended the
+    listening."""
     waiting = asyncio.ensure_future(changed.wait())
     try:
         await asyncio.wait([listening, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,8 @@
-"""`penstock release watch`: a release as it goes on, in a terminal, as lines, or as a page that is kept up to date.
+"""`penstock release watch`: a release in progress, in a terminal, as lines, or as a page that is kept up to date.
 
-Rollouts are counted a moment after the commit that lets them count, so the watcher waits for that moment (`following`).
-The change feed tells neither the progress of a stage before the canary nor a deadline that passes: for these the
-watcher looks by itself.
+Rollouts are counted a moment after the commit that lets them count, so the watcher waits for that moment
+(`watch.SETTLE_S`). The change feed reports neither the progress of a stage before the canary nor a deadline that
+passes: for these the watcher also looks without a change.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 PREPARING_S = 1.0
-"""Between two looks at what is under way before the canary."""
+"""Seconds between two looks at a stage before the canary."""
 LONGEST_S = 60.0
-"""Between two looks, whatever happens."""
+"""Maximum seconds between two looks."""
 LAST = 3
-"""Entries of the chain that are shown."""
+"""Number of the chain's entries that are shown."""
 
 
 class Look(NamedTuple):
-    """A release at a moment."""
+    """The state of a release at a moment."""
 
     view: ReleaseView
     history: History
@@ -47,9 +47,8 @@ NOTHING = History([], [], [])
 
 
 async def look(client: Client, name: str, known: History = NOTHING, whole: bool = False) -> Look:
-    """A release now. `whole`: with all assignments and outcomes, of which `known` need not be read again; else only
-    with those that are awaited.
-    """
+    """A release now. `whole`: with all assignments and outcomes, except that those in `known` are not read again; else
+    only with those that are awaited."""
     view = await client.release(name)
     release, before = view.release, len(known.seen)
     found = await history(client, release, before if whole else release.counted)
@@ -61,7 +60,7 @@ async def look(client: Client, name: str, known: History = NOTHING, whole: bool 
 
 
 def looks(client: Client, name: str, whole: bool) -> AsyncGenerator[Look]:
-    """A release whenever it may have changed, until it ends. What was seen once is not read again."""
+    """A release whenever it may have changed, until it ends. Known assignments and outcomes are not read again."""
     known = NOTHING
 
     async def next_look() -> Look:
@@ -74,7 +73,7 @@ def looks(client: Client, name: str, whole: bool) -> AsyncGenerator[Look]:
 
 
 def _patience(view: ReleaseView) -> float | None:
-    """Seconds until something may have changed that the feed does not tell; None when it has ended."""
+    """Seconds until the next change that the feed does not report; None when the release has ended."""
     if not view.release.live:
         return None
     if view.doing is not None:
@@ -88,7 +87,7 @@ def _patience(view: ReleaseView) -> float | None:
 
 
 async def watch(client: Client, name: str, html: Path | None, json: bool) -> None:
-    """Shows it until it ends."""
+    """Shows a release until it ends, and keeps its page in the file `html` up to date."""
     screen = console()
 
     async def written() -> AsyncGenerator[Look]:
@@ -99,7 +98,7 @@ async def watch(client: Client, name: str, html: Path | None, json: bool) -> Non
             yield found
 
     def tell(found: Look, before: Look | None) -> None:
-        """Where nothing can be drawn over: each new entry, once."""
+        """Prints each new entry once, for output that is no terminal."""
         for entry in found.history.audit[0 if before is None else len(before.history.audit) :]:
             screen.print(releases.entry(entry), soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""`penstock runs watch`: a training run as it goes on, in a terminal or as lines."""
+"""`penstock runs watch`: a training run in progress, in a terminal or as lines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 LONGEST_S = 10.0
-"""Between two looks without a change, because the feed does not tell when a run falls silent; s."""
+"""Seconds between two looks without a change, because the feed does not report when a run falls silent."""
 EVENTS, MOST_EVENTS = 8, 1000
-"""Events that are shown on a screen, and between two looks as lines."""
+"""Maximum numbers of events that are shown on a screen, and of new ones that are printed as lines after a look."""
 METRICS = 16
-"""Metrics that are shown unless some are asked for: the first ones that its trainer reported."""
+"""Number of metrics that are shown unless the user names some: the first ones that the trainer reported."""
 
 
 class Look(NamedTuple):
-    """A run at a moment; its events newest first."""
+    """The state of a run at a moment; its events newest first."""
 
     run: Run
     curves: list[Curve]
@@ -34,7 +34,7 @@ class Look(NamedTuple):
 
 
 async def look(client: Client, name: str, events: int) -> Look:
-    """A run now, with so many of its newest events."""
+    """A run now, with this number of its newest events."""
     run, curves = await client.run(name), await client.curves(name, max_points=runs.TREND)
     return Look(run, curves, [event async for event in client.run_events(name, events)])
 
@@ -53,7 +53,7 @@ def looks(client: Client, name: str, metrics: Sequence[str], events: int) -> Asy
 
 
 async def watch(client: Client, name: str, metrics: Sequence[str], json: bool) -> None:
-    """Shows it until it ends; `metrics` are patterns of those that are shown, the first ones when there are none."""
+    """Shows a run until it ends. `metrics`: patterns of the metrics to show, the first ones if empty."""
     screen = console()
     found = looks(client, name, metrics, EVENTS if screen.is_terminal and not json else MOST_EVENTS)
     await show(found, screen, _run if json else None, _picture, lambda look, before: _tell(look, before, screen))
@@ -73,7 +73,7 @@ def _picture(found: Look) -> RenderableType:
 
 
 def _tell(found: Look, before: Look | None, screen: Console) -> None:
-    """Each new event once, and how the run stands when that has changed."""
+    """Prints each new event once, and the run's step and status when these have changed."""
     for event in reversed(found.events):
         if before is None or event not in before.events:
             screen.print(runs.event(event), soft_wrap=True)

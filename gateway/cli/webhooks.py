@@ -1,4 +1,4 @@
-"""`penstock webhook`: who is told of releases, what became of it, and a test."""
+"""`penstock webhook`: lists webhooks and their deliveries, and sends a test."""
 
 from __future__ import annotations
 

@@ -1,3 +1,2 @@
-"""The typed client, and what the commands that use it share. Who stands outside of the gateway reaches it so. Begin
-with `client`.
-"""
+"""The typed client, and what the commands that use it share. Code outside of the gateway reaches it through these.
+Begin with `client`."""

@@ -1,13 +1,13 @@
-"""The control API as typed Python: pages turn themselves, and the change feed resumes by itself.
+"""The control API as typed Python: the client requests further pages, and resumes the change feed, by itself.
 
     async with Client("http://127.0.0.1:4747", key) as client:
         async for span in client.spans("my-rollout", filter="status:failed"): ...
         async for change in client.changes(since=cursor): ...
         await client.enqueue([RolloutSpec(id="q1", input={"question": "..."})])
 
-Lists are async iterators that ask for the next page when it is needed. `changes` comes back after a lost connection,
-with growing pauses, and goes on after the last change that it gave: none is missed and none comes twice. Everything
-that goes wrong is a `ClientError` in one line: the gateway's own words, or what stood in the way of reaching it.
+Lists are async iterators that ask for the next page when it is needed. `changes` reconnects after a lost connection,
+with growing pauses, and continues after the last change that it gave: none is missed and none comes twice. Every error
+is a `ClientError` in one line: the gateway's own words, or the reason why it could not be reached.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     # Reading ----------------------------------------------------------------------------------------------------------
 
     async def rollouts(self, filter: str = "", limit: int | None = None) -> AsyncIterator[RolloutSummary]:
-        """Rollouts, newest first; all of them or up to `limit`."""
+        """The rollouts, newest first; all of them or up to `limit`."""
         params = {"filter": filter or None}
         async for rollout in self.rows("/api/rollouts", RolloutPage, params, limit, lambda page: page.rollouts):
             yield rollout
@@ -100,14 +100,15 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         return await self.get("/api/rollouts", RolloutPage, params)
 
     async def rollouts_by_id(self, ids: Sequence[str], filter: str = "") -> list[RolloutSummary]:
-        """Those of these rollouts, at most 200, that are there and match, newest first, as `rollout_page` has them."""
+        """The named rollouts (at most 200) that exist and match the filter, newest first, in the brief form of
+        `rollout_page`."""
         if not ids:
             return []
         params = {"ids": ",".join(ids), "filter": filter or None, "brief": "true"}
         return (await self.get("/api/rollouts", RolloutPage, params)).rollouts
 
     async def filter_fields(self) -> FilterFields:
-        """The filter language, for completion."""
+        """The fields of the filter language, for completion."""
         return await self.get("/api/filters", FilterFields)
 
     async def spans(
@@ -127,26 +128,27 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def search(
         self, text: str, filter: str = "", words: bool = False, limit: int | None = None
     ) -> AsyncIterator[SearchRow]:
-        """Spans that say a text, newest change first. `words`: only where it stands as whole words."""
+        """The spans that contain a text, newest change first. `words`: only matches of whole words."""
         params = {"text": text, "filter": filter or None, "words": "true" if words else None}
         async for found in self.rows("/api/search", SearchPage, params, limit, lambda page: page.rows):
             yield found
 
     async def prices(self) -> PriceList:
-        """What models cost, as the gateway has it."""
+        """The prices of models that the gateway uses."""
         return await self.get("/api/prices", PriceList)
 
     async def rollout(self, rollout: str) -> RolloutSummary:
-        """One rollout."""
+        """A rollout with its attempts, totals and reward. Raises `ClientError` when there is none of this name."""
         return await self.get(_path(rollout), RolloutSummary)
 
     async def diagnosis(self, rollout: str, model: str | None = None) -> Diagnosis:
-        """What of a rollout can be trained on, and why the rest cannot; `model` judges the calls of that model."""
+        """The parts of a rollout that can be trained on, and why the others cannot; `model` judges only the calls of
+        that model."""
         return await self.get(f"{_path(rollout)}/diagnosis", Diagnosis, {"model": model})
 
     async def tools(self, rollout: str, attempt: str, until: int | None = None, inside: bool = True) -> list[ToolUse]:
         """The tools that an attempt used, each with the model call that asked for it and how well that is known.
-        `until`: the sequence of the last span that is looked at. `inside`: also those that ran inside the agent."""
+        `until`: sequence of the last span that is examined. `inside`: include tools that ran inside the agent."""
         params = {"until": until, "inside": None if inside else "false"}
         return (await self.get(f"{_path(rollout, attempt)}/tools", ToolList, params)).tools
 
@@ -159,8 +161,8 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         return await self.get(_path(rollout, attempt, sequence), SpanDetail, {"exchange": exchange})
 
     async def transcript(self, rollout: str, attempt: str | None = None, outcome: Outcome | None = None) -> Transcript:
-        """What reward functions get: the task, and every call of an attempt, read; of the newest one when none is
-        named. `outcome`: how it ended, where the tape does not know yet."""
+        """The input of reward functions: the task, and every call of an attempt (the newest one unless named), parsed.
+        `outcome`: how the attempt ended, if the tape does not know yet."""
         if attempt is None:
             attempts = (await self.rollout(rollout)).attempts
             if not attempts:
@@ -174,12 +176,12 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         return await self.read("GET", f"{_path(rollout, attempt, sequence)}/request", params={"side": side})
 
     async def response_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
-        """The exact bytes of a call's response body."""
+        """The exact bytes of a call's response body; `side` as in `request_body`."""
         return await self.read("GET", f"{_path(rollout, attempt, sequence)}/response", params={"side": side})
 
     async def exchanges(self, rollout: str, of: str | None = None) -> AsyncGenerator[Recorded]:
-        """The bytes of all calls of a rollout that are kept, content encodings removed, in their order. `of`: calls of
-        `models`, which is the default, or exchanges with servers of `tools`."""
+        """The recorded bytes of all calls of a rollout, content encodings removed, in their order. `of`: `models`, the
+        default, for model calls, or `tools` for exchanges with servers of tools."""
         unpacker = Unpacker(RECORDS)
         async with self.request("GET", f"{_path(rollout)}/exchanges", {"of": of}) as response:
             async for piece in response.content.iter_any():
@@ -187,9 +189,9 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
                     yield call
 
     async def whole_rollouts(self, ids: Sequence[str], kinds: Sequence[Kind] = ()) -> AsyncGenerator[WholeRollout]:
-        """These rollouts, at most 200, in their order, each with its spans (all, or of these `kinds`) and the bytes of
-        its model calls. One request; no more than one rollout is held in memory. Raises `ClientError` before the first
-        when one of them is not there."""
+        """The named rollouts (at most 200), in the order given, each with its spans (all, or of these `kinds`) and the
+        bytes of its model calls. One request; no more than one rollout is held in memory. Raises `ClientError` before
+        the first when one of them does not exist."""
         if not ids:
             return
         unpacker, whole = Unpacker(PARTS), None
@@ -208,15 +210,16 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
             yield whole
 
     async def stats(self, spans: int | None = None) -> Stats:
-        """Figures, with sums over the newest `spans`; over all if not given, where the gateway has an index."""
+        """Figures of the gateway, with sums over the newest `spans`; over all if not given, where the gateway has an
+        index."""
         return await self.get("/api/stats", Stats, {"spans": spans})
 
     async def breakdown(self, by: By, filter: str = "") -> Breakdown:
-        """Figures of the calls that a filter takes, by what they have in common."""
+        """Figures of the calls that match the filter, grouped by a property such as the model."""
         return await self.get("/api/breakdown", Breakdown, {"by": by, "filter": filter})
 
     async def unread(self, filter: str = "") -> UnreadList:
-        """What answers held that was not read."""
+        """The parts of answers that were not read when they were recorded, with counts, the most frequent first."""
         return await self.get("/api/unread", UnreadList, {"filter": filter})
 
     async def readiness(self) -> str | None:
@@ -230,16 +233,16 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         return None
 
     async def whoami(self) -> Caller:
-        """What the gateway takes this client for."""
+        """The role and the key's name under which the gateway knows this client."""
         return await self.get("/api/whoami", Caller)
 
     async def audit_log(self, limit: int | None = None) -> AsyncIterator[AuditEntry]:
-        """Who changed what, newest first; `audit` is the chain of one release."""
+        """The audit log, who changed what, newest first; `audit` returns the chain of one release."""
         async for entry in self.rows("/api/audit", AuditPage, {}, limit, lambda page: page.entries):
             yield entry
 
     async def make_token(self, rollout: str, expires_s: int | None = None) -> Token:
-        """An agent token for one rollout."""
+        """Makes an agent token for one rollout."""
         try:
             request = TokenRequest(rollout=rollout, expires_s=expires_s)
         except ValidationError as e:
@@ -254,9 +257,9 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         names: Sequence[str] = (),
         status: Iterable[RolloutStatus] = (),
     ) -> AsyncGenerator[Change]:
-        """Every change after the cursor `since`, for ever. Raises only when the gateway refuses. What is not wanted is
-        not sent: `kinds` of changes, `names` (or NAME*) of rollouts with what is in them, of resources, releases and
-        runs, `status` of rollouts."""
+        """Every change after the cursor `since`, for ever. Raises only when the gateway refuses. The gateway sends only
+        the wanted changes: `kinds` of changes, `names` (or NAME*) of rollouts with what is in them, of resources,
+        releases and runs, `status` of rollouts."""
         wanted = {"kind": ",".join(kinds), "name": ",".join(names), "status": ",".join(status)}
         params = {name: text for name, text in wanted.items() if text}
         async with aclosing(self._followed("/api/changes", Change, params, since, None)) as feed:
@@ -266,8 +269,8 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def digests(
         self, since: int | None = None, every_s: float = 1.0, lost: Callable[[ClientError], None] | None = None
     ) -> AsyncGenerator[Digest]:
-        """What has changed after the cursor `since`, or from now on, in one piece every `every_s` seconds, for ever.
-        `lost` is told whenever the gateway cannot be reached. Raises only when it refuses."""
+        """Digests of the changes after the cursor `since` (None: from now on), one every `every_s` seconds, for ever.
+        `lost` is called whenever the gateway cannot be reached. Raises only when the gateway refuses."""
         if since is None:
             since = (await self.stats(spans=0)).cursor
         async with aclosing(self._followed("/api/digest", Digest, {"every_s": str(every_s)}, since, lost)) as feed:
@@ -277,8 +280,8 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     async def _followed(
         self, path: str, model: type[F], params: Params, since: int, lost: Callable[[ClientError], None] | None
     ) -> AsyncGenerator[F]:
-        """The events of a feed. After a lost connection it comes back, with growing pauses, to where it was; it is
-        refused where the gateway has another tape then."""
+        """The events of a feed. After a lost connection it reconnects, with growing pauses, and continues where it was;
+        the gateway refuses if it has another tape by then."""
         pause, tape = FIRST_PAUSE_S, list[str]()
         while True:
             try:
@@ -296,11 +299,12 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
     async def change_page(self, since: int = 0, limit: int | None = None) -> ChangePage:
-        """What changed after `since`, without waiting for more."""
+        """The changes after `since` that are there already; does not wait for more."""
         return await self.get("/api/changes", ChangePage, {"since": since, "limit": limit, "follow": "false"})
 
     async def _stream(self, path: str, model: type[F], params: Params, tape: list[str]) -> AsyncGenerator[F]:
-        """Events until the connection ends. One that was cut off is not given. `tape` gets the one that they are of."""
+        """Events until the connection ends; a truncated event is dropped. `tape` is set to the name of the tape that
+        they are from."""
         async with self.request("GET", path, params) as response:
             tape[:] = response.headers.getall(TAPE_HEADER, [])
             waiting = bytearray()
@@ -314,55 +318,55 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     # Work -------------------------------------------------------------------------------------------------------------
 
     async def enqueue(self, rollouts: Sequence[RolloutSpec]) -> list[Enqueued]:
-        """Queue tasks, all of them or none; at most `work.MOST_ROLLOUTS` in one call."""
+        """Queues tasks, all of them or none; at most `model.queue.MOST_ROLLOUTS` in one call."""
         request = EnqueueRequest(rollouts=list(rollouts))
         return (await self.post("/api/rollouts", EnqueueAnswer, request)).rollouts
 
     async def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        """Take work, waiting for it as long as `request.wait_s` says."""
+        """Takes work, waiting for it as long as `request.wait_s` says."""
         return await self.post("/api/claims", ClaimAnswer, request)
 
     async def heartbeat(self, worker: str, request: HeartbeatRequest) -> HeartbeatAnswer:
-        """Keep what a worker has claimed."""
+        """Keeps the attempts that a worker has claimed."""
         return await self.post(f"/api/workers/{quote(worker, safe='')}/heartbeat", HeartbeatAnswer, request)
 
     async def finish(self, rollout: str, attempt: str, request: FinishRequest) -> FinishAnswer:
-        """End an attempt; when this returns every earlier call of it is durable."""
+        """Ends an attempt; when this returns every earlier call of it is durable."""
         return await self.post(f"{_path(rollout, attempt)}/finish", FinishAnswer, request)
 
     async def cancel(self, rollout: str, said: Said = UNSAID) -> Rollout:
-        """Stop a rollout, whether it waits or runs; `said`: who wants it, and why."""
+        """Stops a rollout, whether it waits or runs; `said`: who wants it, and why."""
         return await self.post(f"{_path(rollout)}/cancel", Rollout, said)
 
     async def requeue(self, rollout: str, said: Said = UNSAID) -> Rollout:
-        """Queue a rollout again that has ended."""
+        """Queues a rollout again that has ended."""
         return await self.post(f"{_path(rollout)}/requeue", Rollout, said)
 
     async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
-        """Say how well an attempt went."""
+        """Records a judgement of how well an attempt went."""
         return await self.post(f"{_path(rollout, attempt)}/rewards", RewardAnswer, judgement)
 
     async def feedback(self, request: FeedbackRequest) -> FeedbackAnswer:
-        """Say how good a response was, by the provider's id of it."""
+        """Records feedback on a response, found by the id that its provider gave it."""
         return await self.post("/api/feedback", FeedbackAnswer, request)
 
     async def add_events(self, rollout: str, attempt: str, events: Sequence[Event]) -> list[int]:
-        """Add events to an attempt; their sequences."""
+        """Adds events to an attempt; returns their sequences."""
         request = EventsRequest(events=list(events))
         return (await self.post(f"{_path(rollout, attempt)}/events", EventsAnswer, request)).sequences
 
     async def queue(self) -> QueueStatus:
-        """How much work there is."""
+        """The state of the queue, and the numbers of rollouts that wait or are claimed."""
         return await self.get("/api/queue", QueueStatus)
 
     async def set_queue(self, state: QueueState, said: Said = UNSAID) -> QueueStatus:
-        """Open, pause or drain the queue."""
+        """Opens, pauses or drains the queue."""
         return await self.post(
             "/api/queue", QueueStatus, QueueRequest(state=state, **said.model_dump(exclude_unset=True))
         )
 
     async def workers(self) -> list[Worker]:
-        """Those who were heard of lately, by name."""
+        """The workers that the gateway has heard from lately, by name."""
         return (await self.get("/api/workers", WorkerList)).workers
 
 

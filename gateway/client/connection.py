@@ -1,4 +1,4 @@
-"""One connection to a gateway's control API: asking, reading, and turning whatever goes wrong into a `ClientError`.
+"""One connection to a gateway's control API: sends requests, reads answers, and turns every error into a `ClientError`.
 
 A gateway is at `http://HOST:PORT`, `https://HOST:PORT`, or `unix:PATH`, where PATH is that of its socket.
 """
@@ -26,17 +26,17 @@ Params = Mapping[str, str | int | None]
 
 PAGE = 1000
 AGENTS_URL = re.compile(r"(/rollout/.*|/v1(beta)?)$")
-"""What stands behind the gateway's own URL in that of an agent. To ask there would be a call of a model."""
+"""The part of an agent's base URL behind the gateway's own URL. A request there would be a model call."""
 UNIX = "unix:"
 CHECK_URL = "check --gateway or PENSTOCK_GATEWAY; `penstock serve` prints the address"
 AWAY = (502, 503, 504)
-"""What a proxy answers while the gateway behind it is away."""
+"""Statuses with which a proxy answers while the gateway behind it is away."""
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
-"""The feed says something every 15 s and no claim waits for longer than 60 s: more silence is a lost connection."""
+"""The feed sends something every 15 s and no claim waits for over 60 s: a longer silence is a lost connection."""
 
 
 class ClientError(Exception):
-    """The gateway refused, or could not be reached. `status` is None in the second case."""
+    """The gateway refused a request, or could not be reached. `status` is None in the second case."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -44,15 +44,16 @@ class ClientError(Exception):
 
     @property
     def temporary(self) -> bool:
-        """True when the same request may succeed later. 501 is a server that knows no such method: another one."""
+        """True when the same request may succeed later. 501 comes from a server that knows no such method, so not from
+        a gateway."""
         return self.status is None or (self.status >= 500 and self.status != 501)
 
 
 class Connection:
-    """Asks a gateway. Use it as an asynchronous context manager."""
+    """Sends requests to a gateway. Use it as an asynchronous context manager."""
 
     def __init__(self, url: str, key: str | None = None, compressed: bool = False) -> None:
-        """`compressed`: answers come with gzip, which is worth it from far away only."""
+        """`compressed`: request answers with gzip, which is worth it only over a slow connection."""
         self.url = url.rstrip("/")
         check_url(self.url)
         self._headers = {"Accept-Encoding": "gzip" if compressed else "identity"}
@@ -61,7 +62,7 @@ class Connection:
                 raise ClientError("the gateway's key has a character that no header may have")
             self._headers["Authorization"] = f"Bearer {key}"
         self.received = 0
-        """Bytes of answers that have come so far, as they were sent."""
+        """Bytes of answers received so far, as sent (compressed or not)."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -69,7 +70,7 @@ class Connection:
         return self
 
     def connector(self) -> aiohttp.BaseConnector:
-        """As many connections as are asked for: every waiting claim holds one. Raises `ClientError`."""
+        """A connector without a limit on connections: every waiting claim holds one. Raises `ClientError`."""
         if self.url.startswith(UNIX):
             return aiohttp.UnixConnector(self.url.removeprefix(UNIX), limit=0)
         try:
@@ -82,11 +83,11 @@ class Connection:
             await self._session.close()
 
     async def get(self, path: str, model: type[M], params: Params | None = None) -> M:
-        """What a GET answers, as a model."""
+        """The answer to a GET, as a model."""
         return self._parsed(path, model, await self.read("GET", path, params))
 
     async def post(self, path: str, model: type[M], body: BaseModel) -> M:
-        """What a POST answers, as a model. What the body does not set is not sent."""
+        """The answer to a POST, as a model. Fields that are not set in the body are not sent."""
         return self._parsed(path, model, await self.read("POST", path, body=body.model_dump_json(exclude_unset=True)))
 
     async def rows(
@@ -104,7 +105,7 @@ class Connection:
                 return
 
     async def read(self, method: str, path: str, params: Params | None = None, body: str | None = None) -> bytes:
-        """The bytes of a good answer."""
+        """The bytes of a successful answer."""
         async with self.request(method, path, params, body) as response:
             return await response.read()
 
@@ -112,7 +113,7 @@ class Connection:
     async def request(
         self, method: str, path: str, params: Params | None = None, body: str | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """A good response; whatever else happens, also while it is read, is a ClientError."""
+        """A successful response; every error, also one while it is read, becomes a `ClientError`."""
         if self._session is None:
             raise RuntimeError("use `async with Client(...)`")
         url = URL(base_of(self.url) + path, encoded=True).with_query(
@@ -154,12 +155,12 @@ class Connection:
 
 
 def base_of(url: str) -> str:
-    """What URLs of requests to a gateway begin with; by its socket any name does."""
+    """The beginning of the URLs of requests to a gateway; over a Unix socket the host does not matter."""
     return "http://localhost" if url.startswith(UNIX) else url.rstrip("/")
 
 
 def check_url(url: str) -> None:
-    """Raises `ClientError` for what cannot be the URL of a gateway."""
+    """Raises `ClientError` for a text that cannot be the URL of a gateway."""
     if url.startswith(UNIX + "/"):
         return
     try:
@@ -194,6 +195,6 @@ def _reason(error: Exception) -> str:
 
 
 def brief(error: ValidationError) -> str:
-    """The first thing that is wrong, in one line."""
+    """The first error, in one line."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {sentence(first)}"

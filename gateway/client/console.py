@@ -1,7 +1,7 @@
-"""What the commands share: their errors, options and targets, the way to a gateway, and the way to the terminal.
+"""Parts that the commands share: their errors, options and targets, the way to a gateway, and output to the terminal.
 
-Results go to stdout, everything else to stderr; an error is one line. Nothing here is loaded with it that a command
-may not need: neither the client nor a model.
+Results go to stdout, everything else to stderr; an error is one line. Importing this module loads nothing that a
+command may not need: neither the client nor a model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ M = TypeVar("M", bound="BaseModel")
 T = TypeVar("T")
 
 OPERATOR = re.compile(r"[:=<>~]")
-"""What a term of a filter has, and an id never."""
+"""Matches an operator: every term of a filter has one, an id never."""
 TARGET = re.compile(r"(?P<rollout>[^/#]+)(/(?P<attempt>[^/#]+))?(#(?P<sequence>[1-9][0-9]{0,8}))?")
 OPTIONS = {
     "timeout_s": "--timeout",
@@ -38,7 +38,7 @@ OPTIONS = {
     "modes": "--only mode",
     "content": "what it is",
 }
-"""Options, and arguments, that are not called as the fields that are made of them."""
+"""Names of options and arguments that differ from the names of the fields made from them."""
 NO_MATCH = "No rollout matches."
 LOCAL = "http://127.0.0.1:4747"
 
@@ -70,9 +70,9 @@ Url = Annotated[
 ]
 Limit = Annotated[int, Parameter(validator=Number(gte=1), help="How many at most.")]
 PORT, PORT_OR_ANY = Number(gte=1, lte=65535), Number(gte=0, lte=65535)
-"""What ports are held against; 0 stands for one that is free."""
+"""Validators of ports; 0 stands for any free port."""
 FLAT = Parameter(name="*")
-"""For a dataclass of options: each of its fields is an option of the command, and its docstring the help."""
+"""Marks a dataclass of options: each of its fields is an option of the command, and the field's docstring its help."""
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, one object a line.")]
 
 
@@ -85,13 +85,13 @@ class Failure(Exception):
 
 
 def control_key() -> str | None:
-    """The key of the control API, from the variables that the gateway itself reads: the admin key, else the one that
-    only reads."""
+    """The key of the control API, from the gateway's own variables: the admin key, else the read key; None without
+    either."""
     return os.environ.get("PENSTOCK_ADMIN_KEY") or os.environ.get("PENSTOCK_READ_KEY")
 
 
 def joined_terms(words: Iterable[str]) -> str:
-    """A filter that was given as words."""
+    """The filter made of the words on the command line. Raises `Failure` for an unknown option."""
     found = [utf8(word) for word in words]
     unknown = next((word for word in found if word.startswith("--")), None)
     if unknown is not None:
@@ -100,7 +100,8 @@ def joined_terms(words: Iterable[str]) -> str:
 
 
 def utf8(word: str) -> str:
-    """The same word; what is no text cannot be sent to a gateway, and would be left out of a URL without a word."""
+    """The same word. Raises `Failure` if it is not UTF-8: it could not be sent to a gateway, and would silently be left
+    out of a URL."""
     try:
         _ = word.encode()
     except UnicodeEncodeError:
@@ -109,10 +110,10 @@ def utf8(word: str) -> str:
 
 
 def ids_or_filter(words: Sequence[str]) -> tuple[list[str], str]:
-    """(ids, filter) of rollouts that were named in one way or the other; the other one is empty.
+    """(ids, filter) of the rollouts that the words name in one way or the other; the other one is empty.
 
-    No id has an operator in it, and every term has one, so that each word says itself what it is; a `not` belongs to
-    the term behind it.
+    No id has an operator in it, and every term has one, so each word shows which it is; a `not` belongs to the term
+    behind it.
     """
     from penstock.gateway.model.base import ID_PATTERN
 
@@ -137,7 +138,7 @@ def ids_or_filter(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 def target_of(text: str) -> tuple[str, str | None, int | None]:
-    """RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE."""
+    """(rollout, attempt, sequence) of a target: RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE; None for absent parts."""
     match = TARGET.fullmatch(utf8(text))
     if match is None:
         raise Failure(f"{text!r} is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE", 2)
@@ -146,7 +147,7 @@ def target_of(text: str) -> tuple[str, str | None, int | None]:
 
 
 def seconds(option: str, text: str) -> float:
-    """A length of time such as 90s, 10m or 1.5h; s."""
+    """The seconds of a length of time such as 90s, 10m or 1.5h."""
     from penstock.gateway.model import times
 
     try:
@@ -156,7 +157,7 @@ def seconds(option: str, text: str) -> float:
 
 
 def pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """Values that were given as NAME=VALUE."""
+    """The values that were given as NAME=VALUE, by name."""
     found = [word.partition("=") for word in words]
     wrong = next((word for word, (name, sign, _) in zip(words, found, strict=True) if not name or not sign), None)
     if wrong is not None:
@@ -165,7 +166,8 @@ def pairs(words: Sequence[str], option: str) -> dict[str, str]:
 
 
 def made(model: type[M], *arguments: str, **fields: Any) -> M:
-    """A model of what was given on the command line. `arguments`: fields that are arguments and no options."""
+    """A model made of values from the command line. `arguments`: fields that are positional arguments and not
+    options."""
     from pydantic import ValidationError
 
     from penstock.gateway.model.wording import sentence
@@ -179,7 +181,7 @@ def made(model: type[M], *arguments: str, **fields: Any) -> M:
 
 
 def _option(place: Sequence[int | str], arguments: Sequence[str]) -> Iterator[str]:
-    """The option that a field of a model comes from, and what in its value is meant."""
+    """The option that a field of a model comes from, and the part of its value that is meant."""
     for name in place[:1]:
         key = "".join(f" {part}" for part in place[1:] if isinstance(part, str))
         option = str(name).upper() if name in arguments else f"--{str(name).replace('_', '-')}"
@@ -187,7 +189,8 @@ def _option(place: Sequence[int | str], arguments: Sequence[str]) -> Iterator[st
 
 
 async def only_attempt(client: Client, rid: str, example: str = "#1") -> str:
-    """The attempt that is meant when none was named; `example` is what stands behind it in a right target."""
+    """The id of a rollout's only attempt, when none was named; raises `Failure` if there are several. `example`: what
+    follows the attempt in a correct target."""
     attempts = await client.attempts(rid)
     if len(attempts) != 1:
         names = ", ".join(attempt.id for attempt in attempts[:20])
@@ -198,7 +201,7 @@ async def only_attempt(client: Client, rid: str, example: str = "#1") -> str:
 
 
 def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-    """Run a conversation with the gateway."""
+    """Runs `ask` with a client of the gateway; a `ClientError` becomes a `Failure`."""
     import asyncio
 
     from penstock.gateway.client.client import Client, ClientError
@@ -214,12 +217,12 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
 
 
 def note(text: str) -> None:
-    """Says something beside the result."""
+    """Prints a remark to stderr, beside the result."""
     print(shown(text), file=sys.stderr)
 
 
 async def up_to(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> list[T]:
-    """As many rows as were asked for; says when there are more. `rows` gives up to so many."""
+    """Up to `limit` rows; prints a note when there are more. `rows` yields up to so many rows."""
     found = [row async for row in rows(limit + 1)]
     if len(found) > limit:
         note(f"There are more than {limit:,}: --limit {limit * 10} shows more of them.")

@@ -1,4 +1,4 @@
-"""The part of the typed client that speaks of what servers of tools list."""
+"""The part of the typed client for the definitions that servers of tools list."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from penstock.gateway.model.definitions import ApproveRequest, ServerDefinitions
 
 
 class DefinitionClient(Connection):
-    """What can be asked about definitions and done to them."""
+    """Reads and approves the definitions that servers of tools list."""
 
     async def definitions(self) -> list[ServerView]:
-        """All servers of tools, by name, without texts."""
+        """All servers of tools, by name, without the texts of their definitions."""
         return (await self.get("/api/mcp/definitions", ServerList)).servers
 
     async def server_definitions(self, name: str) -> ServerView:
-        """What one server lists, with the texts."""
+        """The definitions that one server lists, with their texts."""
         return await self.get(_path(name), ServerView)
 
     async def approve_definitions(self, name: str, asked: ApproveRequest) -> ServerDefinitions:
-        """Approves what a server lists."""
+        """Approves the definitions that a server lists."""
         return await self.post(f"{_path(name)}/approve", ServerDefinitions, asked)
 
 

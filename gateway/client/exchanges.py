@@ -1,8 +1,8 @@
 """The bytes of many calls in one answer. Pure.
 
-Training reads every call of every rollout; asking for the two bodies of each costs more than the bodies. Here they come
-one after the other: a length (4 bytes, big endian) and a MessagePack array of attempt, sequence, request and response.
-Where whole rollouts are read, each record is a `Part`.
+Training reads every call of every rollout; a request for each of the two bodies of each call costs more than the
+bodies. Here they come one after the other: a length (4 bytes, big endian) and a MessagePack array of attempt, sequence,
+request and response. Where whole rollouts are read, each record is a `Part`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from penstock.gateway.model.span import Span
 
 LENGTH = 4
 LARGEST = (1 << 32) - 1
-"""Bytes of one call's record at most: two bodies and their names."""
+"""Maximum number of bytes of one call's record: two bodies and their names."""
 
 
 class Recorded(msgspec.Struct, array_like=True, frozen=True):
     """The bytes of one call."""
 
     attempt: str
-    """Its attempt."""
+    """Id of the call's attempt."""
     sequence: int
-    """Its span's number in the attempt."""
+    """Number of the call's span in the attempt."""
     request: bytes
     """Request body as it went upstream, content encodings removed."""
     response: bytes
@@ -35,21 +35,21 @@ class Recorded(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RolloutPart(msgspec.Struct, array_like=True, frozen=True, tag="rollout"):
-    """A rollout begins; all until the next of these is of it."""
+    """The head of a rollout; all parts until the next head belong to it."""
 
     rollout: bytes
     """JSON of `RolloutSummary`."""
 
 
 class SpanPart(msgspec.Struct, array_like=True, frozen=True, tag="span"):
-    """One of its spans."""
+    """A span of the current rollout."""
 
     span: bytes
     """JSON of `Span`."""
 
 
 class CallPart(msgspec.Struct, array_like=True, frozen=True, tag="call"):
-    """The bytes of one of its calls."""
+    """The bytes of a call of the current rollout."""
 
     call: Recorded
 
@@ -64,17 +64,17 @@ PARTS: msgspec.msgpack.Decoder[Part] = msgspec.msgpack.Decoder(Part)
 
 @dataclass(frozen=True, slots=True)
 class WholeRollout:
-    """A rollout with what happened in it."""
+    """A rollout with its spans and the bytes of its model calls."""
 
     rollout: RolloutSummary
     """The task and the attempts."""
     spans: list[Span] = field(default_factory=list[Span])
-    """Heads, by attempt and sequence."""
+    """Heads of its spans, by attempt and sequence."""
     calls: list[Recorded] = field(default_factory=list[Recorded])
-    """The bytes of its model calls that are kept."""
+    """The recorded bytes of its model calls."""
 
     def add(self, part: SpanPart | CallPart) -> None:
-        """Takes one of its parts."""
+        """Adds a span or the bytes of a call."""
         if isinstance(part, CallPart):
             self.calls.append(part.call)
         else:
@@ -82,20 +82,20 @@ class WholeRollout:
 
 
 def pack(record: Recorded | Part) -> bytes:
-    """One record."""
+    """A record as bytes, with its length in front."""
     made = _encoder.encode(record)
     return len(made).to_bytes(LENGTH) + made
 
 
 class Unpacker(Generic[R]):
-    """Finds the records in what arrives."""
+    """Splits a stream of bytes into records."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[R]) -> None:
         self._decoder = decoder
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[R]:
-        """The records that are complete with this."""
+        """The records that are complete with this piece of the stream."""
         self._rest += data
         start = 0
         while (body := start + LENGTH) <= len(self._rest):

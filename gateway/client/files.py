@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Output files that appear only when they are complete."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from penstock.gateway.client.sinks import Format
 
 @contextmanager
 def whole_file(path: Path | None) -> Generator[IO[bytes]]:
-    """A file that appears under its name when all is written, and not at all if that fails; None is stdout. A pipe or
-    a device is written to as it is, and a link is followed. Raises `Failure` when it cannot be written."""
+    """A file that appears under its name when all is written, and not at all if that fails; None is stdout. A pipe or a
+    device is written to directly, and a link is followed. Raises `Failure` when it cannot be written."""
     if path is None:
         yield sys.stdout.buffer
         return

@@ -1,4 +1,4 @@
-"""The part of the typed client that speaks of the index, of SQL, and of what stays and may be used."""
+"""The part of the typed client for the index, SQL, retention and budgets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from penstock.gateway.model.sql import SqlAnswer, SqlRequest, SqlViews
 
 
 class IndexClient(Connection):
-    """What can be asked about the index and done to it, about what was forgotten, and about budgets."""
+    """Reads and rebuilds the index, runs SQL, forgets and keeps rollouts, and reads budgets."""
 
     async def forget(self, rollout: str, said: Said = UNSAID) -> Forgotten:
-        """Takes a rollout off the tape for good."""
+        """Removes a rollout from the tape for good."""
         return await self.post(f"/api/rollouts/{quote(rollout, safe='')}/forget", Forgotten, said)
 
     async def hold_rollout(self, rollout: str, said: Said = UNSAID) -> Holding:
-        """Keeps a rollout."""
+        """Keeps a rollout from being forgotten, until the hold is lifted."""
         return await self.post(f"/api/rollouts/{quote(rollout, safe='')}/hold", Holding, said)
 
     async def lift_hold(self, rollout: str, said: Said = UNSAID) -> Holding:
@@ -30,28 +30,28 @@ class IndexClient(Connection):
         return await self.post(f"/api/rollouts/{quote(rollout, safe='')}/lift_hold", Holding, said)
 
     async def retention(self) -> RetentionStatus:
-        """How long rollouts stay, and what is still to be deleted of those that were forgotten."""
+        """The rules for how long rollouts stay, and what is still to be deleted of forgotten ones."""
         return await self.get("/api/retention", RetentionStatus)
 
     async def holds(self) -> list[Holding]:
-        """Rollouts that somebody keeps."""
+        """The holds: rollouts that somebody keeps from being forgotten."""
         return (await self.get("/api/retention/holds", HoldingList)).holds
 
     async def forgotten(self, limit: int | None = None) -> AsyncIterator[Forgotten]:
-        """Rollouts that were forgotten, by name."""
+        """The rollouts that were forgotten, by name."""
         async for one in self.rows("/api/retention/forgotten", ForgottenPage, {}, limit, lambda page: page.forgotten):
             yield one
 
     async def budgets(self, budget: str | None = None, limit: int = 100) -> BudgetPage:
-        """What is used of budgets, the fullest first."""
+        """The use of budgets, the fullest first."""
         return await self.get("/api/budgets", BudgetPage, {"budget": budget, "limit": limit})
 
     async def index(self) -> IndexView:
-        """How the index is, and how far it has read."""
+        """The state of the index, and how far it has read."""
         return await self.get("/api/index", IndexView)
 
     async def rebuild_index(self, said: Said = UNSAID) -> IndexView:
-        """Deletes the index; it is made anew from the tape."""
+        """Deletes the index; the gateway makes it anew from the tape."""
         return await self.post("/api/index/rebuild", IndexView, said)
 
     async def sql(self, asked: SqlRequest) -> SqlAnswer:

@@ -10,13 +10,14 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 PARALLEL = 8
-"""Requests at a time."""
+"""Number of parallel requests."""
 LARGE = 1 << 20
-"""Bytes of an answer above which the gateway makes one at a time: it takes about ten times as much meanwhile."""
+"""Bytes of an answer above which the gateway gets one request at a time: it needs about ten times as much memory
+meanwhile."""
 
 
 async def each(ask: Callable[[A], Awaitable[B]], about: Sequence[A], at_once: int = PARALLEL) -> list[B]:
-    """The answers to a question about each of them, a few requests at a time."""
+    """The answers of `ask` for each item of `about`, in order, `at_once` requests at a time."""
     answers: list[B] = []
     for at in range(0, len(about), at_once):
         answers += await asyncio.gather(*map(ask, about[at : at + at_once]))
@@ -24,5 +25,5 @@ async def each(ask: Callable[[A], Awaitable[B]], about: Sequence[A], at_once: in
 
 
 def at_once(sizes: Iterable[int]) -> int:
-    """How many requests there are at a time for answers of these sizes."""
+    """The number of parallel requests for answers of these sizes in bytes."""
     return 1 if max(sizes, default=0) > LARGE else PARALLEL

@@ -1,4 +1,4 @@
-"""The part of the typed client that speaks of policies on tool calls."""
+"""The part of the typed client for policies on tool calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class PolicyClient(Connection):
-    """What can be asked about policies, and said to calls that wait. What reads rules is imported where it is used: few
-    who have a client ask this."""
+    """Tests policies, and reads and answers the tool calls that wait for a person. The modules that read rules are
+    imported where they are used, because few clients need them."""
 
     async def waiting(self) -> list[Question]:
         """Tool calls that wait for a person, the longest wait first."""
@@ -25,13 +25,13 @@ class PolicyClient(Connection):
         return (await self.get("/api/policy/waiting", QuestionList)).waiting
 
     async def answer_waiting(self, question: str, said: PolicyAnswer) -> Question:
-        """Lets a tool call run, or not; the call that was meant."""
+        """Lets a waiting tool call run, or refuses it; returns that call."""
         from penstock.gateway.policy.questions import Question
 
         return await self.post(f"/api/policy/waiting/{quote(question, safe='')}", Question, said)
 
     async def try_policy(self, rules: Sequence[PolicyRule], filter: str = "") -> AsyncIterator[TestedCall]:
-        """What rules would have done to recorded tool calls, newest first."""
+        """The effect that rules would have had on recorded tool calls, newest first."""
         from penstock.gateway.policy.backtest import PolicyTest, TestedPage
 
         cursor: str | None = None

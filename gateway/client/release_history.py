@@ -1,4 +1,4 @@
-"""All that the tape has of a release, read from a gateway."""
+"""Reads the whole history of a release from a gateway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.gateway.model.release import Assignment, Entry, Seen
 
 
 class Recorded(NamedTuple):
-    """The chain of a release, and who took part."""
+    """The audit chain of a release, its assignments, and their outcomes."""
 
     audit: list[Entry]
     assigned: list[Assignment]
@@ -17,7 +17,7 @@ class Recorded(NamedTuple):
 
 
 async def read_history(client: ReleaseClient, release: str, after: int = 0) -> Recorded:
-    """The chain, and the assignments behind `after`."""
+    """The chain, and the assignments after number `after` with their outcomes."""
     audit = await client.audit(release)
     rows = [row async for row in client.assignments(release, after)]
     return Recorded(audit, [one for one, _ in rows], [one for _, one in rows if one is not None])

@@ -1,4 +1,4 @@
-"""The half of the typed client that speaks of resources and releases."""
+"""The part of the typed client for resources and releases."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PAGE = 5000
 
 
 class ReleaseClient(Connection):
-    """What can be asked about releases and done to them."""
+    """Reads resources and releases, registers versions, starts and steers releases."""
 
     async def resources(self) -> list[ResourceView]:
-        """All resources, by name."""
+        """All resources with their versions, by name."""
         return (await self.resource_list()).resources
 
     async def resource_list(self) -> ResourceList:
-        """All resources, and what requests none could be looked for in."""
+        """All resources, and the numbers of requests that could not be searched for their texts, by reason."""
         return await self.get("/api/resources", ResourceList)
 
     async def resource(self, name: str) -> ResourceView:
@@ -43,11 +43,11 @@ class ReleaseClient(Connection):
         return await self.get(f"/api/resources/{quote(name, safe='')}", ResourceView)
 
     async def needed_versions(self, name: str) -> list[Need]:
-        """Who needs which version of a resource."""
+        """The versions of a resource that are still needed, and by whom."""
         return (await self.get(f"/api/resources/{quote(name, safe='')}/needs", NeedList)).needs
 
     async def add_version(self, name: str, new: NewVersion) -> Resource:
-        """Registers a version."""
+        """Registers a version of a resource."""
         return await self.post(f"/api/resources/{quote(name, safe='')}", Resource, new)
 
     async def start_release(self, resource: str, new: NewRelease) -> Release:
@@ -55,16 +55,16 @@ class ReleaseClient(Connection):
         return await self.post(f"/api/resources/{quote(resource, safe='')}/releases", Release, new)
 
     async def releases(self, resource: str | None = None, live: bool = False) -> list[Release]:
-        """Releases, newest first."""
+        """Releases, newest first; of one resource, or only live ones, if asked."""
         params = ({} if resource is None else {"resource": resource}) | ({"live": "true"} if live else {})
         return (await self.get("/api/releases", ReleaseList, params)).releases
 
     async def release(self, name: str) -> ReleaseView:
-        """One release with its evidence."""
+        """A release with its evidence."""
         return await self.get(f"/api/releases/{quote(name, safe='')}", ReleaseView)
 
     async def forecast(self, name: str) -> Forecast:
-        """What a release with an equal candidate is likely to take."""
+        """The forecast for a release with an equal candidate: its length, and how it ends."""
         return await self.get(f"/api/releases/{quote(name, safe='')}/forecast", Forecast)
 
     async def decide(self, name: str, action: str, decision: Said) -> Release:
@@ -72,7 +72,7 @@ class ReleaseClient(Connection):
         return await self.post(f"/api/releases/{quote(name, safe='')}/{action}", Release, decision)
 
     async def claim_rehearsals(self, name: str, request: ClaimRequest) -> ClaimAnswer:
-        """Takes runs of a release's rehearsal, as `claim` takes work."""
+        """Claims runs of a release's rehearsal, as `claim` claims work."""
         return await self.post(f"/api/releases/{quote(name, safe='')}/rehearse", ClaimAnswer, request)
 
     async def audit(self, name: str) -> list[Entry]:
@@ -80,7 +80,7 @@ class ReleaseClient(Connection):
         return (await self.get(f"/api/releases/{quote(name, safe='')}/audit", AuditTrail)).entries
 
     async def assignments(self, name: str, after: int = 0) -> AsyncIterator[tuple[Assignment, Seen | None]]:
-        """The rollouts of a release in their order, each with what was seen of it; None while it is awaited."""
+        """The assignments of a release in their order, each with its outcome; None while it is awaited."""
         path, at = f"/api/releases/{quote(name, safe='')}/assignments", after
         while True:
             page = await self.get(path, AssignmentPage, {"after": at, "limit": PAGE})
@@ -92,5 +92,5 @@ class ReleaseClient(Connection):
             at = page.next
 
     async def pins(self, rollout: str) -> list[Pin]:
-        """What a rollout was given."""
+        """The versions that a rollout was given."""
         return (await self.get(f"/api/rollouts/{quote(rollout, safe='')}/pins", PinList)).pins

@@ -1,11 +1,11 @@
-"""The part of the typed client that speaks of training runs: a trainer's side and a reader's.
+"""The part of the typed client for training runs: for trainers and for readers.
 
     run = await client.start_run(NewRun(id="grpo-7", kind="grpo", config={...}, steps=400))
     await client.add_points(run.id, [Point(step=0, values={"reward": 0.31})])
     await client.add_run_events(run.id, [RunEvent(text="published policy v12", time_ns=time.time_ns())])
     await client.finish_run(run.id, RunEnd(status="succeeded"))
 
-All of it may be sent again after a lost answer; see `gateway.model.run`.
+Each request may be sent again after a lost answer; see `gateway.model.run`.
 """
 
 from __future__ import annotations
@@ -36,30 +36,31 @@ from penstock.gateway.model.run import (
 
 
 class RunClient(Connection):
-    """What trainers report of their runs, and what readers ask about them."""
+    """Reports training runs, and reads them."""
 
     async def start_run(self, new: NewRun) -> Run:
-        """Starts a run; the same again under its id is the one that is there."""
+        """Starts a run; the same request again returns the run that exists under its id."""
         return await self.post("/api/runs", Run, new)
 
     async def add_points(
         self, run: str, points: Sequence[Point], since_step: int | None = None, resumed: int | None = None
     ) -> RunHead:
-        """Keeps points, at most `MOST_POINTS`; none is a sign of life. `since_step`, `resumed`: see `PointsRequest`."""
+        """Adds points, at most `MOST_POINTS`; an empty list is a sign of life. `since_step`, `resumed`: see
+        `PointsRequest`."""
         request = PointsRequest(points=list(points), since_step=since_step, resumed=resumed)
         return await self.post(f"{_path(run)}/metrics", RunHead, request)
 
     async def add_run_events(self, run: str, events: Sequence[RunEvent]) -> int:
-        """Adds events; how many were new. Those that have their time may be sent again."""
+        """Adds events; returns how many were new. Events that have a time may be sent again."""
         request = RunEventsRequest(events=list(events))
         return (await self.post(f"{_path(run)}/events", RunEventsAnswer, request)).kept
 
     async def change_run(self, run: str, change: RunChange) -> RunHead:
-        """Says how a run stands, and what it has made."""
+        """Reports the state of a run, and what it has made."""
         return await self.post(_path(run), RunHead, change)
 
     async def finish_run(self, run: str, end: RunEnd) -> RunHead:
-        """Ends a run; the same end may be said again."""
+        """Ends a run; the same end may be sent again."""
         return await self.post(f"{_path(run)}/finish", RunHead, end)
 
     async def runs(
@@ -71,7 +72,7 @@ class RunClient(Connection):
             yield run
 
     async def run(self, run: str) -> Run:
-        """One training run."""
+        """A training run with its configuration."""
         return await self.get(_path(run), Run)
 
     async def curves(
@@ -101,7 +102,7 @@ class RunClient(Connection):
             at = page.next
 
     async def run_events(self, run: str, limit: int | None = None) -> AsyncIterator[RunEvent]:
-        """What happened in a run, newest first; all of it or up to `limit`."""
+        """The events of a run, newest first; all of them or up to `limit`."""
         async for event in self.rows(f"{_path(run)}/events", RunEventPage, {}, limit, lambda page: page.events):
             yield event
 

@@ -1,7 +1,7 @@
-"""Where rows of a table go: JSON lines or Parquet.
+"""Writers for the rows of a table: JSON lines or Parquet.
 
-A column has a kind. What is an object or a list of objects is a JSON value in JSON lines and JSON text in Parquet;
-lists of numbers are lists in either. Memory is bounded: lines leave as they come, Parquet by row groups.
+A column has a kind. An object or a list of objects is a JSON value in JSON lines and JSON text in Parquet; lists of
+numbers are lists in either. Memory is bounded: lines are written as they come, Parquet by row groups.
 """
 
 from __future__ import annotations
@@ -24,37 +24,34 @@ ARROW: Final[dict[Kind, str]] = {
 }
 LISTS: Final[dict[Kind, str]] = {"ids": "int32", "flags": "bool", "numbers": "float"}
 GROUP_ROWS, GROUP_BYTES = 10_000, 32 << 20
-"""A row group ends when it has so many rows, or so much JSON text and numbers."""
+"""Rows, and bytes of JSON text and numbers, at which a row group ends."""
 
 
 class Sink(Protocol):
-    """Where rows go."""
+    """Writes rows to a file in one format."""
 
     def write(self, row: Row) -> None:
-        """Take a row."""
+        """Adds a row, which may be buffered."""
         ...
 
     def close(self) -> None:
-        """Everything has been taken."""
+        """Writes the buffered rows; called after the last row."""
         ...
 
 
 class Lines:
-    """JSON lines."""
-
     def __init__(self, file: IO[bytes], encode: Encode) -> None:
         self._file, self._encode = file, encode
 
     def write(self, row: Row) -> None:
-        """A line."""
         self._file.write(self._encode(row) + b"\n")
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: no row is buffered."""
 
 
 class Parquet:
-    """Parquet, a row group at a time."""
+    """Writes Parquet, a row group at a time."""
 
     def __init__(self, file: IO[bytes], columns: Mapping[str, Kind], encode: Encode) -> None:
         self._columns, self._encode = columns, encode
@@ -69,7 +66,7 @@ class Parquet:
         return self._arrow.list_(named(LISTS[kind])) if kind in LISTS else named(ARROW[kind])
 
     def write(self, row: Row) -> None:
-        """Hold the row until its group is large enough."""
+        """Buffers the row until its group is large enough."""
         held = dict(row)
         for name, kind in self._columns.items():
             if kind == "json" and held[name] is not None:
@@ -82,18 +79,18 @@ class Parquet:
             self._flush()
 
     def close(self) -> None:
-        """Write what is held, and the end of the file."""
+        """Writes the buffered rows, and the end of the file."""
         self._flush()
         self._writer.close()
 
     def _flush(self) -> None:
         if self._rows:
             batch = self._arrow.RecordBatch.from_pylist(self._rows, schema=self._schema)
-            # Its rows are not held while it is compressed.
+            # The rows are released before they are compressed.
             self._rows, self._bytes = [], 0
             self._writer.write_batch(batch)
 
 
 def sink(file: IO[bytes], columns: Mapping[str, Kind], format: Format, encode: Encode) -> Sink:
-    """Where rows with these columns go."""
+    """A sink for rows with these columns. `encode` makes JSON of a value."""
     return Lines(file, encode) if format == "jsonl" else Parquet(file, columns, encode)

@@ -1,7 +1,7 @@
-"""Directories for a while, and where sockets lie that are made for a while.
+"""Temporary directories, and directories for temporary sockets.
 
-What a process leaves that is killed (`kill -9`) is removed by the next one. A directory of ours holds a file that its
-process has locked: the kernel ends that lock with the process, whatever ended it.
+Directories of a killed process (`kill -9`) are removed by the next process that makes one. Each directory contains a
+file that its process has locked: the kernel releases that lock with the process, however it ended.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ from functools import cache
 from typing import Final
 
 _ROOM: Final = 100
-"""Bytes of the address of a socket; Linux has room for some more, others for few more."""
+"""Bytes of a socket's address that are used at most: Linux has room for some more, other systems for a few more."""
 _BY_CHANCE: Final = 8
-"""Letters that make the name of a directory its own."""
+"""Number of random letters in the name of a directory."""
 _SHORT: Final = "/tmp"
 _OURS: Final = "penstock-"
 _LOCKED: Final = ".penstock-lives"
 
 
 class Folder(tempfile.TemporaryDirectory[str]):
-    """A directory of this process."""
+    """A temporary directory of this process, locked while the process lives."""
 
     def __init__(self, prefix: str, dir: str | None = None) -> None:
         assert prefix.startswith(_OURS), prefix
         super().__init__(prefix=prefix, dir=dir)
         made = os.path.join(self.name, f"{_LOCKED}-soon")
         self._held: int | None = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with suppress(OSError):  # a file system without locks: others leave it alone, as it has not its name
+        with suppress(
+            OSError
+        ):  # on a file system without locks other processes leave it alone: the file lacks its name
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(made, os.path.join(self.name, _LOCKED))
         _sweep(os.path.dirname(self.name))
 
     def cleanup(self) -> None:
-        """Removes it."""
+        """Releases the lock and removes the directory."""
         held, self._held = self._held, None
         if held is not None:
             os.close(held)
@@ -46,7 +48,7 @@ class Folder(tempfile.TemporaryDirectory[str]):
 
 @cache
 def _sweep(parent: str) -> None:
-    """Removes what processes have left here that are no more; once."""
+    """Removes the directories here of processes that have ended; once for each parent."""
     with suppress(OSError), os.scandir(parent) as found:
         for one in found:
             if one.name.startswith(_OURS) and one.is_dir(follow_symlinks=False):
@@ -65,7 +67,7 @@ def _remove_left(folder: str) -> None:
 
 
 def socket_folder(prefix: str, longest: str) -> Folder:
-    """A directory that only this user can enter, for sockets of names that are no longer than that one. It is where
-    temporary files are, unless that lies too deep for an address."""
+    """A directory that only this user can enter, for sockets whose names are no longer than `longest`. It lies among
+    the temporary files, unless that path is too long for a socket's address."""
     made = len(os.fsencode(os.path.join(tempfile.gettempdir(), prefix))) + _BY_CHANCE + len(f"/{longest}")
     return Folder(prefix, None if made <= _ROOM else _SHORT)

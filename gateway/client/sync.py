@@ -1,12 +1,12 @@
-"""The typed client for code that is not asynchronous: the same methods, and each waits for its answer.
+"""The typed client for synchronous code: the same methods, and each waits for its answer.
 
     with SyncClient("http://127.0.0.1:4747", key) as client:
         for span in client.spans("my-rollout", filter="status:failed"): ...
         transcript = client.transcript("my-rollout")
 
-There is one client, the asynchronous one. Here it lives on the event loop of a thread, and every method below is made
-of its own, with its parameters and its answer: type checkers and editors see both. It may be used by several threads,
-and where an event loop runs already, as in a notebook.
+There is one client, the asynchronous one. Here it runs on the event loop of a thread, and every method below is made
+from the client's own, with its parameters and its answer: type checkers and editors see both. Several threads may use
+it, also where an event loop runs already, as in a notebook.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _waited(
     method: Callable[Concatenate[Client, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[SyncClient, P], Generator[T]]: ...
 def _waited(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of `Client` that waits for its answer, or for each piece of it where it iterates."""
+    """A method that calls one of `Client` and waits for its answer, or for each item where it iterates."""
 
     @functools.wraps(method)
     def answer(self: SyncClient, *args: Any, **named: Any) -> Any:
@@ -53,7 +53,7 @@ class SyncClient:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self.client = Client(url, key)
-        """The client that asks. Only the thread of this one may use it: see `wait`."""
+        """The asynchronous client. Only the thread of this object may use it: see `wait`."""
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None
@@ -83,7 +83,7 @@ class SyncClient:
             self._loop = None
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine comes to that uses `client`."""
+        """Runs a coroutine that uses `client` on its event loop, and returns the result."""
         if self._loop is None:
             coroutine.close()
             raise RuntimeError("use `with SyncClient(...)`")
@@ -91,16 +91,16 @@ class SyncClient:
         try:
             return answer.result()
         finally:
-            answer.cancel()  # where the wait was interrupted, nobody wants the answer any more
+            answer.cancel()  # if the wait was interrupted, the coroutine is cancelled
 
     def each(self, pieces: AsyncGenerator[T]) -> Generator[T]:
-        """What an iterator gives that uses `client`, one after the other."""
+        """Runs an asynchronous generator that uses `client`, and yields its items."""
         end = object()
         try:
             while (piece := self.wait(anext(pieces, end))) is not end:
                 yield cast("T", piece)
         finally:
-            with suppress(RuntimeError):  # it still runs where the wait was interrupted; it ends by being cancelled
+            with suppress(RuntimeError):  # if the wait was interrupted, it still runs, and ends when it is cancelled
                 self.wait(pieces.aclose())
 
     # Reading

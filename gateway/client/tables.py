@@ -1,8 +1,7 @@
 """Rows for other tools: rollouts, spans, conversations and runs of tools as flat tables, streamed to a sink.
 
-The columns are the fields of the nouns. Sums and usage are spread into columns of their own; what is a list or an
-object is JSON. Rows come page by page and leave as they come. A file appears under its name when it is whole and not
-before.
+The columns are the fields of the nouns. Sums and usage are spread into columns of their own; a list or an object is
+JSON. Rows are read page by page and written as they come. A file appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from penstock.gateway.model.turn import Choice, Message, Tool
 What = Literal["rollouts", "spans", "messages", "tools"]
 
 SPREAD: Final[dict[Any, str]] = {Totals: "", Usage: "", Estimate: "estimated_"}
-"""Nouns whose fields are columns, and what their names begin with."""
+"""Nouns whose fields become columns of their own, and the prefixes of these columns' names."""
 KINDS: Final[dict[Any, Kind]] = {str: "text", int: "whole", float: "number", bool: "flag"}
 
 
@@ -86,7 +85,7 @@ class Column:
     name: str
     kind: Kind
     noun: type[BaseModel]
-    """Whose field it is."""
+    """The noun that has this field."""
 
 
 def columns(what: What) -> list[Column]:
@@ -111,7 +110,7 @@ def _columns(noun: type[BaseModel], name: str, annotation: Any) -> Iterator[Colu
 
 
 def row(noun: BaseModel) -> dict[str, Any]:
-    """A noun as JSON values by column."""
+    """The JSON values of a noun, by column."""
     values, found = noun.model_dump(mode="json"), dict[str, Any]()
     for name, field in type(noun).model_fields.items():
         made = list(_columns(type(noun), name, field.annotation))
@@ -121,7 +120,7 @@ def row(noun: BaseModel) -> dict[str, Any]:
 
 
 def sink(file: IO[bytes], what: What, format: Format) -> Sink:
-    """Where rows of an export go."""
+    """A sink for the rows of an export."""
     return sinks.sink(file, {column.name: column.kind for column in columns(what)}, format, _json)
 
 
@@ -130,7 +129,7 @@ def _json(value: Any) -> bytes:
 
 
 async def export(nouns: AsyncIterable[BaseModel], sink: Sink) -> int:
-    """Everything into the sink, which is closed whatever happens; how many rows it was."""
+    """Writes all nouns to the sink, which is closed in any case; returns the number of rows."""
     count = 0
     try:
         async for noun in nouns:

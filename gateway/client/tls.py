@@ -1,5 +1,5 @@
-"""How clients of a gateway speak TLS: it is trusted as `SSL_CERT_FILE` says, which OpenSSL itself reads, and shown the
-certificate that `PENSTOCK_CLIENT_CERT` names, where it asks for one (`tls.client_ca`)."""
+"""TLS for clients of a gateway: they trust it as `SSL_CERT_FILE` says, which OpenSSL itself reads, and show it the
+certificate that `PENSTOCK_CLIENT_CERT` names, if it asks for one (`tls.client_ca`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLIENT_CERT: Final = "PENSTOCK_CLIENT_CERT"
 
 
 def client_context() -> ssl.SSLContext:
-    """TLS for a connection to a gateway; raises `OSError` where the certificate cannot be used."""
+    """The TLS context for connections to a gateway; raises `OSError` where the client's certificate cannot be used."""
     made, path = ssl.create_default_context(), os.environ.get(CLIENT_CERT)
     if path:
         try:

@@ -1,4 +1,4 @@
-"""The part of the typed client that speaks of upstreams."""
+"""The part of the typed client for upstreams."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.gateway.model.upstream import PauseRequest, UpstreamList, Upstream
 
 
 class UpstreamClient(Connection):
-    """What can be asked about upstreams and done to them."""
+    """Reads, pauses and opens upstreams."""
 
     async def upstreams(self) -> list[UpstreamView]:
-        """All upstreams, by name."""
+        """All upstreams with their state, by name."""
         return (await self.where_calls_go()).upstreams
 
     async def where_calls_go(self) -> UpstreamList:
@@ -21,12 +21,13 @@ class UpstreamClient(Connection):
         return await self.get("/api/upstreams", UpstreamList)
 
     async def pause_upstream(self, name: str, bound_s: float, said: Said = UNSAID) -> UpstreamView:
-        """Lets calls to an upstream wait; past `bound_s` seconds they are refused until it is opened or paused anew."""
+        """Makes calls to an upstream wait; after `bound_s` seconds they are refused until it is opened or paused
+        anew."""
         asked = PauseRequest(bound_s=bound_s, **said.model_dump(exclude_unset=True))
         return await self.post(f"{_path(name)}/pause", UpstreamView, asked)
 
     async def open_upstream(self, name: str, said: Said = UNSAID) -> UpstreamView:
-        """Serves what waits for an upstream, and everything from then on."""
+        """Ends the pause of an upstream: serves the calls that wait for it, and all later ones."""
         return await self.post(f"{_path(name)}/open", UpstreamView, said)
 
 

@@ -1,4 +1,4 @@
-"""The part of the typed client that speaks of webhooks."""
+"""The part of the typed client for webhooks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from penstock.gateway.model.webhook import (
 
 
 class WebhookClient(Connection):
-    """What can be asked about webhooks."""
+    """Reads webhooks and their deliveries, and sends tests."""
 
     async def webhooks(self) -> list[WebhookView]:
-        """Those of the gateway's configuration."""
+        """The webhooks in the gateway's configuration."""
         return (await self.get("/api/webhooks", WebhookList)).webhooks
 
     async def deliveries(self, webhook: str, limit: int = 100) -> list[Delivery]:
-        """What a webhook was told or is to be told, newest first."""
+        """The deliveries to a webhook, made and due, newest first."""
         return (await self.get(f"{_path(webhook)}/deliveries", DeliveryList, {"limit": limit})).deliveries
 
     async def test_webhook(self, webhook: str) -> WebhookTried:
-        """Sends a webhook a test, and says what it answers."""
+        """Sends a test to a webhook, and returns its answer."""
         return await self.post(f"{_path(webhook)}/test", WebhookTried, WebhookTest())
 
 

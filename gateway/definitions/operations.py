@@ -1,7 +1,7 @@
-"""Versions of what servers say of themselves, as operations inside a write transaction.
+"""Versions of the definitions that servers list, as operations inside a write transaction.
 
-A server has one record with its versions, and one for each definition that a version still has, under its fingerprint:
-what does not change is kept once.
+A server has one record with its versions, and one record for each definition that a version still has, under its
+fingerprint: unchanged definitions are kept once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
 
 MOST_VERSIONS: Final = 50
-"""Versions of a server that are kept; those that are served or approved always are."""
+"""Maximum number of versions of a server that are kept; those that are served or approved always are."""
 MOST_APPROVALS: Final = 1000
 CHANGED: Final = "mcp_definitions_changed"
-"""Name of the event on the rollout that saw a change first."""
+"""Name of the event on the rollout in which a change was first seen."""
 _NAMED: Final = 20
-"""Changes that an event names, and how many characters of a name."""
+"""Maximum number of changes that an event names; `_LONGEST`: maximum length of a name."""
 _LONGEST: Final = 100
 
 
 class Whose(NamedTuple):
-    """The attempt in which something was listed."""
+    """The attempt in which a list was requested."""
 
     rollout: str
     attempt: str
@@ -46,34 +46,34 @@ class Whose(NamedTuple):
 
 
 class Sighting(NamedTuple):
-    """A whole list that passed."""
+    """A whole list that a server has sent."""
 
     server: str
     kind: Kind
     items: Mapping[str, Item]
     whose: Whose
     accepted: bool
-    """Whether what is new is approved at once: changes are only warned of."""
+    """Whether new content is approved at once, because changes only cause warnings."""
 
 
 class Seen(NamedTuple):
-    """What became of it."""
+    """The result of a sighting."""
 
     known: ServerDefinitions
     version: int | None
-    """The version that was listed; None for a first list without anything in it, which says nothing."""
+    """The version that was listed; None for a first list that is empty, which proves nothing."""
     changes: list[Change]
-    """What differs from the version before, where this one was never seen."""
+    """The differences from the version before, if this one is new."""
 
 
 class DefinitionOperations:
-    """What can be done to definitions in one transaction."""
+    """Operations on definitions in one transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._tape = transaction
 
     def seen(self, sighting: Sighting, now: int) -> Seen:
-        """Keeps what a server has listed. The first version is approved: there is nothing to compare it with."""
+        """Keeps a list that a server has sent. The first version is approved: there is nothing to compare it with."""
         known, kind = self._known(sighting.server), sighting.kind
         found = fingerprints(sighting.items)
         wanted = list_fingerprint(found)
@@ -116,7 +116,7 @@ class DefinitionOperations:
         return made
 
     def _shed(self, known: ServerDefinitions) -> None:
-        """Forgets the oldest of very many versions, with the definitions that only they had."""
+        """Deletes the oldest of very many versions, with the definitions that only they had."""
         needed = {*known.pinned.values(), *known.newest.values()}
         spare = [one for one in known.versions if one.version not in needed]
         gone = spare[: max(0, len(known.versions) - MOST_VERSIONS)]
@@ -128,7 +128,7 @@ class DefinitionOperations:
             self._tape.delete("definitions", text_key(known.server, one))
 
     def _note(self, sighting: Sighting, version: DefinitionVersion, different: list[Change], now: int) -> None:
-        """An event on the rollout that saw it."""
+        """Records an event on the rollout in which the change was seen."""
         entry = Entry(*sighting.whose, kind="event", name=CHANGED, method="", status="ok")
         entry.start_ns = entry.end_ns = now
         entry.attributes = {
@@ -191,17 +191,17 @@ def described(different: list[Change]) -> str:
 
 
 def read_server(server: str, record: bytes) -> ServerDefinitions:
-    """A server from its record. Raises `Damaged`."""
+    """A server's definitions from its record. Raises `Damaged`."""
     if (found := readable(ServerDefinitions, record)) is None:
         raise Damaged(f"what server {server!r} has listed cannot be read; run `penstock check`")
     return found
 
 
 def server_key(server: str) -> bytes:
-    """Where a server's versions are."""
+    """The key of the record with a server's versions."""
     return keys.rollout_key(server)
 
 
 def text_key(server: str, fingerprint: str) -> bytes:
-    """Where a definition is."""
+    """The key of the record of a definition."""
     return keys.rollout_key(server) + bytes.fromhex(fingerprint)

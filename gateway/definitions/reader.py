@@ -1,4 +1,4 @@
-"""Reading what servers say of themselves: each read is one short transaction."""
+"""Reads the definitions of servers from the tape: each read is one short transaction."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _log = logging.getLogger("penstock.mcp")
 
 
 class DefinitionReader:
-    """Definitions of a tape."""
+    """Reads the definitions on a tape."""
 
     def __init__(self, tape: Reader) -> None:
         self._tape = tape
 
     def servers(self) -> list[ServerDefinitions]:
-        """All servers that can be read, by name."""
+        """All servers whose records can be read, by name; the others are logged."""
         with self._tape.view() as view:
             stored = {key[:-1]: it for key, it in view.scan("definitions") if key.find(b"\0") == len(key) - 1}
         found: list[ServerDefinitions] = []
@@ -34,7 +34,7 @@ class DefinitionReader:
         return found
 
     def server(self, name: str) -> ServerDefinitions | None:
-        """One server. Raises `Damaged`."""
+        """A server's definitions; None if it has never listed any. Raises `Damaged`."""
         with self._tape.view() as view:
             stored = view.get("definitions", server_key(name))
         return None if stored is None else read_server(name, stored)
@@ -61,7 +61,7 @@ class DefinitionReader:
 
 
 def unpacked(record: bytes) -> str:
-    """A definition from its record. Raises `ValueError` for one that cannot be read."""
+    """The text of a definition from its record. Raises `ValueError` for one that cannot be read."""
     try:
         return zlib.decompress(record).decode()
     except zlib.error as error:

@@ -1,12 +1,11 @@
-"""Reads what a server lists, and makes of it what was approved. Pure.
+"""Reads the lists of a server, and restores the approved definitions in them. Pure.
 
 A definition (of a tool, a prompt, a resource) is known by the SHA-256 of its canonical JSON: keys sorted, no spaces,
-ASCII only. A list is known by the names and fingerprints in it, in any order. Its pages are parts of one list, and what
-a page says can be held to what was approved without the others.
+ASCII only. A list is known by the names and fingerprints in it, in any order. Its pages are parts of one list, and each
+page can be compared with the approved list without the others.
 
-An answer is read strictly, because what one reader takes for the text of a tool, another one might not: a key that
-stands twice, a number that is none, bytes that are not UTF-8 make it unreadable. Numbers keep the digits that they
-have.
+An answer is read strictly, because two readers might take different texts for that of a tool: a duplicate key, an
+invalid number or bytes that are not UTF-8 make it unreadable. Numbers keep their digits.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ LISTS: Final[dict[str, tuple[Kind, str, str]]] = {
     "initialize": ("instructions", "instructions", ""),
     "server/discover": ("instructions", "instructions", ""),
 }
-"""Requests whose answers define something: what it is, the field of the result, and the field with the name."""
+"""Requests whose answers contain definitions: their kind, the field of the result, and the field with the name."""
 LARGEST: Final = 16 << 20
-"""Bytes of an answer that is read."""
+"""Maximum number of bytes of an answer that is read."""
 _INSTRUCTIONS: Final = "instructions"
 
 
@@ -51,11 +50,11 @@ _answer = lenient(_Answer)
 
 
 class Unreadable(Exception):
-    """An answer that may say different things to different readers, or nothing; the message says why."""
+    """An answer that different readers may understand differently, or not at all; the message says why."""
 
 
 class Item(NamedTuple):
-    """A definition."""
+    """A definition: its text and fingerprint."""
 
     fingerprint: str
     text: str
@@ -63,33 +62,33 @@ class Item(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """An answer, read."""
+    """The definitions on one page of a list."""
 
     kind: Kind
     items: dict[str, Item]
-    """By name."""
+    """The definitions by name."""
     more: str | None
     """The cursor of the next page; None on the last one."""
 
 
 class Change(NamedTuple):
-    """A definition that is not as it was."""
+    """A difference between two lists, or between a list and the approved one."""
 
     what: Literal["new", "changed", "removed"]
     name: str
 
 
 class Held(NamedTuple):
-    """An answer that says what was approved, and nothing else."""
+    """An answer that contains approved definitions only."""
 
     answer: bytes
-    """The very same object where it said nothing else."""
+    """The bytes of the answer; the very same object if nothing differed."""
     changes: list[Change]
-    """What the server says differently."""
+    """The definitions in which the server's own answer differs."""
 
 
 def canonical(value: Any) -> str:
-    """The same text for values that say the same."""
+    """JSON text that is the same for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -99,17 +98,17 @@ def fingerprint(text: str) -> str:
 
 
 def list_fingerprint(items: Mapping[str, str]) -> str:
-    """The fingerprint of a list by those of its definitions, in any order."""
+    """The fingerprint of a list from those of its definitions, in any order."""
     return fingerprint(canonical(dict(items)))
 
 
 def fingerprints(items: Mapping[str, Item]) -> dict[str, str]:
-    """The fingerprints of definitions by name."""
+    """The fingerprints of definitions, by name."""
     return {name: item.fingerprint for name, item in items.items()}
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[Change]:
-    """What differs between two lists, by name."""
+    """The differences between two lists, by name."""
     found = [Change("removed", name) for name in before.keys() - after.keys()]
     found += [Change("new", name) for name in after.keys() - before.keys()]
     found += [Change("changed", name) for name in before.keys() & after.keys() if before[name] != after[name]]
@@ -117,14 +116,14 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[Change]
 
 
 def lists(answer: bytes) -> str | None:
-    """A request that an answer could be to, by the list that it has; None for one that has none."""
+    """A request that the answer could be to, found by the list in it; None for an answer without a list."""
     result = _answer(answer).result or _Result()
     found = (method for method, (_, field, _) in LISTS.items() if bytes(getattr(result, field)))
     return next(found, None)
 
 
 def read(method: str, answer: bytes) -> Listed | None:
-    """What an answer lists; None for an error, which lists nothing. Raises `Unreadable`."""
+    """The definitions in an answer; None for an error, which has none. Raises `Unreadable`."""
     document = _document(answer)
     result = document.get("result")
     if result is None and "error" in document:
@@ -135,9 +134,9 @@ def read(method: str, answer: bytes) -> Listed | None:
 
 
 def held(method: str, answer: bytes, approved: Mapping[str, Item]) -> Held | None:
-    """An answer in which every definition is as it was approved: changed ones have the approved text, new ones are left
-    out. Those that the server does not have any more are not in it: calling them would fail. None for an error.
-    Raises `Unreadable`."""
+    """An answer in which every definition is the approved one: changed ones get the approved text, new ones are left
+    out. Definitions that the server has no more are left out too: calling them would fail. None for an error. Raises
+    `Unreadable`."""
     document = _document(answer)
     result = document.get("result")
     if result is None and "error" in document:
@@ -165,14 +164,14 @@ def held(method: str, answer: bytes, approved: Mapping[str, Item]) -> Held | Non
 
 
 def asked_for(method: str, request: bytes) -> str | None:
-    """What a request names: a tool, a prompt, a resource. Raises `Unreadable`."""
+    """The tool, prompt or resource that a request names; None without a name. Raises `Unreadable`."""
     document = _document(request)
     name = _object(document.get("params"), "params").get("uri" if method == "resources/read" else "name")
     return name if isinstance(name, str) else None
 
 
 def cursor_of(request: bytes) -> str | None:
-    """The page that a request asks for; None for the first one, or where that cannot be read."""
+    """The cursor of the page that a request asks for; None for the first page, or if the request cannot be read."""
     try:
         cursor = _object(_document(request).get("params"), "params").get("cursor")
     except Unreadable:
@@ -210,13 +209,13 @@ def _object(value: Any, what: str) -> dict[str, Any]:
 
 
 def _more(result: Any) -> str | None:
-    """The cursor of the next page. One that is no string makes no next page either."""
+    """The cursor of the next page. A cursor that is no string counts as none."""
     cursor = result.get("nextCursor")
     return cursor if isinstance(cursor, str) else None
 
 
 def _items(method: str, result: dict[str, Any], field: str) -> Iterable[tuple[str, Item, Any]]:
-    """(name, definition, value as it stands there)."""
+    """(name, definition, value in the answer) of each definition."""
     value = result.get(field)
     if field == _INSTRUCTIONS:
         if value is None:

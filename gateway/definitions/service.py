@@ -1,10 +1,11 @@
-"""What servers say of themselves, as calls need it: what is approved, what has passed, what differs.
+"""The definitions of servers in memory, for calls: the approved ones, those seen last, and the differences.
 
-While changes are only warned of, an answer is read after it has passed, in a thread (`heard`); one whose bytes were
-read before is recognised by their hash. Where changes are held back or denied an answer is read before it passes
-(`held_to`). Either way a whole list goes to the tape when it is new, and once a minute when it is not.
+If changes only cause warnings, an answer is read after it was passed on, in a thread (`heard`); an answer whose bytes
+were read before is recognised by its hash. If changes are held back or denied, an answer is read before it is passed on
+(`held_to`). Either way a whole list is written to the tape when it is new, and once a minute when it is not.
 
-Of a server without an approved version, what passes first holds in memory until the tape has it.
+For a server without an approved version, the first definitions passed on count as approved in memory until the tape has
+them.
 """
 
 from __future__ import annotations
@@ -43,51 +44,51 @@ from penstock.gateway.store.recorder import Recorder
 
 _log = logging.getLogger("penstock.mcp")
 _AGAIN_NS: Final = 60 * 10**9
-"""After which a list that was seen before is written as seen again."""
+"""Time after which a known list is written as seen again."""
 _REMEMBERED: Final = 64
-"""Answers that are recognised by their hash, and the bytes that one may have."""
+"""Maximum number of answers that are recognised by their hash; below, the maximum size of one."""
 _REMEMBERED_BYTES: Final = 1 << 18
 _PARTS: Final = 1000
-"""Lists whose next page is awaited."""
+"""Maximum number of lists whose next page is awaited."""
 _UNKNOWN_SERVERS: Final = 1000
-"""Servers that no setting names and that are remembered."""
+"""Maximum number of remembered servers that no setting names."""
 _MOST: Final = 10_000
-"""Definitions of one list, and tools of one server whose annotations are remembered."""
+"""Maximum number of definitions of one list, and of tools of one server whose annotations are remembered."""
 
 
 class Exchange(NamedTuple):
-    """Where a list was asked for."""
+    """The request for a page of a list."""
 
     server: str
     method: str
     cursor: str | None
-    """Which page was asked for; None for the first."""
+    """The cursor of the requested page; None for the first."""
     whose: Whose
 
     @property
     def kind(self) -> Kind:
-        """What is listed."""
+        """The kind of the listed definitions."""
         return LISTS[self.method][0]
 
 
 @dataclass(slots=True)
 class Server:
-    """What is remembered of one server."""
+    """The definitions of one server in memory."""
 
     on_change: OnChange
     known: ServerDefinitions
     approved: dict[Kind, dict[str, Item]] = field(default_factory=dict[Kind, dict[str, Item]])
-    """What the pinned versions say."""
+    """The definitions of the pinned versions, by name."""
     first: dict[Kind, dict[str, Item]] = field(default_factory=dict[Kind, dict[str, Item]])
-    """What has passed of lists that have no pinned version yet."""
+    """The definitions passed on so far of lists that have no pinned version yet."""
     changed: dict[Kind, dict[str, Change]] = field(default_factory=dict[Kind, dict[str, Change]])
-    """What the server says differently from what is approved, by name, as it was heard last."""
+    """The differences between the server's latest answer and the approved definitions, by name."""
     annotations: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Of tools, by name, as they were heard last; those that were not heard for longest first."""
+    """The annotations of tools, by name, from the latest answer; the least recently listed tools first."""
 
 
 class Definitions:
-    """What all servers say of themselves. For the event loop."""
+    """The definitions of all servers. Only the event loop may use it."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Definitions:
         now_ns: Callable[[], int],
         servers: Mapping[str, McpServer],
     ) -> None:
-        """`servers`: those that are configured."""
+        """`servers`: the configured servers, by name."""
         self.reader = DefinitionReader(tape)
         self.on_change: dict[str, OnChange] = {name: server.on_change for name, server in servers.items()}
         self._recorder, self._metrics, self._now_ns = recorder, metrics, now_ns
@@ -107,16 +108,16 @@ class Definitions:
         self._parts: OrderedDict[tuple[str, str, Kind], tuple[str, dict[str, Item]]] = OrderedDict()
         self._closed = False
         self._coming = 0
-        """Answers whose reading has not begun."""
+        """Number of answers whose reading has not begun."""
         self._reading: set[asyncio.Future[Any]] = set()
 
     def start(self) -> None:
-        """Remembers what the tape has."""
+        """Loads the definitions of the configured servers from the tape."""
         for name, on_change in self.on_change.items():
             self._open(name, on_change)
 
     def _open(self, name: str, on_change: OnChange) -> None:
-        """Remembers what the tape has of a server. Where that cannot be read, nothing counts as approved."""
+        """Loads a server's definitions from the tape. If they cannot be read, nothing counts as approved."""
         self._servers[name] = server = Server(on_change, ServerDefinitions(server=name))
         try:
             self._recall(server, self.reader.server(name) or server.known)
@@ -125,7 +126,7 @@ class Definitions:
             server.approved = {kind: {} for kind, _, _ in LISTS.values()}
 
     async def close(self) -> None:
-        """Ends the thread, and waits for what is on its way to the tape."""
+        """Ends the thread, and waits for writes to the tape, for at most 1 s."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._reading:
@@ -133,17 +134,17 @@ class Definitions:
 
     @property
     def busy(self) -> bool:
-        """Whether anything that has passed is not on the tape yet."""
+        """True while an answer that was passed on is not on the tape yet."""
         return bool(self._coming or self._reading)
 
     async def settled(self) -> None:
-        """Waits for what is read and written now."""
+        """Waits for the present reads and writes."""
         await asyncio.sleep(0)
         if self._reading:
             await asyncio.wait(list(self._reading))
 
     def _recall(self, server: Server, known: ServerDefinitions) -> None:
-        """The tape has this of a server."""
+        """Updates a server in memory from its record on the tape."""
         before, server.known = server.known, known
         for kind, number in known.pinned.items():
             if kind in server.approved and before.pinned.get(kind) == number:
@@ -162,7 +163,7 @@ class Definitions:
     def _annotate(self, server: Server, items: Mapping[str, Item]) -> None:
         for name, item in items.items():
             try:
-                # Its digits may be more than orjson takes, its texts what orjson refuses.
+                # Not orjson: it refuses some numbers and texts that were accepted.
                 found = json.loads(item.text).get("annotations")
             except RecursionError:
                 found = None
@@ -174,25 +175,25 @@ class Definitions:
     # -- what others ask ----------------------------------------------------------------------------------------------
 
     def annotations(self, server: str, tool: str) -> dict[str, Any] | None:
-        """The annotations of a tool as the server has listed it last; None for a tool that it has never listed."""
+        """The annotations of a tool in the server's latest list; None for a tool that it has never listed."""
         found = self._servers.get(server)
         return None if found is None else found.annotations.get(tool)
 
     def tools(self, server: str) -> frozenset[str]:
-        """Names of the tools that a server has listed; empty where it has not been asked yet."""
+        """Names of the tools that a server has listed; empty before its first list."""
         found = self._servers.get(server)
         return frozenset() if found is None else frozenset(found.annotations)
 
     def reads(self, server: str) -> bool:
-        """Whether lists of a server are read before they pass."""
+        """True if lists of a server are read before they are passed on."""
         return self.on_change.get(server, "warn") != "warn"
 
     def difference(self, server: str, kind: Kind, name: str) -> Change | None:
-        """What a server says of something differently from what is approved, as it was heard last."""
+        """The difference between a definition in the server's latest answer and the approved one; None without one."""
         return self._servers[server].changed.get(kind, {}).get(name)
 
     async def approve(self, server: str, asked: ApproveRequest) -> ServerDefinitions:
-        """Approves what a server says; durable when it is answered. Raises `Refused`."""
+        """Approves a version, or the newest of every list; durable when it returns. Raises `Refused`."""
         now = self._now_ns()
         known = await self._recorder.submit(lambda tape: DefinitionOperations(tape).approve(server, asked, now))
         if server in self._servers:
@@ -204,16 +205,16 @@ class Definitions:
     # -- what passes --------------------------------------------------------------------------------------------------
 
     def heard(self, exchange: Exchange, answer: bytes) -> None:
-        """An answer passes: it is read in a thread, after what is written to the client now. Penstock's own tools are
-        nobody else's to change."""
+        """Reads an answer that is being passed on: in a thread, after the present write to the client. Penstock's own
+        tools are left out: nobody else can change them."""
         if exchange.server not in self._servers:
             return
         self._coming += 1
         asyncio.get_running_loop().call_soon(self._begin, exchange, answer)
 
     def overheard(self, exchange: Exchange, answer: bytes) -> None:
-        """An answer has passed a wrapper. A server that the settings name is known by its own answers alone: anybody
-        can give that name to a wrapper."""
+        """Reads an answer that has passed a wrapper. A server in the settings is known by its own answers alone:
+        anybody can give its name to a wrapper."""
         name = exchange.server
         if name in self.on_change:
             return
@@ -245,7 +246,7 @@ class Definitions:
             self._note(exchange, listed)
 
     def held_to(self, exchange: Exchange, answer: bytes) -> Held | None:
-        """An answer, held to what is approved; None for an error. Raises `Unreadable`."""
+        """An answer with the approved definitions only; None for an error. Raises `Unreadable`."""
         try:
             listed = self._listed(exchange.method, answer)
         except Unreadable:
@@ -270,8 +271,8 @@ class Definitions:
         return made
 
     def _listed(self, method: str, answer: bytes) -> Listed | None:
-        """An answer, read. The same bytes again are recognised. All of them count: what is left out of a hash is where
-        something could hide."""
+        """A parsed answer. Bytes that were read before are recognised by their hash, which covers all bytes: a change
+        could hide in bytes left out."""
         digest = hashlib.blake2b(answer, digest_size=32, person=method.encode()[:16]).digest()
         known = self._read.get(digest)
         if known is None:
@@ -285,7 +286,7 @@ class Definitions:
     # -- what is kept -------------------------------------------------------------------------------------------------
 
     def _note(self, exchange: Exchange, listed: Listed) -> None:
-        """A page was listed."""
+        """Remembers a page that was listed, and writes the whole list when it is complete."""
         server = self._servers[exchange.server]
         if listed.kind == "tools":
             self._annotate(server, listed.items)
@@ -302,7 +303,7 @@ class Definitions:
         first = server.first.get(listed.kind, {})
         served = {name: first[name] for name in items if name in first}
         if served and fingerprints(served) != fingerprints(items):
-            # Parts of another list have passed before: what is approved is what agents were given.
+            # Parts of another list were passed on before: the definitions that agents were given are approved.
             self._write(server, sighting._replace(items=served), now)
         self._write(server, sighting, now)
 
@@ -317,7 +318,7 @@ class Definitions:
             return
         error = done.exception()
         if error is not None:
-            # It is written when it is listed the next time.
+            # It is written when the server lists it the next time.
             if not isinstance(error, TapeError):
                 _log.error("what server %s lists could not be kept", sighting.server, exc_info=error)
             return

@@ -25,27 +25,27 @@ from penstock.gateway.demo import tools
 from penstock.gateway.demo.model import Answer, Json, chat, chat_events, decide, message, message_events
 
 PACE = 0.01
-"""Seconds that the model takes for each event, so that there are timings to see."""
+"""Seconds between the model's events, so that there are timings to see."""
 NO_PROXY = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 PATIENCE = 60.0
-"""For a gateway to start; s."""
+"""Seconds within which a gateway must start."""
 
 Format = tuple[Callable[[Json, Answer], Json], Callable[[Json, Answer], Iterator[bytes]]]
 FORMATS: dict[str, Format] = {"/v1/chat/completions": (chat, chat_events), "/v1/messages": (message, message_events)}
 AGENTS = {"openai": ("OPENAI", "/v1"), "anthropic": ("ANTHROPIC", "")}
-"""What an agent's environment variables start with and its base URL ends with."""
+"""For each agent the beginning of its environment variables, and the end of its base URL."""
 SCRIPTS = {"openai": "openai", "anthropic": "anthropic", "tools": "openai"}
 """The agents, and the SDK of each."""
 SERVER = "calculator"
-"""The server of tools, by its name in the gateway."""
+"""Name of the server of tools in the gateway."""
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says what to do."""
+    """The demo cannot continue; the message says what to do."""
 
 
 async def demo() -> None:
-    """The whole demo."""
+    """Runs the agents against a fresh gateway and shows what it has recorded."""
     scripts = example_scripts()
     say("Starting a local model and a gateway, which takes some seconds.")
     with TemporaryDirectory(prefix="penstock-demo-") as home:
@@ -63,7 +63,7 @@ async def demo() -> None:
 
 
 def example_scripts() -> dict[str, Path]:
-    """The agents by name; raises `DemoError` when they or their SDKs are missing."""
+    """The scripts of the agents, by name; raises `DemoError` when they or their SDKs are missing."""
     missing = [name for name in AGENTS if find_spec(name) is None]
     if missing:
         raise DemoError(f"the demo's agents need {' and '.join(missing)}: pip install 'penstock-gateway[demo]'")
@@ -75,7 +75,7 @@ def example_scripts() -> dict[str, Path]:
 
 @asynccontextmanager
 async def model() -> AsyncGenerator[str]:
-    """The local server of the model and of the tools; yields its address."""
+    """Runs the local server of the model and of the tools; yields its address."""
     app = web.Application()
     app.add_routes([*(web.post(path, reply) for path in FORMATS), web.post(tools.PATH, tools.reply)])
     runner = web.AppRunner(app, access_log=None)
@@ -88,7 +88,7 @@ async def model() -> AsyncGenerator[str]:
 
 
 async def reply(request: web.Request) -> web.StreamResponse:
-    """The model's answer to one call."""
+    """Answers a model call, whole or as a stream of events."""
     plain, events = FORMATS[request.path]
     asked: Json = await request.json()
     answer = decide(asked)
@@ -105,7 +105,7 @@ async def reply(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def gateway(home: Path, model_url: str) -> AsyncGenerator[str]:
-    """A gateway process in front of the model; yields its address."""
+    """Runs a gateway process in front of the model; yields its address."""
     config = home / "penstock.toml"
     await asyncio.to_thread(config.write_text, configuration(model_url))
     process = await asyncio.create_subprocess_exec(
@@ -121,14 +121,14 @@ async def gateway(home: Path, model_url: str) -> AsyncGenerator[str]:
 
 
 def configuration(model_url: str) -> str:
-    """The gateway's configuration: the model speaks both APIs, the tools are beside it."""
+    """The gateway's configuration: the model speaks both APIs, and a server of tools is at the same address."""
     urls = {name: model_url + suffix for name, (_, suffix) in AGENTS.items()}
     upstreams = (f'[[upstream]]\nname = "{name}"\ndialect = "{name}"\nbase_url = "{url}"' for name, url in urls.items())
     return "\n".join((*upstreams, f'[mcp.servers.{SERVER}]\nurl = "{model_url}{tools.PATH}"'))
 
 
 async def address(process: asyncio.subprocess.Process) -> str:
-    """The address that the gateway prints when it is ready."""
+    """The address that the gateway prints when it is ready; raises `DemoError` after `PATIENCE`."""
     assert process.stdout is not None
     try:
         async with asyncio.timeout(PATIENCE):
@@ -141,7 +141,7 @@ async def address(process: asyncio.subprocess.Process) -> str:
 
 
 async def run_agent(name: str, script: Path, url: str) -> None:
-    """Run an agent through the gateway."""
+    """Runs an agent through the gateway."""
     prefix, suffix = AGENTS[SCRIPTS[name]]
     address = f"{url}/rollout/demo-{name}/attempt/a1"
     urls = {f"{prefix}_BASE_URL": address + suffix}
@@ -153,18 +153,18 @@ async def run_agent(name: str, script: Path, url: str) -> None:
 
 
 async def run_cli(url: str, *arguments: str) -> None:
-    """Run a `penstock` command."""
+    """Runs a `penstock` command against the gateway."""
     say(f"$ penstock {' '.join(arguments)}")
     await run(["-m", "penstock", *arguments], {"PENSTOCK_GATEWAY": url})
 
 
 def environment(url: str) -> dict[str, str]:
-    """That of a command which speaks with the gateway."""
+    """Environment variables of a command that uses the gateway."""
     return dict(os.environ) | NO_PROXY | {"PENSTOCK_GATEWAY": url}
 
 
 async def run(arguments: list[str], env: Mapping[str, str]) -> None:
-    """Run Python and show what it prints; raises `DemoError` when it fails."""
+    """Runs Python and shows its output; raises `DemoError` when it fails."""
     own = dict(os.environ) | NO_PROXY | dict(env)
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=own)
     if await process.wait() != 0:
@@ -172,12 +172,12 @@ async def run(arguments: list[str], env: Mapping[str, str]) -> None:
 
 
 def say(text: str) -> None:
-    """A line between the outputs of others."""
+    """Prints a line between the outputs of other processes."""
     print(f"\n{text}", flush=True)
 
 
 def main() -> int:
-    """Run the demo; the exit status says whether it went well."""
+    """Runs the demo; returns the exit status."""
     try:
         asyncio.run(demo())
     except DemoError as error:

@@ -15,13 +15,13 @@ TURNS: Final = 6
 
 
 class MessagesAgent:
-    """An agent that speaks messages; it borrows the tools of an `Agent`."""
+    """An agent that speaks Anthropic messages; it uses the tools of an `Agent`."""
 
     def __init__(self, http: aiohttp.ClientSession, base_url: str, tools: Agent, prompt: str) -> None:
         self._http, self._url, self._tools, self._prompt = http, f"{base_url}/v1/messages", tools, prompt
 
     async def answer(self, question: str, stream: bool) -> str:
-        """Works until the model has no more tools to call; empty when the model could not be reached."""
+        """The final answer, once the model calls no more tools; empty when the model could not be reached."""
         names = {"inputSchema": "input_schema"}
         tools = [{names.get(key, key): value for key, value in one.items()} for one in await self._tools.listed()]
         talk: list[Json] = [{"role": "user", "content": question}]
@@ -40,7 +40,6 @@ class MessagesAgent:
         return ""
 
     async def _run(self, block: Json) -> Json:
-        """Runs a tool that the model has asked for."""
         found = await self._tools.tool(block["name"], block["input"])
         text = found["content"][0]["text"] if "content" in found else f"refused: {found.get('message')}"
         return {"type": "tool_result", "tool_use_id": block["id"], "content": text}

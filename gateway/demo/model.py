@@ -1,8 +1,8 @@
-"""A model that needs no model: deterministic answers in the wire formats of OpenAI chat completions and Anthropic
+"""A model made of rules: deterministic answers in the wire formats of OpenAI chat completions and Anthropic
 messages, plain and streamed.
 
-It behaves as agents expect of a model. When it is offered tools, it calls the first one with arguments from the
-question; when it is given a tool's result, or no tools, it answers in words. Everything follows from the request, ids
+It behaves as agents expect. When it is offered tools, it calls the first one with arguments from the question; when it
+is given a tool's result, or no tools, it answers in words. Everything follows from the request, ids
 and token counts too, so two equal requests get equal bytes. The formats are pure functions of a request and an
 `Answer`: `gateway.demo.demo` puts a small server around them, the tests' scripted provider a larger one.
 """
@@ -22,27 +22,27 @@ CREATED = 1_760_000_000
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One tool call."""
+    """A tool call in an answer."""
 
     id: str
     name: str
     arguments: str
-    """JSON text, sent as it stands."""
+    """JSON text, sent unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model says next."""
+    """The content of the model's next answer."""
 
     text: str = ""
     calls: tuple[Call, ...] = ()
     thinking: str = ""
     extra: Json = field(default_factory=Json)
-    """Fields to add at the top of the response, as vendors do."""
+    """Fields that are added at the top of the response, as vendors do."""
 
 
 def decide(request: Json) -> Answer:
-    """The answer of an agreeable model to a chat, messages or responses request."""
+    """The answer to a chat, messages or responses request."""
     conversation = as_messages(request)
     question, result = said(conversation, "user"), tool_result(conversation[-1])
     tools: list[Json] = request.get("tools") or []
@@ -54,7 +54,7 @@ def decide(request: Json) -> Answer:
 
 
 def as_messages(request: Json) -> list[Json]:
-    """The conversation, whichever field it came in."""
+    """The conversation of a request, from `messages`, `input` or `prompt`."""
     found: Any = request.get("messages") or request.get("input") or request.get("prompt") or ""
     if not isinstance(found, list):
         return [{"role": "user", "content": str(found)}]
@@ -62,12 +62,12 @@ def as_messages(request: Json) -> list[Json]:
 
 
 def as_message(item: Json | str) -> Json:
-    """An item of the conversation; a bare string is the user's."""
+    """An item of the conversation as a message; a bare string is the user's."""
     return {"role": "user", "content": item} if isinstance(item, str) else item
 
 
 def said(conversation: list[Json], role: str) -> str:
-    """The last words of a role."""
+    """The last text of a role; empty without one."""
     texts = [text_of(message.get("content")) for message in conversation if message.get("role") == role]
     return next((text for text in reversed(texts) if text), "")
 
@@ -81,7 +81,7 @@ def text_of(content: Any) -> str:
 
 
 def tool_result(message: Json) -> str | None:
-    """What a tool returned, if this message brings a result."""
+    """The text of the tool result in this message; None without one."""
     if message.get("role") == "tool":
         return text_of(message["content"])
     if message.get("type") == "function_call_output":
@@ -94,7 +94,7 @@ def tool_result(message: Json) -> str | None:
 
 
 def call_for(tool: Json, question: str) -> Call:
-    """A call of this tool: numbers of the question become its numbers, the last word its strings."""
+    """A call of this tool: the numbers in the question become its numbers, the last word its strings."""
     function: Json = tool.get("function") or tool
     schema: Json = function.get("parameters") or function.get("input_schema") or {}
     numbers = iter(re.findall(r"\d+", question))
@@ -108,23 +108,23 @@ def call_for(tool: Json, question: str) -> Call:
 
 
 def digest(value: Any) -> str:
-    """Hex that follows from a JSON value."""
+    """SHA-256 of a JSON value; hex."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def pieces(text: str) -> list[str]:
-    """The text in the pieces that are streamed, one 'token' each."""
+    """The pieces in which a text is streamed, one 'token' each."""
     return re.findall(r"\s*\S+", text)
 
 
 def counts(request: Json, answer: Answer) -> tuple[int, int]:
-    """Input and output tokens."""
+    """The numbers of (input, output) tokens, counted as pieces."""
     generated = answer.thinking + " " + answer.text + " " + " ".join(call.arguments for call in answer.calls)
     return len(pieces(json.dumps(request))), max(1, len(pieces(generated)))
 
 
 def sse(value: Json, name: str | None = None) -> bytes:
-    """One server-sent event."""
+    """An event of a stream of server-sent events."""
     return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
@@ -132,7 +132,7 @@ def sse(value: Json, name: str | None = None) -> bytes:
 
 
 def chat(request: Json, answer: Answer) -> Json:
-    """The whole response."""
+    """The chat completion with this answer."""
     choices = [
         {"index": index, "message": chat_message(answer), "logprobs": logprobs(request, answer.text)}
         | {"finish_reason": chat_finish(answer)}
@@ -176,7 +176,7 @@ def chat_usage(request: Json, answer: Answer) -> Json:
 
 
 def logprobs(request: Json, text: str) -> Json | None:
-    """One entry per piece when they were asked for."""
+    """Log-probabilities, one entry for each piece; None unless the request asks for them."""
     if not request.get("logprobs"):
         return None
     entries = [
@@ -187,7 +187,7 @@ def logprobs(request: Json, text: str) -> Json | None:
 
 
 def chat_events(request: Json, answer: Answer) -> Iterator[bytes]:
-    """The response as events; the usage event only for a client that asked for it."""
+    """The chat completion as events; the usage event only for a client that asked for it."""
     options: Json = request.get("stream_options") or {}
     wants_usage = bool(options.get("include_usage"))
     head = chat_head(request, "chat.completion.chunk") | ({"usage": None} if wants_usage else {}) | answer.extra
@@ -216,7 +216,7 @@ def chat_deltas(answer: Answer) -> Iterator[Json]:
 
 
 def message(request: Json, answer: Answer) -> Json:
-    """The whole response."""
+    """The Anthropic message with this answer."""
     return message_head(request, answer) | {
         "content": [block for block, _ in blocks(answer)],
         "stop_reason": "tool_use" if answer.calls else "end_turn",
@@ -252,7 +252,7 @@ def blocks(answer: Answer) -> Iterator[tuple[Json, list[Json]]]:
 
 
 def message_events(request: Json, answer: Answer) -> Iterator[bytes]:
-    """The response as events."""
+    """The Anthropic message as events."""
     usage = message_usage(request, answer)
     start = message_head(request, answer) | {"usage": usage | {"output_tokens": 1}}
     yield named({"type": "message_start", "message": start})
@@ -272,6 +272,6 @@ def named(event: Json) -> bytes:
 
 
 def emptied(block: Json) -> Json:
-    """A content block as its start event shows it: what the deltas will fill is empty."""
+    """A content block as its start event contains it: the fields that deltas fill are empty."""
     empty: Json = {"thinking": "", "signature": "", "text": "", "input": {}}
     return {key: empty.get(key, value) for key, value in block.items()}

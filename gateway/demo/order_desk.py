@@ -1,8 +1,8 @@
 """An order desk for the showcase: the model and the tools of an agent that answers customers, and that agent.
 
 The model is a script: it looks an order up, gives money back where it was asked to, and answers. A request's `seed`
-says which try it is; a try of `CARELESS` gives back the price of the whole order where one article was meant, which is
-what the showcase's failed rollouts have in common. Everything follows from the request.
+is the number of the try; a try in `CARELESS` gives back the price of the whole order where one article was meant, which
+is what the showcase's failed rollouts have in common. Everything follows from the request.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from penstock.gateway.demo.tools import PATH, REVISION
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 MODEL, LARGE, SPARE = "desk-7b", "desk-70b", "spare-7b"
 WEIGHTS: Final = "desk-7b-base"
-"""The model that adapters are made for."""
+"""The base model of the adapters."""
 SLOW: Final = 13
-"""The seed at which the model takes its time."""
+"""The seed at which the model answers slowly."""
 STABLE: Final = "You are the order desk of Acme. Look every order up before you answer. Never refund above 100."
 CAREFUL: Final = (
     "You are the order desk of Acme. Look every order up before you answer.\n"
@@ -46,7 +46,7 @@ ORDERS: Final = {
     "1001": ("lamp", 40, 90), "1002": ("chair", 60, 180), "1003": ("desk", 90, 95), "1004": ("rug", 35, 70),
     "1005": ("shelf", 80, 120), "1006": ("clock", 25, 25),
 }  # fmt: skip
-"""Order: the article, its price, and that of the whole order."""
+"""By order: the article, its price, and the price of the whole order."""
 CARELESS: Final = frozenset({2, 5, 7})
 BUSY: Final = 9
 """The seed at which the model answers 429 at first."""
@@ -61,7 +61,7 @@ TOOLS: Final[dict[str, tuple[str, Json]]] = {
 
 
 def as_told(asked: Json) -> Json:
-    """A request of messages as the script reads it: results of tools are messages of their own."""
+    """A messages request in the form that the script reads: results of tools are messages of their own."""
     told: list[Json] = []
     for one in asked["messages"]:
         result = tool_result(one)
@@ -70,7 +70,7 @@ def as_told(asked: Json) -> Json:
 
 
 def decide(asked: Json) -> Answer:
-    """What the model says next."""
+    """The next answer of the model."""
     conversation: list[Json] = asked["messages"]
     order = next((word for word in re.findall(r"\w+", said(conversation, "user")) if word in ORDERS), "1001")
     article, price, total = ORDERS[order]
@@ -96,7 +96,7 @@ def _call(name: str, arguments: Json, number: int) -> Call:
 
 
 def run_tool(name: str, given: Mapping[str, str | int]) -> tuple[str, bool]:
-    """(what a tool returns, whether it failed)."""
+    """(result of a tool, whether it failed)."""
     found = ORDERS.get(str(given.get("order")))
     if found is None:
         return f"There is no order {given.get('order')}.", True
@@ -116,7 +116,7 @@ class Desk:
     def __init__(self) -> None:
         self.url = ""
         self.reworded = False
-        """True: the server of tools says something else of one of them than before."""
+        """Whether the server of tools has changed the description of one of them."""
         self.pace = 0.004
         self._busy: set[str] = set()
         self._adapters: dict[str, str] = {}
@@ -148,7 +148,7 @@ class Desk:
         return response
 
     async def _models(self, _: web.Request) -> web.Response:
-        """What an engine lists: its base, and the adapters that were loaded into it."""
+        """Lists the base model, and the adapters that were loaded into it, as an engine does."""
         served: list[Json] = [{"id": WEIGHTS, "object": "model", "root": WEIGHTS, "parent": None}]
         for name, path in self._adapters.items():
             served.append({"id": name, "object": "model", "root": path, "parent": WEIGHTS})
@@ -186,7 +186,7 @@ class Desk:
 
 
 def _doubted(answer: Json, seed: object) -> Json:
-    """Log-probabilities as of a model: most words likely, some not; they follow from the seed."""
+    """Adds log-probabilities as of a model: most words likely, some not; they follow from the seed."""
     draw = random.Random(f"{seed}")
     choices: list[Json] = answer["choices"]
     for choice in choices:
@@ -199,7 +199,7 @@ def _doubted(answer: Json, seed: object) -> Json:
 
 @asynccontextmanager
 async def desk() -> AsyncGenerator[Desk]:
-    """The servers, running on a free port."""
+    """Runs the servers on a free port."""
     made = Desk()
     runner = web.AppRunner(made.app, access_log=None)
     await runner.setup()
@@ -212,14 +212,14 @@ async def desk() -> AsyncGenerator[Desk]:
 
 
 class Agent:
-    """An agent with a loop of its own: it knows the model's address and that of the tools, and nothing of Penstock."""
+    """An agent with its own loop: it knows the addresses of the model and the tools, and nothing of Penstock."""
 
     def __init__(self, http: aiohttp.ClientSession, model_url: str, tools_url: str, prompt: str = STABLE) -> None:
         self._http, self._model, self._tools, self._prompt = http, model_url, tools_url, prompt
         self._number = 0
 
     async def answer(self, question: str, seed: int, stream: bool, model: str = MODEL, tools: bool = True) -> str:
-        """Works until the model has no more tools to call; empty when the model could not be reached."""
+        """The final answer, once the model calls no more tools; empty when the model could not be reached."""
         listed = await self.listed() if tools else []
         offered = [{"type": "function", "function": {"name": one["name"], "description": one["description"],
                                                    "parameters": one["inputSchema"]}} for one in listed]  # fmt: skip
@@ -242,15 +242,15 @@ class Agent:
         return ""
 
     async def listed(self) -> list[Json]:
-        """What the server of tools lists."""
+        """The definitions that the server of tools lists."""
         return (await self._mcp("tools/list", {}))["tools"]
 
     async def tool(self, name: str, arguments: Json) -> Json:
-        """Calls a tool that no model has asked for."""
+        """The result of a tool that no model has called."""
         return await self._mcp("tools/call", {"name": name, "arguments": arguments})
 
     async def _ask(self, asked: Json) -> Json | None:
-        """One call, tried again once when the model is busy."""
+        """The message of a model call, tried again once when the model is busy; None when it fails."""
         for _ in range(2):
             try:
                 async with self._http.post(f"{self._model}/chat/completions", json=asked) as answer:
@@ -274,7 +274,7 @@ class Agent:
 
 
 def _message(body: bytes, stream: bool) -> Json | None:
-    """The message of an answer; of a stream put together from its pieces."""
+    """The message in an answer; of a stream assembled from its pieces."""
     if not stream:
         return json.loads(body)["choices"][0]["message"]
     text, calls = "", dict[int, Json]()

@@ -1,10 +1,10 @@
-"""A gateway with something to see on every screen: `python -m penstock.gateway.demo.showcase` holds one until Ctrl-C.
+"""A gateway with data for every screen: `python -m penstock.gateway.demo.showcase` runs one until Ctrl-C.
 
 An order desk (`order_desk`) answers customers through it: tasks of the queue in groups of eight tries of which some
 fail, calls that were cut off or refused, a prompt in canary and two that were rolled back, training runs, workers, a
-server of tools that has changed what it says, a call that waits for an upstream. All of it is made through the
-gateway's public face. Tasks, answers, rewards by arm and metrics are the same every time; times are not, nor is which
-arm a rollout gets, because a release draws its salt. Tests, recordings and pictures are made of it.
+server of tools that has changed its definitions, a call that waits for an upstream. All of it is made through the
+gateway's public API. Tasks, answers, rewards by arm and metrics are the same every time; times and the arms of rollouts
+are not, because a release draws its salt. Tests, recordings and pictures use it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ wait = 3600.0
 
 @asynccontextmanager
 async def showcase(directory: Path) -> AsyncGenerator[Showcase]:
-    """The gateway, its model and its tools, filled; they end with it."""
+    """Runs the gateway with all its data, its model and its tools; stops them at the end."""
     async with (
         desk() as served,
         gateway(directory, served.url) as url,
@@ -104,7 +104,7 @@ async def showcase(directory: Path) -> AsyncGenerator[Showcase]:
 
 @asynccontextmanager
 async def gateway(home: Path, desk_url: str) -> AsyncGenerator[str]:
-    """A gateway process in front of the desk; its address."""
+    """Runs a gateway process in front of the desk; yields its address."""
     config = home / "penstock.toml"
     await asyncio.to_thread(config.write_text, CONFIG.format(url=desk_url, path=PATH))
     process = await asyncio.create_subprocess_exec(
@@ -121,7 +121,7 @@ async def gateway(home: Path, desk_url: str) -> AsyncGenerator[str]:
 
 
 async def fill(made: Showcase) -> None:
-    """All that there is to see."""
+    """Makes all data of the showcase."""
     await resources(made)
     await tasks(made)
     await mishaps(made)
@@ -134,7 +134,7 @@ async def fill(made: Showcase) -> None:
 
 
 async def tasks(made: Showcase) -> None:
-    """Groups of tries from the queue; a worker runs them."""
+    """Queues groups of tries, and runs them as a worker."""
     specs = [
         RolloutSpec(id=f"{group}.{one}", input={"question": question}, group=group, metadata={"shop": "acme"})
         for group, question in TASKS.items()
@@ -146,7 +146,7 @@ async def tasks(made: Showcase) -> None:
 
 
 async def _try(made: Showcase, rollout: str, attempt: str, task: dict[str, str]) -> None:
-    """One try: it succeeds when the money that was given back is that of the article."""
+    """Runs one try: it succeeds when the amount given back is the price of the article."""
     seed = int(rollout.rpartition(".")[2])
     said = await made.agent(rollout, attempt).answer(task["question"], seed, stream=seed % 2 == 0)
     good = "could not" not in said and bool(said)
@@ -159,7 +159,7 @@ async def _try(made: Showcase, rollout: str, attempt: str, task: dict[str, str])
 
 
 async def mishaps(made: Showcase) -> None:
-    """What goes wrong in production: a busy model, an answer that breaks off, a tool that fails, a sub-agent."""
+    """Makes failures of production: a busy model, an answer that breaks off, a tool that fails; and a sub-agent."""
     question = TASKS["where-1001"]
     await made.agent("busy").answer(question, BUSY, stream=False)
     await made.finish("busy", True, Judgement(value=1.0, source="runner", reason="answered at the second try"))
@@ -185,7 +185,7 @@ async def mishaps(made: Showcase) -> None:
 
 
 async def _too_slow(made: Showcase, question: str) -> None:
-    """A try that its worker stopped: the model took longer than the task may."""
+    """Makes a try that its worker stopped: the model took longer than the task may."""
     spec = RolloutSpec(id="too-slow", input={"question": question}, config=RolloutConfig(timeout_s=60.0))
     await made.client.enqueue([spec])
     (claim,) = (await made.client.claim(ClaimRequest(worker="desk-1"))).claims
@@ -198,11 +198,11 @@ async def _too_slow(made: Showcase, question: str) -> None:
     )
 
 
-# -- what goes on ------------------------------------------------------------------------------------------------------
+# -- work in progress --------------------------------------------------------------------------------------------------
 
 
 async def work_in_hand(made: Showcase) -> None:
-    """Workers that work, tasks that wait, an upstream that is held."""
+    """Makes workers with claims, waiting tasks, and a paused upstream."""
     client = made.client
     waiting = [RolloutSpec(id=f"evening-{n}", input={"question": TASKS["where-1001"]}) for n in range(1, 7)]
     await client.enqueue(waiting)
@@ -220,7 +220,7 @@ async def work_in_hand(made: Showcase) -> None:
 
 
 async def waits(made: Showcase) -> None:
-    """Comes back when a call waits for the upstream that is held, and one for a person."""
+    """Waits until a call waits for the paused upstream, and one for a person."""
     views = whenever(made.client, made.client.upstreams, lambda _: 0.05)
     async with asyncio.timeout(PATIENCE), aclosing(views):
         async for found in views:
@@ -229,13 +229,13 @@ async def waits(made: Showcase) -> None:
 
 
 async def goes_on(made: Showcase) -> None:
-    """A few calls, a point of the run and the workers' figures every second, until it is cancelled."""
+    """Every second makes a few calls, a point of the run and the workers' figures, until it is cancelled."""
     draw, number = random.Random(7), 0
     while True:
         number += 1
         question = draw.choice(list(TASKS.values()))
         await made.agent(f"night-{number}", prompt=NIGHT).answer(question, draw.choice((1, 3, 4)), stream=True)
-        # Few take part in the canary, so that there is something to wait for.
+        # Only one in three takes part in the canary, so that it does not end soon.
         if number % 3 == 0:
             await canary_rollout(made, f"live-{number}")
         await train_on(made, SECOND_STEPS + number - 1, draw)
@@ -247,7 +247,7 @@ async def goes_on(made: Showcase) -> None:
 
 
 async def hold() -> None:
-    """Shows one until it is interrupted."""
+    """Runs a showcase until it is interrupted."""
     with TemporaryDirectory(prefix="penstock-showcase-") as home:
         async with showcase(Path(home)) as made:
             print(f"A gateway with work on it: {made.url}\npenstock tui --gateway {made.url}", flush=True)
@@ -255,7 +255,7 @@ async def hold() -> None:
 
 
 def main() -> int:
-    """Holds a showcase."""
+    """Runs a showcase; returns the exit status."""
     with suppress(KeyboardInterrupt):
         asyncio.run(hold())
     return 0

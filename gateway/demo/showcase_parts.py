@@ -1,4 +1,4 @@
-"""What the parts of the showcase share: the running gateway with its desk, and waiting for a release."""
+"""Parts that the modules of the showcase share: the running gateway with its desk, and waiting for a release."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ TASKS: Final = {
 
 @dataclass(slots=True)
 class Showcase:
-    """A running one."""
+    """A running showcase: the gateway, its client and the desk."""
 
     url: str
     client: Client
     http: aiohttp.ClientSession
     desk: Desk
     judged: Counter[str] = field(default_factory=Counter[str])
-    """Rollouts of the canary that have a reward, by arm."""
+    """Number of the canary's rollouts that have a reward, by arm."""
     release: str = ""
-    """The release that is in canary."""
+    """Name of the release in canary."""
     running: str = ""
-    """The training run that goes on."""
+    """Id of the training run in progress."""
 
     def agent(self, rollout: str, attempt: str = "a1", prompt: str = STABLE) -> Agent:
-        """An agent that was given the gateway's addresses of one attempt."""
+        """An agent with the gateway's addresses of one attempt."""
         base = f"{self.url}/rollout/{rollout}/attempt/{attempt}"
         return Agent(self.http, f"{base}/v1", f"{base}/mcp/orders", prompt)
 
@@ -55,7 +55,7 @@ class Showcase:
 
 
 async def reached(client: Client, release: str, so: Callable[[ReleaseView], bool]) -> None:
-    """Waits until a release is as wanted."""
+    """Waits until `so` holds for a release; raises `TimeoutError` after `PATIENCE` seconds."""
     looks = whenever(client, lambda: client.release(release), lambda _: 0.2)
     async with asyncio.timeout(PATIENCE), aclosing(looks):
         async for view in looks:

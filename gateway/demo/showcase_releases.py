@@ -15,9 +15,9 @@ from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 
 CANARY: Final = 28
-"""Rollouts that take part in the canary."""
+"""Number of rollouts in the canary."""
 MOST_HARMED: Final = 80
-"""Rollouts within which a candidate that fails always is taken back."""
+"""Number of rollouts within which a candidate that always fails is rolled back."""
 PARCELS: Final = "You tell customers of Acme where their parcels are."
 SKIP: Final = {"checked": "skip", "replayed": "skip", "shadowed": "skip"}
 
@@ -28,7 +28,7 @@ def _prompt(text: str, version: str, parent: str | None = None, note: str = "") 
 
 
 async def resources(made: Showcase) -> None:
-    """Three prompts."""
+    """Registers three prompts with two versions each."""
     client = made.client
     await client.add_version("desk", _prompt(STABLE, "v1"))
     await client.add_version("desk", _prompt(CAREFUL, "v2", "v1", "names the article of a refund"))
@@ -39,7 +39,8 @@ async def resources(made: Showcase) -> None:
 
 
 async def releases(made: Showcase) -> None:
-    """One release was rolled back by a person, one by its rules, another is in its canary and does well."""
+    """Makes three releases: a person rolled the first one back, its rules the second, and the third is in its canary
+    and does well."""
     client = made.client
     stages = [Stage(split=0.5, rollouts=60)]
     how = Policy.model_validate(
@@ -60,7 +61,7 @@ async def releases(made: Showcase) -> None:
 
 
 async def _harmful(made: Showcase, how: Policy) -> None:
-    """A release whose candidate fails where the stable version does not: the gateway takes it back."""
+    """Makes a release whose candidate fails where the stable version does not: the gateway rolls it back."""
     new = NewRelease(candidate="v2", policy=how, author="ben", why="shorter answers")
     started = await made.client.start_release("parcels", new)
     await reached(made.client, started.id, lambda view: view.release.stage == "canary")
@@ -73,7 +74,7 @@ async def _harmful(made: Showcase, how: Policy) -> None:
 
 
 async def _parcel(made: Showcase, name: str) -> None:
-    """A rollout of the harmful release: an answer without tools."""
+    """Makes a rollout of the harmful release: an answer without tools."""
     agent = made.agent(name, prompt=PARCELS)
     await agent.answer("Where is my parcel of order 1004?", 3, stream=False, tools=False)
     harmed = any(pin.arm == "candidate" for pin in await made.client.pins(name))
@@ -82,7 +83,7 @@ async def _parcel(made: Showcase, name: str) -> None:
 
 
 async def canary_rollout(made: Showcase, name: str) -> None:
-    """A rollout of the canary; the careful prompt does better."""
+    """Makes a rollout of the canary; the candidate earns more reward."""
     draw = random.Random(name)
     await made.agent(name).answer(draw.choice(list(TASKS.values())), draw.choice((1, 3, 4)), stream=draw.random() < 0.5)
     pins = await made.client.pins(name)

@@ -1,4 +1,4 @@
-"""Training runs of the showcase, and the versions of weights that they made."""
+"""The training runs of the showcase, and the versions of weights that they made."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.gateway.model.run import Made, NewRun, Point, RunChange, RunEnd, R
 
 STEPS: Final = 60
 SECOND_STEPS: Final = 34
-"""Steps that the second run has done when the showcase opens."""
+"""Number of steps that the second run has done when the showcase opens."""
 
 
 def point(step: int, draw: random.Random, dropped: int) -> Point:
-    """The metrics of a GRPO step, by the names that `penstock train` reports."""
+    """The metrics of a GRPO step, with the names that `penstock train` reports."""
     share = step / STEPS
     reward = 0.2 + 0.6 * (1 - math.exp(-3 * share)) + draw.gauss(0, 0.05)
     values: dict[str, float | None] = {
@@ -41,7 +41,6 @@ def point(step: int, draw: random.Random, dropped: int) -> Point:
 
 
 async def _weights(client: Client, version: str, parent: str | None) -> Made:
-    """Registers an adapter that a run has made."""
     content = {"upstream": "vllm", "base": WEIGHTS, "adapter": f"/adapters/clerk/{version}"}
     new = NewVersion(kind="model", content=content, version=version, parent=parent, author="grpo-1")
     made = await client.add_version("clerk", new)
@@ -49,7 +48,7 @@ async def _weights(client: Client, version: str, parent: str | None) -> Made:
 
 
 async def runs(made: Showcase) -> None:
-    """One run has ended, its successor goes on."""
+    """Makes a run that has ended, and its successor in progress."""
     client = made.client
     config = {"kind": "grpo", "model": {"path": "models/desk-7b"}, "optimizer": {"lr": 1e-5}, "group_size": 8}
     first = await client.start_run(NewRun(id="grpo-1", kind="grpo", name="first try", config=config, steps=STEPS))
@@ -75,7 +74,7 @@ async def _report(client: Client, run: str, steps: int, seed: int) -> None:
 
 
 async def train_on(made: Showcase, step: int, draw: random.Random) -> None:
-    """The run that goes on has done another step; after the last one it ends."""
+    """Reports another step of the run in progress; ends the run after the last one."""
     if step < STEPS:
         await made.client.add_points(made.running, [point(step, draw, step % 3)])
     elif step == STEPS:

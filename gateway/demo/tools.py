@@ -1,6 +1,6 @@
 """A server of tools that needs no SDK: one tool over MCP, streamable HTTP, without sessions.
 
-It says only what revision 2025-11-25 asks of a server: who it is, which tools it has, and what a tool returns.
+It answers only the requests that revision 2025-11-25 requires: who it is, which tools it has, and a tool's result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MULTIPLY: Json = {
 
 
 def answer(sent: Json) -> Json | None:
-    """The answer to a message; None for a notification, which has none."""
+    """The answer to a message; None for a notification."""
     if "id" not in sent:
         return None
     head: Json = {"jsonrpc": "2.0", "id": sent["id"]}
@@ -40,7 +40,7 @@ def answer(sent: Json) -> Json | None:
 
 
 def called(params: Json) -> Json:
-    """What a tool returned, or why it was not run."""
+    """The result of a tool, or the error why it was not run."""
     if params.get("name") != MULTIPLY["name"]:
         return {"error": {"code": BAD_PARAMS, "message": f"there is no tool {params.get('name')!r}"}}
     given: Json = params.get("arguments") or {}
@@ -49,6 +49,6 @@ def called(params: Json) -> Json:
 
 
 async def reply(request: web.Request) -> web.Response:
-    """One message of a client."""
+    """Answers a message of a client."""
     said = answer(await request.json())
     return web.Response(status=202) if said is None else web.json_response(said)

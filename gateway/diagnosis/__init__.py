@@ -1,4 +1,4 @@
-"""Says what can be trained on, and why not, and which answer asked for which tool run. Pure.
+"""Decides what can be trained on, and why the rest cannot, and which answer asked for which tool run. Pure.
 
 It may import every layer from `calls` and `runs` down, but does no I/O; adapters use the same rules. Begin with
 `findings`, which has one function for each rule, and with `tool_join`.

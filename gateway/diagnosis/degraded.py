@@ -1,10 +1,9 @@
-"""Agents that their base URL has changed: what it has cost them, told from their calls on the tape and nothing else.
-Pure.
+"""The cost of a base URL for agents that behave otherwise behind one, derived from their calls on the tape alone. Pure.
 
-Claude Code and Codex leave things out where the host that they call is not their maker's own. Claude Code then says its
-version without the hash that it has for its own host (`x-anthropic-billing-header: cc_version=...; cch=...`), of which
-both 2.1.197 and 2.1.330 were measured; Codex from 0.169 on sends its calls by POST instead of a WebSocket, and with
-each all that came before.
+Claude Code and Codex leave things out where the host that they call is not their maker's own. Claude Code then sends
+its version without the hash that it adds for its own host (`x-anthropic-billing-header: cc_version=...; cch=...`); this
+was measured for 2.1.197 and 2.1.330. Codex from 0.169 on sends its calls by POST instead of a WebSocket, and with each
+call all earlier items.
 """
 
 from __future__ import annotations
@@ -32,38 +31,38 @@ _HASH: Final = "cch="
 _BETAS: Final = ("prompt-caching-scope", "advanced-tool-use")
 """Beta flags that each measured version sends to its own host."""
 _SEARCH: Final = "ToolSearch"
-"""The tool by which it finds the others, where their schemas are not in its calls."""
+"""The tool by which Claude Code finds other tools, if their schemas are not in its calls."""
 
 
 @dataclass(slots=True)
 class Degraded:
-    """What the calls of an attempt show."""
+    """The effects of a base URL in the calls of one attempt."""
 
     claude_code: str | None = None
-    """Its version, if it was given a base URL."""
+    """Version of Claude Code, if it was given a base URL."""
     betas: list[str] = field(default_factory=list[str])
     scoped: bool = False
     """Whether a part of its system prompt is cached for everybody."""
     tools: int = 0
-    """Schemas in each of its calls, where it does not search for tools."""
+    """Highest number of tool schemas in one of its calls without tool search."""
     tool_bytes: int = 0
-    """Of them, in all its calls."""
+    """Bytes of these schemas in all its calls."""
     calls: int = 0
-    """Calls that bring schemas along."""
+    """Number of calls that contain schemas."""
     searches: bool = False
-    """Whether it searches for tools: calls with few of them are a sub-agent's then."""
+    """Whether it searches for tools; then calls with few schemas are a sub-agent's."""
     codex: str | None = None
-    """Its version, if its calls come by POST."""
+    """Version of Codex, if its calls come by POST."""
     posts: int = 0
     sent: int = 0
     """Bytes of these calls."""
     repeated: int = 0
-    """Bytes that an earlier one of them had as well."""
+    """Bytes of these calls that the call before in the same thread contained as well."""
     _before: dict[str, list[bytes]] = field(default_factory=dict[str, list[bytes]])
-    """By thread: the items of the last call."""
+    """The items of the last call, by thread."""
 
     def add(self, span: Span, exchange: Exchange) -> None:
-        """A call of a model; they come in their order."""
+        """Adds a model call; calls come in their order."""
         headers = {name.lower(): value for name, value in exchange.request_headers}
         agent = headers.get("user-agent", "")
         if found := _CLAUDE_CODE.match(agent):
@@ -76,7 +75,7 @@ class Degraded:
         system, tools = objs(asked.get("system")), objs(asked.get("tools"))
         billing = (text(system[0].get("text")) if system else None) or ""
         if not billing.startswith(_BILLING) or _HASH in billing or not tools:
-            return  # its own host, or a call for a title
+            return  # the maker's own host, or a call for a title
         self.claude_code, self.betas = version, [beta for beta in betas.split(",") if beta]
         self.scoped |= any("scope" in obj(part.get("cache_control")) for part in system)
         if any(tool.get("name") == _SEARCH for tool in tools):
@@ -98,7 +97,7 @@ class Degraded:
         self.posts, self.sent, self.repeated = self.posts + 1, self.sent + len(body), self.repeated + same
 
     def reasons(self) -> Iterator[tuple[Trouble, str]]:
-        """Codes of findings, and what was found."""
+        """The code of each finding, and its reason."""
         if self.claude_code is not None:
             missing = [beta for beta in _BETAS if not any(sent.startswith(beta) for sent in self.betas)]
             lacks = (

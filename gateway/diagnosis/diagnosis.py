@@ -1,12 +1,12 @@
-"""Judges the calls of a rollout one by one: can they be trained on, and if not why? Pure; odd bytes never raise.
+"""Judges the calls of a rollout one by one: whether they can be trained on, and why not. Pure; odd bytes never raise.
 
 A call can be trained on when its answer is whole, comes from the model that is trained, and brings the engine's own
-token ids and log-probabilities, and when its attempt has ended, has a trusted reward and no gap. Everything else to say
-is a `Finding` (`gateway.diagnosis.findings`); some findings block, others only say that the sample is not what one
-might think.
+token ids and log-probabilities, and when its attempt has ended, has a trusted reward and no gap. Everything else is
+reported as a `Finding` (`gateway.diagnosis.findings`); some findings block training, others only say that the sample is
+not what one might think.
 
-Which calls are one training sequence, `rows` says, to this and to `penstock samples`. The bytes of good calls are read
-twice, because of a client's retries only the last counts; of their tokens nothing is kept.
+`rows` decides which calls form one training sequence, here and for `penstock samples`. The bytes of good calls are read
+twice, because only the last of a client's retries counts; their tokens are not kept.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.model.wording import counted
 
 _TOKENS: Final = frozenset({"no_token_ids", "no_logprobs", "token_counts", "unread"})
-"""What an answer may lack that its client has waited for all the same."""
+"""Findings about tokens: an answer without other blocking findings is still one that its client waited for."""
 MOST_CALLS = 2_000
-"""Calls whose bytes one diagnosis reads."""
+"""Maximum number of calls whose bytes one diagnosis reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is judged, and by which rules."""
+    """The rollout to judge, the trained model, and the reader of its calls' bytes."""
 
     rollout: RolloutSummary
     model: str | None
@@ -66,8 +66,8 @@ def diagnose(
     exchange: Callable[[Span], Exchange | None],
     model: str | None = None,
 ) -> Diagnosis:
-    """Judge a rollout by its spans, in their order. `exchange` gives a call's bytes and is asked for one at a time;
-    `model` is the one that is trained, the one of most calls when not given."""
+    """The diagnosis of a rollout from its spans, in their order. `exchange` returns a call's bytes and is called for
+    one call at a time; `model` is the trained model, by default the one of most calls."""
     heads = [span for span in spans if span.kind in ("llm", "tool", "reward")]
     calls = [span for span in heads if span.kind == "llm"]
     case = Case(rollout, model or _main_model(calls), exchange)
@@ -94,7 +94,7 @@ def diagnose(
 
 
 def _with_tools(case: Case, attempt: Attempt, spans: Sequence[Span], made: AttemptDiagnosis) -> AttemptDiagnosis:
-    """The diagnosis of an attempt with what there is to say of its tools. None of it keeps a call out of training."""
+    """The diagnosis of an attempt with the findings about its tools, none of which keeps a call out of training."""
     if not any(span.kind == "tool" or span.tool_calls for span in spans):
         return made
     found = dict[int, list[Finding]]()
@@ -141,14 +141,14 @@ def _blocks(call: CallDiagnosis) -> set[str]:
 
 
 def _with(call: CallDiagnosis, more: Iterable[Finding]) -> CallDiagnosis:
-    """With more findings, the gravest first."""
+    """A call with more findings, the gravest first."""
     found = sorted([*call.findings, *more], key=lambda finding: not finding.blocks)
     trainable = call.trainable and not any(finding.blocks for finding in found)
     return call.model_copy(update={"findings": found, "trainable": trainable})
 
 
 def _call(case: Case, attempt: Attempt, span: Span, refused: frozenset[int], agents: Degraded) -> CallDiagnosis:
-    """A call by itself. `agents`: is told of it."""
+    """The diagnosis of a call by itself. `agents`: the call is added to it."""
     found = list(of_head(case.rollout, attempt, span, case.model, refused))
     tokens = Tokens()
     if by_name(span.dialect).generates:
@@ -174,7 +174,6 @@ def _call(case: Case, attempt: Attempt, span: Span, refused: frozenset[int], age
 
 
 def _rows(case: Case, good: Iterable[Span]) -> list[Row[Span]]:
-    """The rows of the calls that can be trained on."""
     rows: Rows[Span] = Rows(lambda span, _: _read(case, span)[1].prompt)
     for span in good:
         turn, tokens = _read(case, span)
@@ -191,7 +190,7 @@ def _read(case: Case, span: Span) -> tuple[Turn | None, Tokens]:
 
 
 def _placed(case: Case, call: CallDiagnosis, span: Span, rows: Sequence[Row[Span]]) -> CallDiagnosis:
-    """A call with its places among the rows, and what there is to say of those that begin with it."""
+    """A call with its places among the rows, and findings about the rows that begin with it."""
     begun = [row for row in rows if row.nodes[0].call is span]
     before = (node.parent for row in rows for node in row.nodes[1:] if node.call is span)
     goes_on = next((parent.call.sequence for parent in before if parent is not None), None)
@@ -200,7 +199,7 @@ def _placed(case: Case, call: CallDiagnosis, span: Span, rows: Sequence[Row[Span
 
 
 def _rewritten(case: Case, span: Span, why: Begins, before: Span) -> Finding:
-    """The messages go on from an earlier call and the tokens do not."""
+    """The finding for a row whose messages continue an earlier call while the tokens do not."""
     old, new = _read(case, before)[1], _read(case, span)[1]
     whole = old.prompt + (old.outputs[min(old.outputs)].ids if old.outputs else b"")
     same = common(whole, new.prompt)
@@ -210,20 +209,20 @@ def _rewritten(case: Case, span: Span, why: Begins, before: Span) -> Finding:
     made = finding(code, reason, case.rollout, span.attempt, model=span.model or "its model")
     if (began := (span.attributes or {}).get(BEGAN)) is None:
         return made
-    # Its route is exact already, and says why the session could not go on.
+    # The call's route is exact already, and BEGAN has the reason why its session could not continue.
     look = f"penstock show {case.rollout.id}/{span.attempt}#{span.sequence} --raw request"
     return made.model_copy(update={"reason": f"{reason}; its session began anew ({began})", "fix": look})
 
 
 def _tokens(span: Span, exchange: Exchange) -> Tokens:
-    """None where no engine gives them, whatever the answer looks like."""
+    """The tokens in a call's answer; none if engines give none in its wire format, whatever the answer looks like."""
     if not by_name(span.dialect).token_fields:
         return Tokens()
     return read_tokens(plain_bodies(exchange)[1], span.stream)
 
 
 def _counting(rollout: RolloutSummary, attempts: Sequence[AttemptDiagnosis]) -> AttemptDiagnosis | None:
-    """The attempt that is trained on, if any is."""
+    """The diagnosis of the attempt that is trained on; None without one."""
     wanted = final(rollout.attempts)
     return next((one for one in attempts if wanted is not None and one.attempt == wanted.id), None)
 
@@ -244,6 +243,6 @@ def _reason(about: Sequence[Finding], counts: AttemptDiagnosis | None) -> str:
 
 
 def _counted(calls: Sequence[CallDiagnosis]) -> list[str]:
-    """Blocking findings with their numbers of calls, the most common first."""
+    """The blocking findings with their numbers of calls, the most common first."""
     codes = Counter(finding.code for call in calls for finding in call.findings[:1] if finding.blocks)
     return [", ".join(f"{code} in {n:,} of {len(calls):,} calls" for code, n in codes.most_common())] if codes else []

@@ -1,6 +1,5 @@
-"""The rules of the diagnosis for a rollout, an attempt and a call, one function each, and what repairs each finding.
-Pure.
-"""
+"""The rules of the diagnosis for a rollout, an attempt and a call, one function each, and the fix of each finding.
+Pure."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ from penstock.gateway.model.trouble import Trouble
 CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})
 """Finish reasons of an answer that was not finished."""
 STEERED: Final = "steered"
-"""That of one that was ended for a successor, by `response.steer`."""
+"""Finish reason of an answer that was ended for a successor, by `response.steer`."""
 GIVEN_UP: Final = "abort"
-"""vLLM's finish reason when it was stopped in the middle of an answer, which otherwise looks like a good one."""
+"""vLLM's finish reason when it was stopped in the middle of an answer, which otherwise looks like a complete one."""
 HARMLESS: Final[frozenset[Trouble]] = frozenset(
     {
         *("ambiguous", "cut_off", "retokenised", "template", "forced", "sampling"),
@@ -40,7 +39,7 @@ HARMLESS: Final[frozenset[Trouble]] = frozenset(
 )
 """Findings that do not keep a call out of training."""
 DENIED: Final = "policy_violation"
-"""Why a run of a tool failed that a rule has stopped."""
+"""The error of a tool run that a rule has stopped."""
 ENDED_BADLY: Final[dict[SpanStatus, tuple[Trouble, str]]] = {
     SpanStatus.ERROR: ("error", "it failed"),
     SpanStatus.INTERRUPTED: ("interrupted", "the gateway died while it ran"),
@@ -131,7 +130,8 @@ def of_attempt(rollout: RolloutSummary, attempt: Attempt, spans: Sequence[Span])
 
 
 def settled(spans: Sequence[Span]) -> frozenset[int]:
-    """The calls of an attempt that were refused, and whose agent then asked otherwise: a later call was answered."""
+    """The calls of an attempt that were refused, and whose agent then asked in another way: a later call was
+    answered."""
     good = (span.sequence for span in spans if span.status == SpanStatus.OK and by_name(span.dialect).generates)
     last = max(good, default=0)
     return frozenset(span.sequence for span in spans if refused(span) and span.sequence < last)
@@ -140,7 +140,7 @@ def settled(spans: Sequence[Span]) -> frozenset[int]:
 def of_head(
     rollout: RolloutSummary, attempt: Attempt, span: Span, model: str | None, settled: frozenset[int]
 ) -> Iterator[Finding]:
-    """Findings from a call's head. `settled`: see there."""
+    """Findings from a call's head. `settled`: the result of the function of that name."""
     say = partial(finding, rollout=rollout, attempt=attempt.id, sequence=span.sequence)
     if not by_name(span.dialect).generates:
         yield say("no_generation", f"{span.dialect}: no model answered")
@@ -171,7 +171,7 @@ def of_head(
 
 
 def of_tokens(rollout: RolloutSummary, span: Span, tokens: Tokens | None) -> Iterator[Finding]:
-    """Findings from the bytes of a good call; None when they are not on the tape."""
+    """Findings from the tokens of a good call; `tokens` is None when its bytes are not on the tape."""
     say = partial(finding, rollout=rollout, attempt=span.attempt, sequence=span.sequence)
     if span.status != SpanStatus.OK:
         return
@@ -192,8 +192,8 @@ def of_tokens(rollout: RolloutSummary, span: Span, tokens: Tokens | None) -> Ite
 
 
 def of_unread(rollout: RolloutSummary, span: Span, request: bytes, response: bytes) -> Iterator[Finding]:
-    """A finding from the decoded bytes of a good call: what they hold and was not read. What ids and log-probabilities
-    lack, `of_tokens` says."""
+    """A finding from the decoded bytes of a good call: the parts that they contain and that were not read. `of_tokens`
+    reports missing ids and log-probabilities."""
     gaps: Gaps = {key: kind for key, kind in still_unread(span, request, response).items() if kind not in _OF_TOKENS}
     if gaps and span.status == SpanStatus.OK:
         key = min(gaps, key=lambda one: gaps[one] == "usage")
@@ -203,7 +203,8 @@ def of_unread(rollout: RolloutSummary, span: Span, request: bytes, response: byt
 
 
 def good_choices(tokens: Tokens) -> list[int]:
-    """Choices that have everything that training needs; one that lacks something leaves the others as they are."""
+    """The choices that have everything that training needs; a choice that lacks something does not affect the
+    others."""
     return [
         number
         for number, one in sorted(tokens.outputs.items())
@@ -265,7 +266,8 @@ def _without_ids(rollout: RolloutSummary, span: Span, tokens: Tokens) -> Finding
 
 
 def _versions(spans: Sequence[Span]) -> dict[tuple[str, str], set[str]]:
-    """By agent and resource: two agents of a rollout may be of different audiences."""
+    """The versions that served the calls, by agent and resource: two agents of a rollout may belong to different
+    audiences."""
     served: dict[tuple[str, str], set[str]] = {}
     for span in spans:
         for name, version in (span.versions or {}).items():

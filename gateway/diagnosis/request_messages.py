@@ -1,6 +1,6 @@
-"""Messages of requests that repeat their conversation: what is new in them, and which goes on from which. Pure.
+"""Messages of requests that repeat their conversation: which are new, and which request continues which. Pure.
 
-Places are counted without the messages of the system at the beginning, which hosts rewrite, split and join.
+Places are counted without the system messages at the beginning, which hosts rewrite, split and join.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ from typing import Final
 from penstock.gateway.model.turn import Message, Part
 
 EDGE: Final = 64
-"""Characters at either end of a text that tell a message from others when a known beginning is looked for."""
+"""Number of characters at either end of a text by which messages are told apart when a known beginning is searched
+for."""
 
 Place = tuple[int, tuple[object, ...], tuple[object, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A tool call as it stands in a request."""
+    """A tool call in the messages of a request."""
 
     part: Part
     at: int
     """The index of its message."""
     block: int
-    """The index of the first of the assistant's messages that it stands in."""
+    """The index of the first assistant message of the run of assistant messages that it is in."""
     place: int
-    """Its place among the tool calls of these messages."""
+    """Its index among the tool calls of these messages."""
 
 
 def answered(messages: Sequence[Message], begin: int) -> list[tuple[Part, Written | None]]:
-    """The tool results from a message on, each with the call in the request that it answers."""
+    """The tool results from message `begin` on, each with the call in the request that it answers; None without one."""
     begin = _with_its_calls(messages, begin)
     waiting: list[Written] = []
     found: list[tuple[Part, Written | None]] = []
@@ -41,7 +42,7 @@ def answered(messages: Sequence[Message], begin: int) -> list[tuple[Part, Writte
             block, place = at, 0
         for part in messages[at].parts:
             if part.type == "tool_call":
-                # An id that is used again names the newer call.
+                # An id that occurs again means the newer call.
                 waiting = [it for it in waiting if it.block == block or part.id is None or it.part.id != part.id]
                 waiting.append(Written(part, at, block, place))
                 place += 1
@@ -54,7 +55,7 @@ def answered(messages: Sequence[Message], begin: int) -> list[tuple[Part, Writte
 
 
 def _with_its_calls(messages: Sequence[Message], begin: int) -> int:
-    """The same place, or one further up if a result would else be cut off from its call."""
+    """The same index, or an earlier one if a result would otherwise be separated from its call."""
     for at in range(begin, len(messages)):
         kinds = {part.type for part in messages[at].parts}
         if "tool_call" in kinds:
@@ -77,7 +78,7 @@ def _answers(result: Part, call: Part) -> bool:
 
 
 def lead_of(messages: Sequence[Message]) -> int:
-    """The number of messages of the system at the beginning: hosts rewrite, split and join them."""
+    """The number of system messages at the beginning: hosts rewrite, split and join them."""
     return next((at for at, it in enumerate(messages) if it.role not in ("system", "developer")), len(messages))
 
 
@@ -86,7 +87,8 @@ def place_of(messages: Sequence[Message], at: int, lead: int) -> Place:
 
 
 def _brief(message: Message) -> tuple[object, ...]:
-    """What tells a message from others, without its middle. Of tool results hosts change what stands beside them."""
+    """The features by which a message is told from others, without its middle. Messages with tool results are compared
+    by these alone, because hosts change what is beside them."""
     results = [part for part in message.parts if part.type == "tool_call_response"]
     parts = results or [part for part in message.parts if part.type in ("text", "tool_call")]
     return (message.role, *((part.type, part.id, part.name, *_ends(part.text or "")) for part in parts))
@@ -97,7 +99,7 @@ def _ends(text: str) -> tuple[int, str, str]:
 
 
 def near(earlier: Sequence[Message], later: Sequence[Message], lead: int) -> bool:
-    """Whether a request may go on from another: its first message and the last are where they were."""
+    """True if a request may continue `earlier`: that one's first and last message are at the same places in it."""
     skip = lead_of(earlier)
     length = len(earlier) - skip
     if length == 0 or len(later) - lead < length:
@@ -107,7 +109,7 @@ def near(earlier: Sequence[Message], later: Sequence[Message], lead: int) -> boo
 
 
 def continues(earlier: Sequence[Message], later: Sequence[Message]) -> bool:
-    """Whether a request repeats another one whole, system messages aside."""
+    """True if the later request repeats the earlier one whole, system messages aside."""
     one, other = earlier[lead_of(earlier) :], later[lead_of(later) :]
     return len(one) <= len(other) and all(_said(a) == _said(b) for a, b in zip(one, other, strict=False))
 

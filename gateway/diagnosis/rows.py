@@ -1,6 +1,6 @@
-"""Which calls of an attempt become one row of training data, and why each row begins. Pure.
+"""Groups the calls of an attempt into rows of training data, with the reason why each row begins. Pure.
 
-`penstock doctor` and `penstock samples` both ask here, so they cannot disagree. Calls are merged by the engine's own
+`penstock doctor` and `penstock samples` both use it, so they cannot disagree. Calls are merged by the engine's own
 tokens: a call whose prompt begins with the exact tokens of an earlier call's prompt and answer extends that row
 (`turn_tree`), among the calls of one agent. Tokens decide what is merged; messages explain why a call was not. A call
 that begins a row is compared with the earlier call of its agent whose conversation shares the most messages with it:
@@ -33,12 +33,12 @@ Lack: TypeAlias = Literal["no_token_ids", "empty", "no_logprobs"]
 Ids: TypeAlias = bytes | memoryview
 """Token ids as bytes of 32-bit integers."""
 SYSTEM: Final = (b'["system"', b'["developer"')
-"""How fingerprints of messages begin that several conversations may share."""
+"""Beginnings of the fingerprints of messages that several conversations may share."""
 _ASSISTANT: Final = b'["assistant"'
 
 
 class Spelt(NamedTuple):
-    """The tokens of one choice that can be trained on."""
+    """The tokens of a choice that can be trained on."""
 
     choice: int
     prompt: Ids
@@ -46,28 +46,28 @@ class Spelt(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """The messages of a call."""
+    """The fingerprints of a call's messages and answers."""
 
     story: tuple[bytes, ...]
-    """Fingerprints of those that were sent; empty ones, of messages that clients drop, are left out."""
+    """Fingerprints of the request's messages, without the empty ones of messages that clients drop."""
     replies: dict[int, bytes]
-    """Fingerprints of its answers by the index of their choice; empty for one that says nothing."""
+    """Fingerprints of the answers by the index of their choice; empty for an answer without content."""
     thought: frozenset[int]
-    """Choices with hidden reasoning, which most templates take out of earlier turns."""
+    """Indices of choices with hidden reasoning, which most templates remove from earlier turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[C]):
-    """Choices that are one sequence of tokens."""
+    """Choices that form one sequence of tokens."""
 
     nodes: list[Node[C]]
     begins: Begins
     near: C | None
-    """The call whose messages it goes on from, where the tokens differ."""
+    """The call that the row's messages continue, if the tokens differ."""
 
 
 def heard(turn: Turn | None) -> Heard:
-    """What was said in a call; nothing where it cannot be read."""
+    """The fingerprints of a call; empty ones where it cannot be read."""
     if turn is None:
         return Heard((), {}, frozenset())
     story = tuple(said for said in map(fingerprint, turn.messages) if said)
@@ -81,16 +81,16 @@ def reasons_aloud(message: Message) -> list[Part]:
 
 
 def lacks(given: bool, ids: int, scored: bool) -> Lack | None:
-    """What a choice lacks to be trained on. `given`: whether the engine gave ids of prompt and answer; `scored`:
-    whether each of them has a log-probability."""
+    """The first thing that a choice lacks to be trained on; None for nothing. `given`: whether the engine gave ids of
+    prompt and answer; `scored`: whether each id has a log-probability."""
     if not given:
         return "no_token_ids"
     return None if ids and scored else "no_logprobs" if ids else "empty"
 
 
 def superseded(good: Iterable[Span]) -> set[int]:
-    """Sequences of calls whose client asked again: of a call and its retries the newest good one counts, which is the
-    answer that the client has waited for."""
+    """Sequences of good calls that their client repeated: of a call and its retries only the newest good one counts,
+    because the client waited for that answer."""
     every = [(span.retry_of or span.sequence, span.sequence) for span in good]
     newest = dict(every)
     return {sequence for first, sequence in every if newest[first] != sequence}
@@ -100,12 +100,12 @@ class Rows(Generic[C]):
     """The rows of an attempt. Calls that may be trained on are added in the order of their sequences."""
 
     def __init__(self, prompt_of: Callable[[C, int], Ids]) -> None:
-        """`prompt_of`: the ids of the prompt of a call that was added, and of its choice, once more."""
+        """`prompt_of`: returns the ids of the prompt of an earlier call and choice once more."""
         self._prompt_of = prompt_of
         self._agents: dict[str | None, _Agent[C]] = {}
 
     def add(self, call: C, agent: str | None, said: Heard, spelt: Sequence[Spelt]) -> None:
-        """One more call."""
+        """Adds a call with its choices that can be trained on."""
         self._agents.setdefault(agent, _Agent(self._prompt_of)).add(call, said, spelt)
 
     def made(self) -> list[Row[C]]:
@@ -114,18 +114,16 @@ class Rows(Generic[C]):
 
 
 class _Agent(Generic[C]):
-    """The calls of one agent."""
-
     def __init__(self, prompt_of: Callable[[C, int], Ids]) -> None:
         self._prompt_of = prompt_of
         self._tree: Tree[C] = Tree()
         self._lengths: set[int] = set()
-        """Of everything in `asked` and of all that can be continued; bytes."""
+        """Lengths in bytes of all prompts, and of all sequences that can be continued."""
         self._asked: set[bytes] = set()
-        """Prompts."""
+        """Digests of prompts."""
         self._told: dict[bytes, tuple[Node[C], int, bool]] = {}
-        """The beginnings of conversations: whose it was first, how many messages that has with its answer, and
-        whether it has thought."""
+        """By digest of the beginning of a conversation: the first node with it, the number of that one's messages with
+        its answer, and whether it has hidden reasoning."""
         self._answers: set[bytes] = set()
         self._begins: dict[Node[C], tuple[Begins, C | None]] = {}
 
@@ -159,7 +157,8 @@ class _Agent(Generic[C]):
         self._answers |= {reply} if reply else set()
 
     def _why(self, story: Sequence[bytes], spelt: Spelt, first: bool, repeats: bool) -> tuple[Begins, C | None]:
-        """Of a choice that continues no tokens. `repeats`: whether its prompt begins with an earlier one."""
+        """The reason why a row begins with a choice that continues no tokens. `repeats`: whether its prompt begins with
+        an earlier prompt."""
         if first:
             return "first", None
         if not story:
@@ -175,6 +174,6 @@ class _Agent(Generic[C]):
         return ("forked" if asked_again else "compacted"), None
 
     def _rewritten(self, node: Node[C], spelt: Spelt) -> bool:
-        """Whether the tokens differ within the earlier prompt."""
+        """True if the tokens differ within the earlier prompt."""
         old = bytes(self._prompt_of(node.call, node.choice))
         return common(old, bytes(spelt.prompt)) < length(old)

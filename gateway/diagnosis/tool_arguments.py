@@ -1,4 +1,4 @@
-"""Is what an answer asked for what a tool server was asked for? Names and arguments. Pure.
+"""Compares the tool call in an answer with the request to a tool server: names and arguments. Pure.
 
 **Names.** Hosts tell a model a server's tool under a name that they make of both: `NAMES` lists how. Names are compared
 in lower case and with every other sign than letters and digits as one separator, because hosts replace what providers
@@ -7,8 +7,8 @@ the tool's name has a prefix that is not declared, such as the agent's own name 
 
 **Arguments** match whole (`Alike.SAME`) if they are the same JSON: order, white space, `1.0` for `1`, members that are
 null, JSON within a string, and no arguments for an empty object make no difference. They match in part (`Alike.PART`)
-if one side has members more (defaults that a host fills in or leaves out, a session that it adds) and what both have
-is the same, `"1"` for `1` included.
+if one side has additional members (defaults that a host fills in or leaves out, a session that it adds) and the common
+members are the same, where `"1"` counts as `1`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ NAMES: Final = (
     "mcp__{server}__{tool}",
     "{tool}_mcp_{server}",
 )
-"""How hosts name a server's tool. With any separator: `SERVER-tool`, `SERVER_tool`, `SERVER.tool`, `SERVER/tool`,
-`mcp_SERVER_tool` are the second and the third."""
+"""Patterns by which hosts name a server's tool. Other separators (`SERVER-tool`, `SERVER_tool`, `SERVER.tool`,
+`SERVER/tool`, `mcp_SERVER_tool`) count as the second and the third."""
 LONGEST_NAME: Final = 64
-"""Characters that providers take; hosts cut longer names."""
+"""Maximum length of a name that providers take; hosts cut longer names."""
 _OTHER = re.compile(r"[^a-z0-9]+")
 
 
 class Alike(IntEnum):
-    """How far two sides agree."""
+    """The degree to which two sides agree."""
 
     NO = 0
     PART = 1
@@ -49,7 +49,7 @@ class Alike(IntEnum):
 
 @lru_cache(maxsize=4096)
 def plain(name: str) -> str:
-    """A name as it is compared."""
+    """A name in the form in which names are compared."""
     return _OTHER.sub("_", name.lower()).strip("_")
 
 
@@ -61,21 +61,22 @@ def names(server: str, tool: str) -> frozenset[str]:
 
 
 def keys_of_run(server: str, tool: str) -> frozenset[str]:
-    """Under which of `keys_of_ask` a run's asks are found."""
+    """The keys among those of `keys_of_ask` under which the asks of a run are found."""
     return frozenset({plain(tool)}) | names(server, tool)
 
 
 @lru_cache(maxsize=4096)
 def keys_of_ask(name: str) -> frozenset[str]:
-    """What a name may be a prefix before, itself included."""
+    """The keys of a name: itself, and each part of it that may be the tool's name behind a prefix."""
     whole = plain(name)
     pieces = whole.split("_")
     return frozenset("_".join(pieces[at:]) for at in range(len(pieces))) | {whole.partition("_mcp_")[0]}
 
 
 def same_name(name: str, server: str, tool: str, others: Iterable[str] = ()) -> Alike:
-    """Whether a name that a model was told is this server's tool. `others`: the rollout's other servers; a name that is
-    declared for one of them is not this one's with a prefix of the host's own."""
+    """The match of a tool's name as a model knows it with this server's tool: `PART` if it only ends in the tool's
+    name. `others`: the rollout's other servers; a name that the patterns give to one of them is not this server's name
+    with a prefix of the host."""
     known, short = plain(name), plain(tool)
     if known in names(server, tool):
         return Alike.SAME
@@ -88,7 +89,7 @@ def same_name(name: str, server: str, tool: str, others: Iterable[str] = ()) -> 
 
 
 def parsed(arguments: str) -> Any:
-    """The arguments of an answer as JSON; as text where they are none."""
+    """The arguments of an answer as JSON; the text itself if it is not JSON."""
     value = loads(arguments or "{}")
     if isinstance(value, str):
         inner = loads(value or "{}")
@@ -97,12 +98,12 @@ def parsed(arguments: str) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """A JSON value as it is compared."""
+    """A JSON value in the form in which values are compared."""
     return _dumped({} if value is None else _plain_value(value))
 
 
 def same_arguments(asked: Any, given: Any) -> Alike:
-    """Whether arguments are the same, both as JSON values."""
+    """The match of two sets of arguments, both as JSON values: whole, in part, or none."""
     if canonical(asked) == canonical(given):
         return Alike.SAME
     one, other = _plain_value(asked), _plain_value(given)
@@ -114,7 +115,7 @@ def same_arguments(asked: Any, given: Any) -> Alike:
 
 
 def _said(value: Any) -> str:
-    """A value as a host may write it that has no types."""
+    """A value as an untyped host may write it."""
     return value.lower() if isinstance(value, str) else _dumped(value)
 
 
@@ -122,12 +123,12 @@ def _dumped(value: Any) -> str:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
     except (TypeError, *UNREADABLE):
-        # Nested deeper than can be written, an integer above 64 bits, half a surrogate pair.
+        # Nested too deeply, an integer above 64 bits, or half a surrogate pair.
         return repr(value)
 
 
 def _plain_value(value: Any) -> Any:
-    """Whole numbers as integers, and no members that are null."""
+    """A value with whole numbers as integers, and without members that are null."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):

@@ -1,16 +1,16 @@
-"""What the answers of a rollout's models asked of tools, and which results later requests carried. Pure.
+"""The tool calls in the answers of a rollout's models, and the results of them that later requests carried. Pure.
 
 An `Ask` is one tool call of one answer. Its results are in later requests, under its id; `read_asks` finds them. Each
 request repeats its whole conversation, so only its end is read: from its last message back to where an earlier request
-ended, which is told by the number of messages, the last one and the first one (`request_messages.place_of`). A request
-that is not known by that (its history was compacted or edited) is read whole, and results that were seen before are
-left out.
+ended, which is recognised by the number of messages, the last one and the first one (`request_messages.place_of`). A
+request that is not recognised (its history was compacted or edited) is read whole, and results that were seen before
+are left out.
 
 Ids alone do not tell which answer a result belongs to: some models count their calls anew in every conversation, some
 give no ids, several agents work in one rollout, a client sends a call again. Where an id names several calls, the
-conversation decides (`_narrowed`): the answer's place in the request, the messages before it, name and arguments, its
-place among parallel calls, the agent's name, and which call was given up. If that leaves several, the result counts for
-all of them, and nothing that follows from it can be certain.
+conversation decides (`_narrowed`): the answer's place in the request, the messages before it, name and arguments, the
+call's place among parallel calls, the agent's name, and which call was given up. If several remain, the result counts
+for all of them, and nothing that follows from it can be certain.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class ModelCall:
     sequence: int
     """Its place in the attempt; calls are given in this order."""
     start_ns: int
-    """When its request came."""
+    """Time at which its request came; ns."""
     end_ns: int | None
-    """When its answer was passed on; None while it runs."""
+    """Time at which its answer was passed on; ns; None while it runs."""
     turn: Turn
-    """What was said."""
+    """Its messages and its answer."""
     agent: str | None = None
     """The agent's name, where its address gives one."""
     retry_of: int | None = None
-    """The call that this one repeats, when the client said so."""
+    """Sequence of the call that this one repeats, if the client said so."""
     whole: bool = True
     """False when the answer did not reach the client to its end."""
 
@@ -51,13 +51,13 @@ class Delivery:
     """A request that carried the result of a tool call."""
 
     shown: Shown
-    """The result as the model was shown it."""
+    """The result in the form in which the model was shown it."""
     sequence: int
-    """The call that carried it."""
+    """Sequence of the call that carried it."""
     start_ns: int
-    """When that call began: the tool had ended by then."""
+    """Time at which that call began; ns. The tool had ended by then."""
     asks: tuple[Ask, ...]
-    """Whose result it is; several where the conversation does not tell."""
+    """The tool calls whose result it may be; several where the conversation does not decide."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,9 +65,9 @@ class Ask:
     """A tool call that an answer asked for."""
 
     call: ModelCall
-    """The model call that was answered with it."""
+    """The model call whose answer it is in."""
     choice: int
-    """Which of the n answers."""
+    """Index of the choice, of n answers."""
     place: int
     """Its place among the tool calls of the answer, from 0."""
     id: str | None
@@ -75,15 +75,15 @@ class Ask:
     name: str
     """The tool, as the host named it to the model."""
     arguments: str
-    """As generated."""
+    """The arguments as the model generated them."""
     value: Any = None
     """The arguments as JSON."""
     canonical: str = ""
-    """The same as they are compared."""
+    """The arguments in the form in which they are compared."""
     given_up: bool = False
     """True when the client sent the model call again, or its conversation went on from another answer."""
     rivals: int = 0
-    """Other answers to the same request: choices, or answers to a request that was sent again."""
+    """Number of other answers to the same request: choices, or answers to a repeated request."""
     deliveries: list[Delivery] = field(default_factory=list[Delivery])
     """The results, oldest first; more than one where the conversation forked or the host changed the result."""
 
@@ -93,12 +93,12 @@ class Ask:
 
     @property
     def signature(self) -> tuple[str, str]:
-        """What is asked for, whatever its id."""
+        """Name and arguments, independent of the id."""
         return self.name, self.canonical
 
 
 class _Reader:
-    """The calls that were read so far."""
+    """Reads calls in their order and collects the asks."""
 
     def __init__(self) -> None:
         self.asks: list[Ask] = []
@@ -128,7 +128,7 @@ class _Reader:
             self._answers_at[place] += len(call.turn.choices)
 
     def end(self) -> list[Ask]:
-        """All asks. Those are given up whose conversation went on, but not from the answer that they are in."""
+        """All asks. Asks whose conversation continued from another answer are marked as given up."""
         followed = {(ask.call.sequence, ask.choice) for ask in self.asks if ask.deliveries}
         for place, asks in self._asked_at.items():
             for ask in asks:
@@ -139,7 +139,8 @@ class _Reader:
         return self.asks
 
     def _known_until(self, messages: Sequence[Message], lead: int) -> int:
-        """Where what an earlier request did not hold begins. A request that repeats another is read like that one."""
+        """The index of the first message that no earlier request contained. A request that repeats another is read like
+        that one."""
         for at in range(len(messages) - 2, lead - 1, -1):
             place = place_of(messages, at, lead)
             if place in self._known:
@@ -148,7 +149,8 @@ class _Reader:
         return lead
 
     def _answer(self, call: ModelCall, before: int) -> list[Ask]:
-        """Remembers what the answer asks for. `before`: messages of the request, without those of the system."""
+        """Adds the tool calls of the answer. `before`: number of the request's messages, without those of the
+        system."""
         own: list[Ask] = []
         for choice in call.turn.choices:
             parts = [part for part in choice.message.parts if part.type == "tool_call"]
@@ -174,12 +176,12 @@ class _Reader:
         for key in (written.part.id, signature):
             found = found or [ask for at in here for ask in self._placed.get((key, at), ())]
         found = [ask for ask in found if near(ask.call.turn.messages, call.turn.messages, lead)]
-        # A compacted conversation: its places are others, but an id that was given once still names its call.
+        # In a compacted conversation the places differ, but an id that was given once still names its call.
         found = found or self._by_id.get(written.part.id or "", []) or self._waiting(signature, result)
         return _narrowed(found, call, written, signature)
 
     def _waiting(self, signature: tuple[str, str], result: Part) -> list[Ask]:
-        """The asks that wait for a result whose id is none of an answer's: none if one of their kind has this result
+        """The asks that wait for a result whose id no answer has; none if an ask of their kind has this result
         already."""
         asks = self._by_signature.get(signature, [])
         if any(_is(delivery, result) for ask in asks for delivery in ask.deliveries):
@@ -187,7 +189,7 @@ class _Reader:
         return [ask for ask in asks if not ask.deliveries and not ask.given_up]
 
     def _orphan(self, call: ModelCall, result: Part) -> list[Ask]:
-        """The asks of a result whose request does not repeat the call: the provider keeps the conversation."""
+        """The asks of a result whose call is not in the request: the provider keeps the conversation."""
         found = self._by_id.get(result.id or "", [])
         previous = self._by_response.get(str(call.turn.sampling.get("previous_response_id")), [])
         return [ask for ask in found if ask in previous] or found
@@ -214,7 +216,7 @@ def _is(delivery: Delivery, result: Part) -> bool:
 
 
 def _narrowed(found: list[Ask], call: ModelCall, written: Written, signature: tuple[str, str]) -> list[Ask]:
-    """Those that are left when each test is made that some of them pass."""
+    """The asks that remain: each test removes those that fail it, unless all fail."""
     tests: list[Callable[[Ask], bool]] = [
         lambda ask: ask.signature == signature,
         lambda ask: ask.place == written.place,
@@ -229,6 +231,6 @@ def _narrowed(found: list[Ask], call: ModelCall, written: Written, signature: tu
         found = [ask for ask in found if passes(ask)] or found
     if len(found) < 2:
         return found
-    # One id under several choices of an answer is one call to whoever answers it.
+    # To the tool one id in several choices of an answer is one call.
     same = {(ask.call.sequence, ask.id, ask.signature) for ask in found}
     return found[:1] if len(same) == 1 and found[0].id is not None else found

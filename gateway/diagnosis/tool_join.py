@@ -1,4 +1,4 @@
-"""Which model call asked for which tool run? The two-sided join, and the runs of tools that no server saw. Pure.
+"""Joins each tool run with the model call that asked for it, from both sides, and finds runs that no server saw. Pure.
 
 A tool server is not told the id of the tool call that it runs for. The tape has both sides of it: an answer names tool
 and arguments under an id, and a later request carries the result under the same id. `join` gives each run a grade:
@@ -8,12 +8,12 @@ and arguments under an id, and a later request carries the result under the same
 * `ambiguous`: several asks fit, or several runs fit one ask, and nothing tells them apart. All are named, none chosen;
 * `none`: no answer asked for it. The host began it.
 
-What matches is said in `tool_arguments` (forward) and `tool_results` (backward), which asks were open at the time in
-`tool_calls` and `tool_pairs`, and how several that fit are told apart in `tool_matching`. The strongest pairs are
-settled first; what they leave open stays open.
+`tool_arguments` (forward) and `tool_results` (backward) define a match, `tool_calls` and `tool_pairs` which asks were
+open at the time, and `tool_matching` which of several that fit is chosen. The strongest pairs are settled first; weaker
+pairs decide nothing that those leave open.
 
-Begin with `read_asks`, then `join`, then `implied_runs`: a tool call whose result was carried and that no server's run
-is for was run by the agent itself, between the end of the call that asked and the beginning of the one that carried.
+Begin with `read_asks`, then `join`, then `implied_runs`: a tool call whose result was carried and that no server has
+run was run by the agent itself, between the end of the call that asked and the beginning of the one that carried.
 """
 
 from __future__ import annotations
@@ -37,55 +37,55 @@ class Candidate(NamedTuple):
     """A tool call of an answer."""
 
     sequence: int
-    """The model call."""
+    """Sequence of the model call."""
     call_id: str | None
     """The tool-call id, where the wire format has one."""
     choice: int = 0
-    """Which of the n answers."""
+    """Index of the choice, of n answers."""
     place: int = 0
-    """Its place among the tool calls of the answer, from 0."""
+    """Its index among the tool calls of the answer, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a tool run was for."""
+    """The join of a tool run with the tool call that it was for."""
 
     run: str
     """The run's key."""
     grade: Grade
-    """How well it is known."""
+    """The certainty of the link."""
     reason: str
-    """Why, in plain words."""
+    """The reason for the grade, in plain words."""
     asked: Candidate | None = None
-    """What asked for it, if that is certain or likely."""
+    """The tool call that asked for it, if that is certain or likely."""
     candidates: tuple[Candidate, ...] = ()
-    """All that may have asked for it."""
+    """All tool calls that may have asked for it."""
     carried_by: int | None = None
-    """The model call that carried its result."""
+    """Sequence of the model call that carried its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImpliedRun:
-    """A tool that ran inside the agent: known by the call and its result."""
+    """A tool run inside the agent, known only from the tool call and its result."""
 
     asked: tuple[Candidate, ...]
-    """What asked for it; several where the conversation does not tell."""
+    """The tool call that asked for it; several where the conversation does not decide."""
     name: str
-    """The tool, as the model knows it."""
+    """Name of the tool, as the model knows it."""
     arguments: str
-    """As generated."""
+    """The arguments as the model generated them."""
     result: Part
-    """What the model was shown."""
+    """The result that the model was shown."""
     carried_by: int
-    """The model call that carried the result."""
+    """Sequence of the model call that carried the result."""
     start_ns: int
-    """It did not begin earlier."""
+    """Earliest time at which it may have begun; ns."""
     end_ns: int
-    """It did not end later."""
+    """Latest time at which it may have ended; ns."""
 
 
 class _Case:
-    """What is known of the runs so far."""
+    """The state of a join: the pairs of each run, the asks that are taken, and the links so far."""
 
     def __init__(self, asks: Sequence[Ask], runs: Sequence[ToolRun], skew_ns: int) -> None:
         self.runs = {run.key: run for run in sorted(runs, key=lambda it: (it.start_ns, it.key))}
@@ -109,14 +109,14 @@ class _Case:
         self.links[key] = Link(key, grade, reason, asked, (asked,), carried)
 
     def leave(self, key: str, asks: Iterable[Ask], reason: str) -> None:
-        """Ambiguous: `asks`, and whatever else was asked so, may be what it was for."""
+        """Links a run as ambiguous: it may have been for `asks`, and for the asks of all its pairs."""
         listed = tuple(dict.fromkeys(map(_candidate, [*asks, *(pair.ask for pair in self.pairs[key])])))
         self.links[key] = Link(key, "ambiguous", reason, None, listed)
 
 
 def join(asks: Sequence[Ask], runs: Sequence[ToolRun], skew_ns: int = 0) -> list[Link]:
-    """One link for each run, in their order. `asks`: of the same rollout, from `read_asks`. `skew_ns`: how far the
-    clock that saw the runs may be from the one that saw the model calls."""
+    """One link for each run, in their order. `asks`: the asks of the same rollout, from `read_asks`. `skew_ns`: maximum
+    difference between the clock that timed the runs and the one that timed the model calls."""
     case = _Case(asks, runs, skew_ns)
     for rank in (7, 6, 5, BOTH):
         _both_sides(case, rank)
@@ -127,8 +127,8 @@ def join(asks: Sequence[Ask], runs: Sequence[ToolRun], skew_ns: int = 0) -> list
 
 
 def implied_runs(asks: Iterable[Ask], links: Iterable[Link]) -> list[ImpliedRun]:
-    """The tools that ran inside the agent, in the order of their calls. What a link says of a run on a server, even
-    if it says that it may be, is not told again."""
+    """The tool runs inside the agent, in the order of their calls. Tool calls that a link names, even as a candidate
+    only, are left out."""
     told = {(it.sequence, it.choice, it.place) for link in links for it in link.candidates}
     found: dict[int, ImpliedRun] = {}
     for ask in asks:
@@ -187,7 +187,7 @@ def _tool_and_arguments(case: _Case) -> None:
 
 
 def _run_again(case: _Case, key: str, asks: Sequence[Ask]) -> None:
-    """A run whose ask has another run already, and perhaps other asks."""
+    """Links a run whose ask already has another run, and perhaps other asks."""
     run, later = case.runs[key], case.taken.get(asks[0])
     unanswered = run.result is None and (run.end_ns or run.start_ns) <= (later.start_ns if later else 0)
     if len(asks) == 1 and unanswered:
@@ -206,7 +206,8 @@ def _results(case: _Case) -> None:
 
 
 def _settled(case: _Case, pairs: Mapping[str, Sequence[Pair]]) -> list[tuple[str, Pair]]:
-    """The pairs that must be. What may be one pair or another is left, and weaker pairs do not decide it later."""
+    """The pairs that are the only possibility. Runs with several are left ambiguous, and weaker pairs do not decide
+    them later."""
     settled, left = settle({key: [pair.ask for pair in found] for key, found in pairs.items()})
     for key, asks in left.items():
         case.leave(key, asks, _why_not(asks, left))

@@ -1,8 +1,8 @@
-"""Which of several equal pairs must be? Pure.
+"""Finds the pairs that are the only possibility among equal ones. Pure.
 
 Given the asks that each tool run may be for, `settle` finds the pairs that cannot be otherwise if each of these asks
 has a run: a run that may be for one ask only, which no other run depends on, and an ask that has one run only, which
-no other ask depends on. What then remains can be paired in several ways, and none of them is chosen.
+no other ask depends on. The rest can be paired in several ways, of which none is chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ A = TypeVar("A", bound=Hashable)
 
 
 def settle(candidates: Mapping[R, Sequence[A]]) -> tuple[dict[R, A], dict[R, list[A]]]:
-    """(what each run is for, what the others may be for). A run without candidates is in neither."""
+    """(the ask of each settled run, the possible asks of each other run). A run without candidates is in neither."""
     asks = {run: dict.fromkeys(found) for run, found in candidates.items() if found}
     runs: defaultdict[A, dict[R, None]] = defaultdict(dict)
     for run, found in asks.items():

@@ -1,7 +1,7 @@
-"""Which tool calls of which answers may a tool run be for? Pure.
+"""Finds the tool calls of answers that a tool run may be for. Pure.
 
 A run may be for an ask that was open when it began: the model call had begun, and no request had carried the result.
-Asks are found by tool and arguments, and, where these tell nothing for certain, by tool alone. Runs are looked at in
+Asks are found by tool and arguments, and, where these decide nothing for certain, by tool alone. Runs are examined in
 the order in which they began, so that each ask is put on its lists once and taken off once.
 """
 
@@ -24,7 +24,7 @@ from penstock.gateway.diagnosis.tool_calls import Ask, Delivery
 from penstock.gateway.diagnosis.tool_results import Likeness, Returned, likeness
 
 MOST_OPEN: Final = 64
-"""Asks of one kind without a result that are still waited for; older ones are given up."""
+"""Maximum number of asks of one kind without a result that are still waited for; older ones are given up."""
 BOTH: Final = 4
 """The lowest rank of a pair in which both sides match."""
 FORWARD: Final = 2
@@ -34,24 +34,24 @@ _BY_LIKENESS: Final = {Likeness.SAME: 7, Likeness.WRAPPED: 6, Likeness.CUT: 5}
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """A tool call that a tool server was sent."""
+    """A tool call that a tool server received."""
 
     key: str
-    """Names it among the runs."""
+    """Key of the run among all runs."""
     server: str
-    """The server, by its name in the gateway."""
+    """Name of the server in the gateway."""
     tool: str
-    """The tool, by the server's own name."""
+    """Name of the tool on the server."""
     arguments: Any
-    """As JSON value."""
+    """The arguments as a JSON value."""
     result: Any
-    """The result of `tools/call` as JSON value: `content`, `structuredContent`, `isError`; None where there is none."""
+    """The result of `tools/call` as a JSON value: `content`, `structuredContent`, `isError`; None without one."""
     start_ns: int
-    """When the server was asked."""
+    """Time at which the server received the request; ns."""
     end_ns: int | None
-    """When it had answered; None while it has not."""
+    """Time at which it had answered; ns; None before."""
     status: str = "ok"
-    """How its span ended."""
+    """Final status of its span."""
     error: str | None = None
     """The message of a JSON-RPC error."""
 
@@ -62,15 +62,16 @@ class Pair:
 
     ask: Ask
     rank: int
-    """How much speaks for it: from `BOTH` on both sides, from `FORWARD` on tool and arguments; 1: the result alone."""
+    """Strength of the evidence: from `BOTH` on both sides, from `FORWARD` on tool and arguments; 1: the result
+    alone."""
     delivery: Delivery | None = None
-    """Where its result was carried."""
+    """The delivery of its result; None without one."""
     likeness: Likeness = Likeness.NONE
-    """How far that is the run's."""
+    """Likeness of the delivered result and the run's."""
 
 
 class _Open:
-    """The asks of a kind that are open, as time goes on."""
+    """The open asks of a kind, as time advances."""
 
     def __init__(self) -> None:
         self.asks: list[Ask] = []
@@ -88,7 +89,7 @@ class _Open:
 
 
 class Pairs:
-    """Finds the asks of runs, which have to come in the order in which they began."""
+    """Finds the asks of runs, which must come in the order in which they began."""
 
     def __init__(self, asks: Sequence[Ask], servers: Sequence[str], skew_ns: int) -> None:
         self._servers, self._skew = servers, skew_ns
@@ -111,7 +112,7 @@ class Pairs:
         return [pair for pair in found if pair.rank >= FORWARD]
 
     def by_result(self, run: ToolRun, returned: Returned) -> list[Pair]:
-        """The pairs in which the result matches, whatever was asked for."""
+        """The pairs in which the result matches, whatever tool and arguments were."""
         if not returned.distinct:
             return []
         asks = {id(ask): ask for look in returned.looks for ask in self._by_look().get(look, ())}
@@ -141,7 +142,7 @@ class Pairs:
         if like and (whole or (forward and returned.distinct)):
             return Pair(ask, _BY_LIKENESS[like] if whole else BOTH, delivery, like)
         began_late = bool(ask.deliveries) and run.start_ns > ask.deliveries[0].start_ns + self._skew
-        # What a host adds to no arguments at all is anything: alone it tells nothing.
+        # If one side has no arguments, a host may have added any: such a match proves nothing by itself.
         some = forward and bool(ask.value) and bool(run.arguments)
         rank = 0 if began_late else FORWARD + 1 if whole else FORWARD if some else 0
         return Pair(ask, rank or int(bool(like)), delivery, like)

@@ -1,18 +1,18 @@
-"""Is what a model was shown what the tool server returned? Pure.
+"""Compares the result that a model was shown with the one that the tool server returned. Pure.
 
 Hosts rewrite results before they show them to a model. These are matches, the best first:
 
 * `SAME`: the text of the content blocks, white space aside (hosts join blocks by nothing, blanks or line ends); or the
   same JSON as `structuredContent`, its only member, the content blocks, the whole result, or text that is JSON itself,
   however it was encoded; or the same images and sounds.
-* `WRAPPED`: this within tags (`<result>`...`</result>`), a code fence, members of an object that say result
+* `WRAPPED`: the same within tags (`<result>`...`</result>`), a code fence, members of an object with a name for results
   (`ENVELOPE`), or behind a label (`Error: `...); or anywhere in other text, also quoted or escaped (`repr`, JSON,
   HTML), if it has `DISTINCT` characters or more.
 * `CUT`: `LEAST_CUT` characters or more from the beginning, the end or both, with nothing beside them or a mark of at
   most `MARK` characters that says so (`...[truncated 912 characters]`).
 
-What is none of these (a summary, a short text within a longer one, an image made smaller) is no match: the result does
-not speak for the run, though it does not speak against it either.
+Everything else (a summary, a short text within a longer one, an image made smaller) is no match: the result is no
+evidence for the run, nor against it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from penstock.gateway.dialects.loose_json import Json, arr, loads, obj, objs, te
 from penstock.gateway.model.turn import Part
 
 DISTINCT: Final = 24
-"""Characters, white space aside, above which a text is hardly found in another by chance."""
+"""Number of characters, white space aside, from which a text is hardly found in another by chance."""
 LEAST_CUT: Final = 48
-"""Characters that must be left of a result that was cut."""
+"""Minimum number of characters that remain of a result that was cut."""
 MARK: Final = 300
-"""Characters that a host may put beside what is left."""
+"""Maximum number of characters that a host puts beside the remaining text."""
 LABEL: Final = 80
-"""Characters of a label before a short result, its colon included."""
+"""Maximum length of a label before a short result, its colon included."""
 ENVELOPE: Final = ("result", "output", "content", "text", "data", "response", "structuredContent", "value", "error")
 _ENVELOPES = 4
-"""So many are opened, one in another."""
+"""Maximum number of nested envelopes that are opened."""
 _TAG = re.compile(r"<([A-Za-z][\w.:-]*)[^<>]*>(.*)</\1>", re.DOTALL)
 _FENCE = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
 _MARK = re.compile(r"\.\.\.|…|truncat|omit|clip|elid|shorten|exceed|limit", re.IGNORECASE)
@@ -46,7 +46,7 @@ _QUOTES = re.compile(r"""\\[nrt]|[\\"'\s]""")
 
 
 class Likeness(IntEnum):
-    """How a shown result is one that was returned."""
+    """The relation of a shown result to a returned one, the best last."""
 
     NONE = 0
     CUT = 1
@@ -60,14 +60,15 @@ def squeezed(said: str) -> str:
 
 
 class Returned:
-    """What a tool server returned. `result`: of `tools/call`, as JSON; `error`: the message of a JSON-RPC error."""
+    """The result that a tool server returned. `result`: of `tools/call`, as JSON; `error`: the message of a JSON-RPC
+    error."""
 
     def __init__(self, result: Any, error: str | None = None) -> None:
         self._result, self._error = obj(result), error
 
     @cached_property
     def text(self) -> str:
-        """Its text, squeezed."""
+        """The text of its content blocks, without white space."""
         if self._error is not None:
             return squeezed(self._error)
         return squeezed("".join(filter(None, map(_block_text, objs(self._result.get("content"))))))
@@ -79,28 +80,28 @@ class Returned:
 
     @cached_property
     def values(self) -> frozenset[str]:
-        """Its content as JSON that says something, in each way that a host may take it out."""
+        """Its content as JSON that is not empty, in each form in which a host may extract it."""
         return frozenset(canonical(value) for value in self._values() if value not in (None, {}, []))
 
     @cached_property
     def bare(self) -> str:
-        """Its text without anything that quoting changes."""
+        """Its text without the characters that quoting changes."""
         return _QUOTES.sub("", self.text)
 
     @property
     def distinct(self) -> bool:
-        """Whether it is hardly another tool's result by chance."""
+        """True if another tool's result is hardly the same by chance."""
         structured = self._result.get("structuredContent")
         return bool(self.media) or max(len(self.text), len(canonical(structured))) >= DISTINCT
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing."""
+        """True if it has no content."""
         return not (self.text or self.media or self._result.get("structuredContent"))
 
     @property
     def looks(self) -> Iterator[str]:
-        """Under which of `Shown.looks` the same may be found."""
+        """The keys among those of `Shown.looks` under which the same result may be found."""
         yield from (self.text, *self.values)
 
     def _values(self) -> Iterator[Any]:
@@ -120,34 +121,34 @@ class Returned:
 
 
 class Shown:
-    """What a model was shown as a tool's result."""
+    """The result of a tool in the form in which a model was shown it."""
 
     def __init__(self, part: Part) -> None:
         self.part = part
 
     @cached_property
     def text(self) -> str:
-        """Its text, squeezed."""
+        """Its text, without white space."""
         return squeezed(self.part.text or "")
 
     @cached_property
     def value(self) -> Any:
-        """Its text as JSON; None where it is none."""
+        """Its text as JSON; None where it is not JSON."""
         return loads(self.part.text or "")
 
     @cached_property
     def media(self) -> frozenset[str]:
-        """Long strings of its wire object, which hold images and sounds."""
+        """Long strings of its wire object, which contain images and sounds."""
         return frozenset(_long_strings(self.part.data))
 
     @cached_property
     def bare(self) -> str:
-        """Its text without anything that quoting changes."""
+        """Its text without the characters that quoting changes."""
         return _QUOTES.sub("", html.unescape(self.text))
 
     @cached_property
     def unwrapped(self) -> tuple[Shown, ...]:
-        """What is inside of it, where it is a wrapper."""
+        """Its content, if it is a wrapper; else empty."""
         said = (self.part.text or "").strip()
         match = _TAG.fullmatch(said) or _FENCE.fullmatch(said)
         inner = [match[match.lastindex or 0]] if match else [_text_of(it) for it in _members(self.value)]
@@ -155,14 +156,14 @@ class Shown:
 
     @property
     def looks(self) -> Iterator[str]:
-        """Under which of `Returned.looks` the same may be found."""
+        """The keys among those of `Returned.looks` under which the same result may be found."""
         yield self.text
         if self.value is not None:
             yield canonical(self.value)
 
 
 def likeness(returned: Returned, shown: Shown) -> Likeness:
-    """How far a result that was shown is the one that was returned."""
+    """The likeness of a shown result and a returned one."""
     if _same(returned, shown):
         return Likeness.SAME
     inside, layer = [shown], shown.unwrapped
@@ -195,7 +196,7 @@ def _contained(returned: Returned, shown: Shown) -> bool:
 
 
 def _cut(returned: str, shown: str) -> bool:
-    """Whether a text is what was left of a longer one."""
+    """True if a text is the remainder of a longer one."""
     if len(returned) <= LEAST_CUT or len(shown) < LEAST_CUT:
         return False
     kept = 0
@@ -227,7 +228,7 @@ def _block_text(block: Json) -> str | None:
 
 
 def _members(value: Any) -> list[Any]:
-    """What an envelope holds: the members with one of the names, the only item, or the text of a JSON string."""
+    """The content of an envelope: the members with one of the names, the only item, or the text of a JSON string."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list):
@@ -240,7 +241,7 @@ def _text_of(value: Any) -> str:
 
 
 def _long_strings(value: Any) -> Iterator[str]:
-    """The strings in a value that may be media; of a data URL, what it holds."""
+    """The strings in a value that may be media; of a data URL, its data."""
     layer: list[Any] = [value]
     while layer:
         inner: list[Any] = []

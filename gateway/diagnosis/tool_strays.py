@@ -1,11 +1,11 @@
-"""Runs of tools whose address named no rollout: which of the rollouts that were alive then asked for them? Pure.
+"""Joins tool runs whose address named no rollout with the live rollouts whose answers may have asked for them. Pure.
 
-Where an agent's MCP address is written in a configuration once for all (`/mcp/NAME`), its runs are in a rollout of
-their own for each MCP session. They are matched with the tool calls of all rollouts that were alive, as if these were
-one (`tool_join`): so a run is `certain` only when name, arguments and result match one tool call of one rollout and no
-other's. With less evidence more is asked for than within a rollout, because another agent's tool may have the same
-name: a run that matches by name and arguments alone is `likely` while nothing speaks against it. If the model was shown
-something else under the call's id, the run is `ambiguous` and nothing is chosen. A tool call that nobody answered waits
+If an agent's MCP address is written in a configuration once for all (`/mcp/NAME`), its runs are in a rollout of their
+own for each MCP session. They are matched with the tool calls of all rollouts that were alive, as if these were one
+(`tool_join`): so a run is `certain` only when name, arguments and result match one tool call of one rollout and no
+other's. With less evidence the rules are stricter than within a rollout, because another agent's tool may have the same
+name: a run that matches by name and arguments alone is `likely` while nothing contradicts it. If the model was shown
+something else under the call's id, the run is `ambiguous` and nothing is chosen. A tool call without an answer waits
 for `PATIENCE_NS`.
 """
 
@@ -20,9 +20,9 @@ from penstock.gateway.diagnosis.tool_join import Candidate, Grade, Link, join
 from penstock.gateway.diagnosis.tool_pairs import ToolRun
 
 PATIENCE_NS: Final = 600 * 10**9
-"""How long after an answer a tool that it asked for may begin, if no result was ever carried."""
+"""Maximum time from an answer to the beginning of a tool run that it asked for, if no result was ever carried; ns."""
 _STEP: Final = 1 << 40
-"""Sequences of calls of different attempts are told apart by multiples of it."""
+"""Offset between the sequences of calls of different attempts, so that they differ."""
 SEVERAL = "several tool calls of rollouts that were alive asked for the same, and nothing tells them apart"
 NOT_SHOWN = "a rollout that was alive asked for it, but what its model was shown is not the result"
 NOBODY = "no answer of a rollout that was alive asked for it"
@@ -31,34 +31,34 @@ CUT = "; not all rollouts that were alive were looked at"
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """An attempt whose answers may have asked."""
+    """An attempt whose answers may have asked for a run."""
 
     place: str
     """ROLLOUT/ATTEMPT."""
     calls: Sequence[ModelCall]
     """Its model calls, in order."""
     runs: Sequence[ToolRun] = ()
-    """Runs of tools that its addresses named it for; what they were asked by is not asked for again."""
+    """Tool runs whose addresses named the attempt; the tool calls that asked for these are not considered again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Which model call a run is for."""
+    """The model call that a run is for."""
 
     grade: Grade
     reason: str
     place: str | None = None
-    """ROLLOUT/ATTEMPT of the call."""
+    """ROLLOUT/ATTEMPT of the model call."""
     asked: Candidate | None = None
-    """The call, if that is certain or likely."""
+    """The tool call, if it is certain or likely."""
     carried_by: int | None = None
-    """The call of the same attempt that carried the result."""
+    """Sequence of the call of the same attempt that carried the result."""
     candidates: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
-    """By attempt, all calls that may have asked."""
+    """Sequences of all calls that may have asked, by attempt."""
 
 
 def whose(asking: Sequence[Asking], runs: Sequence[ToolRun], complete: bool = True) -> dict[str, Found]:
-    """For each run by its key. `complete`: whether `asking` are all attempts that were alive."""
+    """The model call of each run, by the run's key. `complete`: whether `asking` are all attempts that were alive."""
     pool = [ask for number, one in enumerate(asking) for ask in _open_asks(one, number)]
     asks = {(ask.call.sequence, ask.choice, ask.place): ask for ask in pool if _in_time(ask, runs)}
     links = join(list(asks.values()), runs)
@@ -67,7 +67,7 @@ def whose(asking: Sequence[Asking], runs: Sequence[ToolRun], complete: bool = Tr
 
 
 def _open_asks(one: Asking, number: int) -> Iterator[Ask]:
-    """The tool calls that no run of the attempt's own is for, numbered apart from those of other attempts."""
+    """The tool calls that no run of the attempt's own is for, with sequences unlike those of other attempts."""
     asks = read_asks(_numbered(call, number * _STEP) for call in one.calls)
     told = {(it.sequence, it.choice, it.place) for link in join(asks, one.runs) for it in link.candidates}
     return (ask for ask in asks if (ask.call.sequence, ask.choice, ask.place) not in told)
@@ -108,7 +108,7 @@ def _found(
     place = asking[number].place
     carried = None if link.carried_by is None else link.carried_by % _STEP
     shown = "no call carries its result yet" if carried is None else f"#{carried} carries its result"
-    # Of rollouts that nobody looked at another one may fit as well.
+    # A rollout that was not examined may fit as well.
     sure = link.grade == "certain" and complete
     reason = f"{place}#{sequence} asked for it, as no other rollout that was alive did; {shown}"
     asked = link.asked._replace(sequence=sequence)

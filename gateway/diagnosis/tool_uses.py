@@ -1,5 +1,5 @@
 """The tools that an attempt used: runs on servers behind the gateway, joined with the answers that asked for them, and
-runs inside the agent, which only the conversation tells of. Pure."""
+runs inside the agent, which only the conversation shows. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolList, ToolUse, UnansweredCall
 
 MOST_SPANS = 2_000
-"""Calls of an attempt whose bytes are read."""
+"""Maximum number of calls of an attempt whose bytes are read."""
 _INSIDE = "the answer asked for it, and a later request carried the result"
 
 
 Rule = Callable[[str, str], str | None]
-"""The rule that a tool inside the agent meets, by its name and its arguments as generated."""
+"""Returns the rule that applies to a tool inside the agent, by its name and its arguments as generated; None without
+one."""
 
 
 def tools_used(
@@ -31,7 +32,7 @@ def tools_used(
     exchange_of: Callable[[Span], Exchange | None],
     rule_of: Rule = lambda tool, arguments: None,
 ) -> ToolList:
-    """What an attempt used, in order of time. `spans`: all of the attempt, in order."""
+    """The tools that an attempt used, in order of time. `spans`: all spans of the attempt, in order."""
     calls: list[ModelCall] = []
     ids: dict[int, str | None] = {}
     runs: dict[str, tuple[Span, ToolRun]] = {}
@@ -60,7 +61,8 @@ def tools_used(
 
 
 def _shared(call: ModelCall, before: Sequence[ModelCall]) -> ModelCall:
-    """A call that holds what the one before it has said as that one does: agents send it all with every call."""
+    """The call, with the message objects of the call before it where the messages are equal: agents send the whole
+    conversation with every call, and memory would hold it each time."""
     for earlier in before:
         same = takewhile(lambda pair: pair[0] == pair[1], zip(earlier.turn.messages, call.turn.messages, strict=False))
         known = [message for message, _ in same]
@@ -69,8 +71,8 @@ def _shared(call: ModelCall, before: Sequence[ModelCall]) -> ModelCall:
 
 
 def _unanswered(asks: Sequence[Ask], runs: Sequence[ToolUse], calls: Sequence[ModelCall]) -> Iterator[UnansweredCall]:
-    """The tool calls that later requests repeat without a result. An agent's last answer often asks for a tool that
-    ends it; no request repeats that one. Only ids that were given once tell which call they are of."""
+    """The tool calls that later requests repeat without a result. The last answer of an agent often asks for a tool
+    that ends it; no request repeats that one. Only ids that were given once identify their call."""
     without: dict[str, bool] = {}
     for call in calls:
         parts = [part for message in call.turn.messages for part in message.parts if part.id is not None]
@@ -80,14 +82,14 @@ def _unanswered(asks: Sequence[Ask], runs: Sequence[ToolUse], calls: Sequence[Mo
     for ask in asks:
         if ask.id is None or ask.deliveries or given[ask.id] > 1 or not without.get(ask.id):
             continue
-        # Nobody went on from its result, so the run is known by what it was asked alone.
+        # No later call carries its result, so the run is identified by the tool call alone.
         fits = [use for use in runs if ask.call.sequence in (use.asked_by, *use.candidates)]
         run = next((use.span for use in fits if same_name(ask.name, use.server or "", use.tool)), None)
         yield UnansweredCall(asked_by=ask.call.sequence, call_id=ask.id, tool=ask.name, run=run)
 
 
 def model_call(span: Span, exchange: Exchange) -> ModelCall:
-    """A model call, read."""
+    """A model call, parsed from its bytes."""
     return ModelCall(
         span.sequence,
         span.start_ns,
@@ -100,7 +102,7 @@ def model_call(span: Span, exchange: Exchange) -> ModelCall:
 
 
 def run_of(span: Span, exchange: Exchange) -> ToolRun:
-    """A run of a tool on a server, read."""
+    """A run of a tool on a server, parsed from its bytes."""
     request, response = plain_bodies(exchange)
     arguments, result, error = tool_run(request, response, span.stream)
     name = str((span.attributes or {}).get(TOOL, ""))

@@ -1,16 +1,16 @@
-"""The turn tree: which call continues which, in branches, sub-agents, parallel calls and several choices. Pure.
+"""The turn tree: it records which call continues which, with branches, sub-agents, parallel calls and choices. Pure.
 
 A node is one choice of one call. It continues the choice whose prompt-and-answer is the longest prefix of its own
 prompt. Prefixes are found by their digests, so a long attempt costs one pass over its prompts and no comparison of
-pairs, and nothing of its tokens or messages is kept. What a prefix is, the caller says: exact tokens (`rows`), or
+pairs, and nothing of its tokens or messages is kept. The caller defines the prefixes: exact tokens (`rows`), or
 messages where there are no tokens (`adapters.chat`).
 
 Each node has at most one child that continues it: the one with the most calls below it, the earliest of equals. Parents
 and such children make chains, every node is in exactly one, and all other children begin a chain of their own. Where
 equal answers were given twice (parallel calls), their continuations are spread over them.
 
-Nodes hold their parents and not their children: rings of nodes would keep the bytes of calls in memory until the
-garbage collector looks for rings, which many megabytes in a few objects do not make it do.
+Nodes refer to their parents and not to their children: cycles of nodes would keep the bytes of calls in memory until
+the garbage collector looks for cycles, which many megabytes in a few objects do not trigger.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar
 
 C = TypeVar("C")
-"""What a caller knows of a call."""
+"""The caller's data of a call."""
 
 
 class Choice(NamedTuple):
-    """One choice of a call, by digests of what was said from the very beginning."""
+    """One choice of a call, as digests of the conversation from the very beginning."""
 
     choice: int
     before: Sequence[bytes]
-    """Of the prefixes of the prompt that may have been seen, shortest first."""
+    """Digests of the prefixes of the prompt that may have been seen, shortest first."""
     after: bytes | None
-    """Of prompt and answer; None when nothing can continue it."""
+    """Digest of prompt and answer; None when nothing can continue it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -42,22 +42,22 @@ class Node(Generic[C]):
     choice: int
     """Index of the choice."""
     parent: Node[C] | None = None
-    """The choice it goes on from."""
+    """The choice that it continues; None for a beginning."""
     children: int = 0
-    """How many choices go on from it."""
+    """Number of choices that continue it."""
     depth: int = 1
-    """Nodes on the longest way down from it, itself included."""
+    """Number of nodes on the longest way down from it, itself included."""
 
 
 class Tree(Generic[C]):
-    """Grows call by call, in the order of the calls' sequences."""
+    """The turn tree of an attempt. It grows call by call, in the order of the calls' sequences."""
 
     def __init__(self) -> None:
         self.nodes: list[Node[C]] = []
         self._seen: dict[bytes, list[Node[C]]] = {}
 
     def add(self, call: C, choices: Sequence[Choice]) -> list[Node[C]]:
-        """The nodes of a call."""
+        """Adds a call; returns the nodes of its choices."""
         made = [Node(call, one.choice, self._parent(one.before)) for one in choices]
         for node, one in zip(made, choices, strict=True):
             if node.parent is not None:
@@ -68,12 +68,13 @@ class Tree(Generic[C]):
         return made
 
     def _parent(self, prefixes: Sequence[bytes]) -> Node[C] | None:
-        """The longest known prefix; of equals the newest of those with the fewest children."""
+        """The node with the longest known prefix; of equal ones the newest of those with the fewest children."""
         found = next((self._seen[digest] for digest in reversed(prefixes) if digest in self._seen), ())
         return min(reversed(found), key=lambda node: node.children, default=None)
 
     def chains(self) -> Iterator[list[Node[C]]]:
-        """The nodes as chains, each from its beginning, in the order of the beginnings. Nothing is added after it."""
+        """The nodes as chains, each from its beginning, in the order of the beginnings. No call may be added
+        afterwards."""
         for node in reversed(self.nodes):
             if node.parent is not None:
                 node.parent.depth = max(node.parent.depth, node.depth + 1)
@@ -93,7 +94,7 @@ def _down(node: Node[C] | None, chosen: Mapping[Node[C], Node[C]]) -> Iterator[N
 
 
 def digests(pieces: Iterable[bytes | memoryview]) -> list[bytes]:
-    """The digest of what there is after each piece."""
+    """The digests of the content up to the end of each piece."""
     whole, found = blake2b(digest_size=16), list[bytes]()
     for piece in pieces:
         whole.update(piece)
@@ -102,5 +103,5 @@ def digests(pieces: Iterable[bytes | memoryview]) -> list[bytes]:
 
 
 def of_messages(messages: Iterable[bytes]) -> list[bytes]:
-    """The same for the fingerprints of messages."""
+    """The digests of the conversation up to each message, from the fingerprints of messages."""
     return digests(b"%d:%s" % (len(message), message) for message in messages)

@@ -1,4 +1,4 @@
-"""Figures of calls by what they have in common, for people."""
+"""Figures of calls, grouped by a common property, for a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.gateway.model.prices import old
 
 
 def breakdown(found: Breakdown) -> Group:
-    """A row for each value, and what the sums are over."""
+    """A row for each value of the property, and the spans that the sums are over."""
     listing = Listing(
         Column(found.by, narrows="cut", least=12), figure("calls"), figure("errors", 6), figure("cancelled", 1),
         figure("tokens", 7), figure("cost", 8), figure("tools", 2), figure("median", 4), figure("p95", 5),
@@ -41,7 +41,7 @@ def breakdown(found: Breakdown) -> Group:
 
 
 def unread(found: UnreadList) -> Group:
-    """A row for each path of keys."""
+    """A row for each path of keys in answers that was not read."""
     listing = Listing(
         Column("dialect", 1), Column("key", narrows="fold", least=16), Column("what", 2), figure("calls"),
         Column("first", 3), Column("last", 4), Column("example", narrows="fold", least=12),
@@ -61,7 +61,7 @@ ALL_READ: Final = "All answers were read as they came, as far as calls were look
 
 
 def money(amount: float | None) -> str:
-    """An amount with the digits that tell something."""
+    """An amount with as many digits as matter: two decimals, or three digits below one; empty for None."""
     if amount is None:
         return ""
     return f"{amount:,.2f}" if amount >= 0.995 or not amount else f"{amount:.3g}"

@@ -1,4 +1,4 @@
-"""Budgets, for people. Pure."""
+"""Budgets for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from penstock.gateway.display.text import duration, plain
 from penstock.gateway.model.budget import BudgetPage, BudgetUse
 
 _FULL, _NEAR = 1.0, 0.8
-"""Shares from which on a budget is coloured."""
+"""Used shares of a budget from which on it is coloured: red, and yellow."""
 
 
 def budgets(found: BudgetPage, now_ns: int) -> Group:
-    """A row for each."""
+    """A row for each budget's use, and how many more there are."""
     listing = Listing(
         Column("budget"), Column("of", narrows="fold", least=12), Column("unit", 2), figure("used"),
         figure("reserved", 1), figure("running", 0), figure("unread", 0), figure("limit"), figure("full"),
@@ -30,7 +30,7 @@ def budgets(found: BudgetPage, now_ns: int) -> Group:
 
 
 def none(found: BudgetPage, name: str | None) -> str:
-    """Why there is no row. `name`: of the only budget that was asked for."""
+    """The reason why there is no row. `name`: name of the only budget that was requested."""
     configured = ", ".join(found.configured)
     if not configured:
         return "penstock.toml has no [[budget]]."

@@ -23,8 +23,8 @@ T = TypeVar("T", bound=RunCandidate)
 
 
 def ordered(found: Sequence[T]) -> list[tuple[int, T]]:
-    """(depth, candidate): below each candidate those that were made from it, finalists and the highest mean first. The
-    first is the root, and what leads to no root stands at the end."""
+    """(depth, candidate), in the order of the tree: below each candidate those that were made from it, finalists and
+    the highest mean first. The root comes first; candidates whose parents do not lead to a root come last."""
     if not found:
         return []
     root, names = found[0], {one.id for one in found}
@@ -36,7 +36,7 @@ def ordered(found: Sequence[T]) -> list[tuple[int, T]]:
     while waiting:
         depth, one = waiting.pop()
         lines.append((depth, one))
-        # Taken away: of several with one name only the first has the children, and a circle ends.
+        # `pop`: of several candidates with one name only the first gets the children, and a cycle ends.
         waiting += [(depth + 1, child) for child in sorted(children.pop(one.id, []), key=_rank)[::-1]]
     return [*lines, *((1, one) for left in children.values() for one in left)]
 
@@ -46,7 +46,7 @@ def _rank(one: RunCandidate) -> tuple[bool, float, int]:
 
 
 def listing(found: Sequence[tuple[int, RunCandidate]]) -> Listing:
-    """A line for each, indented by its depth."""
+    """A line for each candidate, indented by its depth."""
     made = Listing(*TREE)
     for depth, one in found:
         name = Text(f"{'  ' * (depth - 1)}└ {clean(one.id)}" if depth else clean(one.id))
@@ -65,7 +65,7 @@ def _mean(one: RunCandidate) -> str:
 
 
 def tree(told: CandidateTree, most: int | None = None) -> RenderableType:
-    """The tree, or its first lines, and how many candidates are missing."""
+    """The tree, or its first `most` lines, and how many candidates are missing."""
     lines = ordered(told.candidates)
     shown = lines if most is None else lines[:most]
     missing = told.left_out + len(lines) - len(shown)
@@ -75,7 +75,7 @@ def tree(told: CandidateTree, most: int | None = None) -> RenderableType:
 
 
 def chart(told: CandidateTree) -> Chart | None:
-    """The mean of each candidate where it came, and the best so far; None without means."""
+    """The mean of each candidate at the step at which it came, and the best so far; None without means."""
     points = sorted((float(one.step), one.mean) for one in told.candidates if one.mean is not None)
     if not points:
         return None

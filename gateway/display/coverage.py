@@ -1,4 +1,4 @@
-"""Whom a prompt reaches, in words for a person. Pure."""
+"""The coverage of prompts in words: how many calls they match. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.gateway.display.text import ago
 from penstock.gateway.model.coverage import Coverage, LastMiss
 
 SHOWN = 40
-"""Characters of a text and of a version."""
+"""Maximum number of characters of a text, and of a version's text, that are shown."""
 WORDS = {
     "miss": "no registered text",
     "ambiguous": "two ways to read it",
@@ -21,11 +21,11 @@ WORDS = {
     "shape": "not this API",
     "json": "no JSON",
 }
-"""Why something passed as it came."""
+"""The reasons why a call passed unchanged, in words."""
 
 
 def brief(coverage: Coverage | None) -> str:
-    """In a cell: `98.0% of 1,234`, and whether it fell."""
+    """The coverage for a cell: `98.0% of 1,234`, and `fell` if it fell; empty for None."""
     if coverage is None:
         return ""
     share = f"{coverage.matched / _calls(coverage):.1%} of {_calls(coverage):,}"
@@ -48,7 +48,7 @@ def lines(name: str, coverage: Coverage, now_ns: int) -> Iterator[str]:
 
 
 def reasons(counts: Mapping[str, int]) -> str:
-    """`30 no registered text, 4 two ways to read it`."""
+    """The counts by reason, the largest first: `30 no registered text, 4 two ways to read it`."""
     return ", ".join(f"{count:,} {WORDS[why]}" for why, count in sorted(counts.items(), key=lambda it: -it[1]))
 
 

@@ -1,4 +1,5 @@
-"""What servers of tools list, and what has changed in it, for a terminal. Pure, as `gateway.display.rollouts` is."""
+"""The definitions that servers of tools list, and their changes, for a terminal. Pure, as `gateway.display.rollouts`
+is."""
 
 from __future__ import annotations
 
@@ -28,18 +29,18 @@ DEFINITIONS: Final = (
     figure("last seen", 1), figure("changes"), Column("state", narrows="words", least=16),
 )  # fmt: skip
 _NAMES: Final = ("name", "uri", "uriTemplate")
-"""Where a definition has its name."""
+"""Fields in which a definition has its name."""
 _SHORT: Final = 12
 """Characters of a fingerprint that are shown."""
 _WORDS: Final = re.compile(r"<tags: [^<>]*>|\s+|(?:(?!<tags: [^<>]*>)\S)+")
 _PART: Final = re.compile(r"[^.\[\"]+")
-"""A name of a field that cannot be read as a path, nor as another name that is quoted."""
+"""A field's name that needs no quotes: it cannot be read as a path, nor as another, quoted name."""
 _MOST_WORDS: Final = 4000
-"""Words of a text that are compared one by one; longer ones are shown as a whole."""
+"""Maximum number of words of texts that are compared word by word; longer texts are shown as a whole."""
 _FEW: Final = 2
-"""Words that stayed by chance, between two changes."""
+"""Number of unchanged words between two changes that count as a coincidence, so as a part of the changes."""
 _NEAR: Final = 12
-"""Words of what stayed that are shown beside what did not."""
+"""Number of unchanged words that are shown beside a change."""
 
 
 class Difference(NamedTuple):
@@ -76,7 +77,8 @@ def _state(one: ServerView, kind: Kind) -> Text:
 
 
 def server(one: ServerView, now_ns: int) -> Group:
-    """What a server lists now, and what was approved and is not listed any more."""
+    """The definitions that a server lists now, those that were approved and are not listed any more, and the
+    approvals."""
     made = Listing(*DEFINITIONS)
     for kind in KINDS:
         newest, approved = one.version(one.newest.get(kind)), one.version(one.pinned.get(kind))
@@ -119,7 +121,7 @@ def _what(name: str, newest: Mapping[str, str], approved: Mapping[str, str]) -> 
 
 
 def _decoded(text: str) -> str:
-    """A definition as it is read: with the characters that its JSON only names."""
+    """A definition with the characters that its JSON writes as escapes."""
     return json.dumps(json.loads(text), ensure_ascii=False).replace("\\n", "\n") if text else ""
 
 
@@ -127,8 +129,8 @@ def _decoded(text: str) -> str:
 
 
 def compared(one: ServerDefinitions, version: int | None) -> list[Difference]:
-    """Which versions are compared: one and the one of its list before it; or of each list the newest and what is
-    approved or, where that is the same, the one before it."""
+    """The versions to compare: `version` and the one of its list before it; without `version`, of each list the newest
+    and the approved one or, where these are the same, the newest and the one before it."""
     wanted = one.version(version)
     if version is not None:
         return [] if wanted is None else [found for found in [_with_before(one, wanted)] if found is not None]
@@ -150,7 +152,7 @@ def _with_before(one: ServerDefinitions, version: DefinitionVersion) -> Differen
 
 
 def difference(one: ServerView, version: int | None, now_ns: int) -> Group:
-    """What has changed, word by word."""
+    """The changes, word by word."""
     pieces = list[RenderableType]()
     for before, after in compared(one, version):
         title = f"{after.kind}: version {before.version} → {after.version}"
@@ -168,7 +170,7 @@ def _definition(name: str, was: str | None, is_: str | None) -> Iterator[Rendera
     before, after = (dict(_leaves(json.loads(text))) if text is not None else {} for text in (was, is_))
     for path in dict.fromkeys([*before, *after]):
         said = [values.get(path) for values in (before, after)]
-        # Its own name stands above it.
+        # The definition's own name is in the line above.
         if said[0] != said[1] and not (path in _NAMES and set(said) <= {None, _json(name)}):
             texts = [_text(one) for one in said]
             if texts[0] == texts[1]:  # "1" and 1
@@ -178,8 +180,8 @@ def _definition(name: str, was: str | None, is_: str | None) -> Iterator[Rendera
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, the JSON that stands there) of everything in a definition that holds nothing else. No two have one path:
-    the one would hide the other."""
+    """(path, JSON) of every value in a definition that holds no other. Each path is unique: two values with one path
+    would hide each other."""
     if isinstance(value, dict) and value:
         for key, one in cast("dict[str, Any]", value).items():
             part = key if _PART.fullmatch(key) else _json(key)
@@ -196,12 +198,12 @@ def _json(value: Any) -> str:
 
 
 def _text(said: str | None) -> str:
-    """What stands somewhere, as it is read: a text without quotes."""
+    """A value in readable form: a text without quotes."""
     return "" if said is None else json.loads(said) if said.startswith('"') else said
 
 
 def words(before: str, after: str) -> Text:
-    """Two texts in one: `[-what went-]`, `{+what came+}`. Of long stretches that stayed the middle is left out."""
+    """Two texts in one: `[-removed-]`, `{+added+}`. The middle of long unchanged stretches is left out."""
     old, new = (_WORDS.findall(visible(text)) for text in (before, after))
     made = Text()
     if max(len(old), len(new)) > _MOST_WORDS:
@@ -218,7 +220,8 @@ def words(before: str, after: str) -> Text:
 
 
 def _stretches(old: Sequence[str], new: Sequence[str]) -> Iterator[Match]:
-    """What stayed, in order; the last one is the end. A word or two between two changes is a part of them."""
+    """The unchanged stretches, in order; the last one is the end. A word or two between two changes counts as a part of
+    them."""
     for same in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
         inside = same.a > 0 and same.b > 0 and same.a + same.size < len(old) and same.b + same.size < len(new)
         if not inside or sum(not word.isspace() for word in old[same.a : same.a + same.size]) > _FEW:
@@ -226,7 +229,7 @@ def _stretches(old: Sequence[str], new: Sequence[str]) -> Iterator[Match]:
 
 
 def _shortened(same: Sequence[str], first: bool, last: bool) -> str:
-    """Words that stayed: those next to what did not."""
+    """The unchanged words next to the changes, and the number of the others."""
     most = 2 * _NEAR
     head, tail = (0 if first else most), (0 if last else most)
     left_out = sum(not word.isspace() for word in same[head : len(same) - tail])
@@ -237,6 +240,6 @@ def _shortened(same: Sequence[str], first: bool, last: bool) -> str:
 
 
 def approved(one: ServerDefinitions) -> Text:
-    """What agents are given from now on."""
+    """The definitions that agents get from now on, in a sentence."""
     lists = ", ".join(f"{kind} version {one.pinned[kind]}" for kind in KINDS if kind in one.pinned)
     return Text(f"Approved: agents are given {lists} of {visible_name(one.server)}.")

@@ -1,4 +1,4 @@
-"""The index, for people."""
+"""The state of the index, for a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock.gateway.model.index import IndexView
 
 
 def index(view: IndexView) -> str:
-    """How it is, in a few lines."""
+    """The state of the index and how far it has read, in a few lines."""
     lines = [f"{view.status}: {view.reason}"]
     if view.status in ("ready", "reading"):
         share = 100 * view.cursor // view.newest if view.newest else 100

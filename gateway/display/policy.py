@@ -1,4 +1,5 @@
-"""Policies on tool calls for a terminal: those that wait for a person, and what rules would have done. Pure."""
+"""Policies on tool calls for a terminal: calls that wait for a person, and the effect of rules on recorded calls.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from penstock.gateway.policy.questions import Question
 from penstock.gateway.policy.report import PolicyReport, RuleFigures
 
 LONGEST = 2000
-"""Characters of arguments that are shown."""
+"""Maximum number of characters of arguments that are shown."""
 STYLES = {"deny": "red", "ask": "yellow", "kernel": "yellow", "redact": "cyan", "dry": "blue", "allow": "green"}
 
 RULES = (
@@ -29,7 +30,7 @@ STOPPED = (
 
 
 def waiting(questions: Sequence[Question], now_ns: int) -> Group:
-    """Each call with all that a person has to know, and the commands that answer."""
+    """Each waiting call with all that a person has to know, and the commands that answer."""
     return Group(*(part for one in questions for part in _question(one, now_ns)))
 
 
@@ -43,13 +44,13 @@ def _question(one: Question, now_ns: int) -> Iterator[Text]:
 
 
 def answered(one: Question, verdict: str) -> Text:
-    """What became of a call that has waited."""
+    """The verdict on a call that has waited, in a sentence."""
     done = "It runs" if verdict == "approve" else "It was refused"
     return plain(f"{done}: {one.tool} on {one.server}, for rollout {one.rollout}.")
 
 
 def report(told: PolicyReport) -> Group:
-    """The sums, rule by rule, and the calls."""
+    """The sums, rule by rule, and the calls that would not have run as they did."""
     table = Listing(*RULES)
     for one in told.rules:
         unread = plain(one.unread or "")

@@ -1,4 +1,4 @@
-"""Prices of models, for people."""
+"""Prices of models, for a terminal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.gateway.model.prices import Price, old
 from penstock.gateway.model.wording import counted
 
 _MOST = 40
-"""Differences of a kind, and models without a price, that are named."""
+"""Maximum number of differences of a kind, and of models without a price, that are named."""
 
 
 def prices(found: PriceList, unpriced: Sequence[str] = ()) -> Group:
-    """A row for each, and where they are from. `unpriced`: models that were called and have no price."""
+    """A row for each price, and the list they are from. `unpriced`: models that were called and have no price."""
     listing = Listing(
         Column("model", narrows="cut", least=8), Column("since"), figure("input"), figure("output"), figure("cached"),
         figure("cache write"), figure("long"), Column("besides", narrows="cut", least=8),
@@ -39,7 +39,7 @@ def prices(found: PriceList, unpriced: Sequence[str] = ()) -> Group:
 
 
 def _besides(price: Price) -> str:
-    """What else changes what a call costs."""
+    """Other properties of a call that change its price: length, tier, tools, factors."""
     lengths = sorted({it.above for it in price.rates if it.above is not None})
     tiers = dict.fromkeys(it.tier for it in price.rates if it.tier is not None)
     return ", ".join([*(f"> {above:,}" for above in lengths), *tiers, *price.tools, *price.factors])
@@ -51,7 +51,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def differences(found: Sequence[Difference]) -> Group:
-    """What an update changes, what stays first."""
+    """The changes of an update: kept prices first, then changed and new ones."""
     listing = Listing(Column("model", narrows="cut", least=8), Column(""), Column("price", narrows="cut", least=8))
     heads: list[Text] = []
     for what in ("kept", "changed", "new"):

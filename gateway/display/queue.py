@@ -57,7 +57,7 @@ def _bytes(value: int | None) -> str:
 
 
 def enqueued(answers: Sequence[Enqueued]) -> Text:
-    """The result of queuing tasks, in a sentence."""
+    """The result of an enqueue, in a sentence."""
     there = Counter(str(answer.status) for answer in answers if not answer.created)
     new = len(answers) - sum(there.values())
     by_status = ", ".join(f"{count:,} {name}" for name, count in there.most_common())
@@ -66,7 +66,7 @@ def enqueued(answers: Sequence[Enqueued]) -> Text:
 
 
 def moved(rows: Iterable[Rollout]) -> Listing:
-    """Where rollouts stand now."""
+    """A line with the status of each rollout."""
     made = Listing(Column("rollout"), Column("status"))
     for row in rows:
         made.add_row(plain(row.id), status(row.status))
@@ -74,7 +74,7 @@ def moved(rows: Iterable[Rollout]) -> Listing:
 
 
 def rewarded(target: str, answer: RewardAnswer) -> Text:
-    """A reward that was kept."""
+    """A sentence about a reward that was kept."""
     notes = ["" if answer.trusted else ", untrusted", ", after the attempt had ended" if answer.late else ""]
     now = "has no reward yet" if answer.reward is None else f"has the reward {number(answer.reward)}"
     return Text(f"Kept as #{answer.sequence}{''.join(notes)}: {clean(target)} {now}.")
@@ -84,7 +84,7 @@ def rewarded(target: str, answer: RewardAnswer) -> Text:
 
 
 def diagnoses(found: Sequence[Diagnosis]) -> Group:
-    """One rollout whole; several in a line each, with what was found and how often, and what repairs it."""
+    """One rollout in full; of several a line each, with the findings and their counts, and the fixes."""
     if len(found) == 1:
         return diagnosis(found[0])
     made = Listing(*DIAGNOSES)
@@ -97,7 +97,6 @@ def diagnoses(found: Sequence[Diagnosis]) -> Group:
 
 
 def _rollout(found: Diagnosis) -> Iterator[Text]:
-    """A rollout in a line."""
     calls = [call for attempt in found.attempts for call in attempt.calls]
     codes = Counter(finding.code for finding in _findings(found))
     yield from (plain(found.rollout), status(found.status), plain(number(found.reward)))
@@ -119,7 +118,7 @@ def _mending(every: Sequence[Sequence[Finding]]) -> Listing:
 
 
 def diagnosis(found: Diagnosis) -> Group:
-    """A table for each attempt, what repairs the findings, and the verdict."""
+    """A table for each attempt, the fixes of the findings, and the verdict."""
     model = f" for the model {clean(found.model)}" if found.model else ""
     pieces: list[RenderableType] = [Text(f"{clean(found.rollout)}  {found.status}{model}", style="bold")]
     for attempt in found.attempts:
@@ -132,7 +131,6 @@ def diagnosis(found: Diagnosis) -> Group:
 
 
 def _findings(found: Diagnosis) -> list[Finding]:
-    """Of the rollout, of its attempts and of their calls."""
     of_attempts = (f for a in found.attempts for f in (*a.findings, *(f for c in a.calls for f in c.findings)))
     return [*found.findings, *of_attempts]
 
@@ -159,7 +157,7 @@ def _call(call: CallDiagnosis) -> Iterator[Text]:
 
 
 def _begun(call: CallDiagnosis) -> list[str]:
-    """Why sequences begin with it. What is `first` needs no words, and a finding has its own."""
+    """The reasons why sequences begin with the call, except `first` and those that are findings of it."""
     told = {"first", *(finding.code for finding in call.findings)}
     counts = Counter(why for why in call.begins if why not in told)
     return [why if count == 1 else f"{why} ({count})" for why, count in counts.items()]
@@ -171,7 +169,7 @@ def _why(findings: Iterable[Finding]) -> Text:
 
 
 def _fixes(findings: Iterable[Finding]) -> Listing:
-    """Each fix once, the first of its kind when they differ by the call only."""
+    """Each fix once; of fixes that differ only by the call the first."""
     made = Listing(Column("why"), Column("way out", narrows="words", least=30))
     first = {finding.code: finding.fix for finding in reversed(list(findings)) if finding.fix}
     for code, fix in reversed(first.items()):

@@ -79,7 +79,6 @@ def _e_values(view: ReleaseView, points: Sequence[Point]) -> Chart:
 
 
 def _later_harm(view: ReleaseView) -> Iterator[Measure]:
-    """Harm in the holdback, once it has begun."""
     where = latest(view.figures)[1]
     if where:
         harm = deciding(view.release, view.figures)[0]
@@ -87,7 +86,8 @@ def _later_harm(view: ReleaseView) -> Iterator[Measure]:
 
 
 def _guards(view: ReleaseView, points: Sequence[Point]) -> Chart:
-    """One line for the splits of all stages, that of the worst: no more lines than can be told apart."""
+    """The guards and one line for the splits, that of the stage that strays most: more lines could not be told
+    apart."""
     found = [one for one in deciding(view.release, view.figures) if one.name.startswith(("guard ", "split "))]
     guards = [one for one in found if one.name.startswith("guard ")]
     lines = [Line(one.name, _values(points, one.figure), style) for style, one in enumerate(guards)]

@@ -1,8 +1,8 @@
-"""A release as one page of HTML: what it does, what it was decided from, and why it is where it is. Pure.
+"""A release as one page of HTML: its state, the evidence for its decisions, and their reasons. Pure.
 
 The page is self-contained: it has no script and loads nothing, and its own policy forbids both. It follows light and
-dark, in the colours of Okabe and Ito. It can be read without seeing it (titles, descriptions, and a table for each
-chart), and every foreign text is escaped. Its series are computed again from the observations
+dark, in the colours of Okabe and Ito. It can be read by people who do not see it (titles, descriptions, and a table for
+each chart), and every foreign text is escaped. Its series are computed again from the observations
 (`gateway.display.release_series`).
 """
 
@@ -35,7 +35,7 @@ from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.wording import counted
 
 ROWS = 24
-"""Rows of a chart's table."""
+"""Maximum number of rows of a chart's table."""
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1b1f; --dim: #5b5b66; --back: #fdfdfd; --rule: #d9d9e0; --band: #0072b21f;
   --c0: #5b5b66; --c1: #0072b2; --c2: #d55e00; --c3: #009e73; --c4: #cc79a7; --c5: #e69f00; --limit: #b3261e; }
@@ -78,7 +78,7 @@ def page(view: ReleaseView, history: History, now_ns: int) -> str:
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """A page of this style that stands by itself; `body` is HTML, the title is not."""
+    """A complete page in this style; `body` is HTML, the title is text."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -131,7 +131,7 @@ def _arms(view: ReleaseView, history: History) -> Iterator[str]:
 
 
 def figure(chart: Chart, name: str) -> str:
-    """A chart with its title, its legend and its numbers; `name` makes its ids unique on the page."""
+    """A chart as HTML, with its title, its legend and its numbers; `name` makes its ids unique on the page."""
     rows = sorted({x for line in chart.lines for x, _ in line.points})
     rows = [x for at, x in enumerate(rows) if at % max(1, -(-len(rows) // ROWS)) == 0 or at == len(rows) - 1]
     columns = [dict(line.points) for line in chart.lines]
@@ -153,7 +153,7 @@ def _evidence(view: ReleaseView, points: Sequence[Point]) -> Iterator[str]:
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows of texts as HTML; the first of each names it."""
+    """Rows of texts as an HTML table; the first cell of each row is its heading."""
     head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in heads)
     lines = (
         f'<tr><th scope="row">{text(row[0])}</th>{"".join(f"<td>{text(cell)}</td>" for cell in row[1:])}</tr>'

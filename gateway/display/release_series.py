@@ -1,7 +1,7 @@
-"""How the evidence of a release grew: computed again from what the tape holds, as decisions are. Pure.
+"""The evidence of a release over time: computed again from the tape, as decisions are. Pure.
 
-The same observations step the same `Canary` as in `gateway.canary.verify`, and its figures are taken on the way.
-So the charts show what was decided from, and nothing has to be kept to draw them.
+The same observations step the same `Canary` as in `gateway.canary.verify`, and its figures are taken on the way. So the
+charts show the evidence that decisions were made from, and nothing has to be stored to draw them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.gateway.canary.verify import stepped
 from penstock.gateway.model.release import Assignment, Entry, Release, Seen
 
 MOST = 300
-"""Points of a series: more cannot be told apart on a page."""
+"""Maximum number of points of a series: more cannot be told apart on a page."""
 
 
 class History(NamedTuple):
-    """All that the tape has of a release, as it was when the release had this revision and count."""
+    """The audit chain, assignments and outcomes of a release at a certain revision and count."""
 
     audit: Sequence[Entry]
     assigned: Sequence[Assignment]
@@ -35,9 +35,8 @@ class History(NamedTuple):
         seen: Sequence[Seen],
         after: int = 0,
     ) -> History:
-        """The part that belongs to this state of the release, if more has been read: all of it only ever grows.
-        `after`: the assignment behind which `assigned` and `seen` begin.
-        """
+        """The part that belongs to this state of the release, if more has been read: each list only ever grows.
+        `after`: number of the assignment behind which `assigned` and `seen` begin."""
         until, counted = max(0, release.assigned - after), max(0, release.counted - after)
         return cls(audit[: release.revision], as_of(release, assigned[:until]), seen[:counted])
 
@@ -46,15 +45,15 @@ class Point(NamedTuple):
     """The evidence after some rollouts."""
 
     counted: int
-    """The assignment that was counted last."""
+    """Number of the assignment that was counted last."""
     figures: dict[str, float]
-    """As decisions see them."""
+    """The figures that decisions read, by name."""
     interval: tuple[float, float] | None
     """Confidence sequence of candidate less stable."""
 
 
 def series(release: Release, history: History, most: int = MOST) -> list[Point]:
-    """The evidence as it grew, evenly thinned to about `most` points; the last one is always there."""
+    """The evidence over time, evenly thinned to about `most` points; the last one is always included."""
     canary, points = Canary.of(release), list[Point]()
     every = max(1, -(-len(history.seen) // most))
     looks = sum(one.early is not None for one in history.assigned)

@@ -1,4 +1,4 @@
-"""What a person reads of a release, as words and numbers: its path, its arms, its evidence against the limits. Pure.
+"""The state of a release in words and numbers: its path, its arms, its evidence against the limits. Pure.
 
 The terminal (`gateway.display.releases`) and the page (`gateway.display.release_page`) show the same things, so these
 are computed here, once.
@@ -29,11 +29,12 @@ GOOD = {
     "latency": "in time",
     "cost": "cheapness",
 }
-"""What a guard's goodness means for the rollouts of an arm; missing rewards are a number."""
+"""The meaning of a guard's goodness for the rollouts of an arm, in words. Missing rewards are shown as a number
+instead."""
 
 
 class Step(NamedTuple):
-    """A station on the way of a release."""
+    """A stage on the path of a release."""
 
     name: str
     mark: Mark
@@ -54,29 +55,29 @@ class Measure(NamedTuple):
     value: float
     limit: float
     follows: str
-    """What it does at its limit: `rolls back`, `promotes`, `holds`, or `nothing`."""
+    """The gateway's action at the limit: `rolls back`, `promotes`, `passes`, `holds`, or `nothing`."""
     figure: str
     """Name of the value among the release's figures."""
 
     @property
     def crossed(self) -> bool:
-        """Whether it has reached its limit."""
+        """True if the value has reached its limit."""
         return self.value >= self.limit
 
 
 def reached(release: Release, audit: Sequence[Entry]) -> tuple[Stage, int]:
-    """(the stage it is or was in, the step of its canary): where it stands, was held, or ended."""
+    """(the last stage on the way up, the step of its canary): where it stands, was held, or ended."""
     on_the_way = [entry for entry in audit if entry.after in (*PREPARATION, "canary")]
     return (on_the_way[-1].after, on_the_way[-1].step) if on_the_way else ("draft", 0)
 
 
 def share(stage: Stage, split: float) -> float:
-    """Which part of new rollouts gets the candidate."""
+    """The share of new rollouts that get the candidate."""
     return split if stage == "canary" else 1.0 if stage == "promoted" else 0.0
 
 
 def path(release: Release, audit: Sequence[Entry]) -> list[Step]:
-    """Every station, and how far the release has come."""
+    """Every stage on the path, and how far the release has come."""
     stage, step = reached(release, audit)
     passed: dict[Stage, Entry] = {entry.after: entry for entry in audit if entry.after in PREPARATION}
     current = NEXT.get(stage)
@@ -102,8 +103,8 @@ def _canary(at: int, stage: Stage, step: int, release: Release) -> Mark:
 
 
 def arms(release: Release, figures: Figures, awaited: tuple[int, int] | None = None) -> Iterator[ArmRow]:
-    """Figures side by side, of the holdback once it has begun. `awaited`: assigned rollouts of each arm that are not
-    counted yet; None if not known."""
+    """The figures of both arms side by side; of the holdback once it has begun. `awaited`: assigned rollouts of each
+    arm that are not counted yet; None if not known."""
     figures, where = latest(figures)
     seen = [int(figures.get(f"{arm}.assigned", 0)) for arm in ARMS]
     missing = [int(figures.get(f"{arm}.missing", 0)) for arm in ARMS]
@@ -124,7 +125,7 @@ def arms(release: Release, figures: Figures, awaited: tuple[int, int] | None = N
 
 
 def latest(figures: Figures) -> tuple[Figures, str]:
-    """(the figures of the holdback if there are any, else all; where that is, in words)."""
+    """(the figures of the holdback if there are any, else all; the place of these figures in words)."""
     begun = f"{HOLDBACK}."
     found = {name.removeprefix(begun): value for name, value in figures.items() if name.startswith(begun)}
     return (found, f" in the {HOLDBACK}") if found else (figures, "")
@@ -139,7 +140,7 @@ def _mean(value: float | None) -> str:
 
 
 def reward_name(policy: Policy) -> str:
-    """What the reward is called: statistics see it mapped to 0 (worst) to 1 (best)."""
+    """The name of the reward's row: statistics see the reward mapped to 0 (worst) to 1 (best)."""
     dimension = "reward" if policy.reward is None else policy.reward
     mapped = policy.reward_range != (0.0, 1.0)
     return f"mean {dimension} (n)" if not mapped else f"mean {dimension}, as 0 to 1 (n)"
@@ -161,7 +162,7 @@ def measures(release: Release, figures: Figures) -> list[Measure]:
 
 
 def deciding(release: Release, figures: Figures) -> list[Measure]:
-    """The e-values that a decision follows from now: those of the ramp, or of the holdback once it has begun."""
+    """The e-values that the present decisions depend on: those of the ramp, or of the holdback once it has begun."""
     if latest(figures)[1]:
         return list(_held_back(release.policy, figures))
     return [*measures(release, figures), *passes(release, figures)]
@@ -195,12 +196,12 @@ def passes(release: Release, figures: Figures) -> list[Measure]:
 
 
 def audience(only: Audience) -> str:
-    """In words; empty for everybody."""
+    """The audience in words; empty for everybody."""
     return " ".join(audience_terms(only))
 
 
 def moves(release: Release) -> str:
-    """From what to what: `run.0 → run.20, shop v1 → v2`; the resource that it is called after is not named."""
+    """The change of versions: `run.0 → run.20, shop v1 → v2`; the release's own resource is not named."""
     before, after = release.given("stable"), release.given("candidate")
     return ", ".join(
         f"{'' if name == release.resource else name + ' '}{before[name]} → {after[name]}" for name in release.resources
@@ -208,13 +209,13 @@ def moves(release: Release) -> str:
 
 
 def versions(release: Release, arm: Arm) -> str:
-    """What an arm gets: `run.20 + shop v2`."""
+    """The versions that an arm gets: `run.20 + shop v2`."""
     (_, first), *others = release.given(arm).items()
     return " + ".join([first, *(f"{name} {version}" for name, version in others)])
 
 
 def waits(view: ReleaseView) -> Iterator[str]:
-    """What has to happen before the release moves, a sentence each."""
+    """The conditions for the release's next move, a sentence each."""
     release = view.release
     if release.stage in ENDED:
         return
@@ -240,7 +241,7 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         oldest = (
             "" if view.oldest is None else f": the oldest is {view.oldest}, since {moment(view.oldest_ns or 0)[:19]}"
         )
-        # A unit waits for its window, and then for the rollouts that began in it.
+        # A unit waits until its window ends, and then for the rollouts that began in it.
         longest = duration(int(policy.outcome_deadline_s * (1 + policy.by_unit) * 1e9))
         yield f"{view.waiting:,} {outcomes}, each for {longest} at most{oldest}"
     if view.waiting_early:
@@ -255,7 +256,7 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
 
 
 def _awaited(view: ReleaseView, stage: str, rollouts: int) -> Iterator[str]:
-    """What a stage of the ramp goes on for, or ends by."""
+    """The condition under which a stage of the ramp ends."""
     release, policy = view.release, view.release.policy
     last, seconds = release.step == len(policy.stages) - 1, policy.stages[release.step].seconds
     pieces: list[str] = []
@@ -275,7 +276,7 @@ def _awaited(view: ReleaseView, stage: str, rollouts: int) -> Iterator[str]:
 
 
 def units(release: Release) -> str | None:
-    """What is assigned, in a sentence; None where it is each rollout by itself."""
+    """The numbers of units and rollouts, in a sentence; None where each rollout is assigned by itself."""
     if not release.policy.by_unit:
         return None
     unnamed = counted(release.unnamed, "rollout")
@@ -293,10 +294,11 @@ def difference(view: ReleaseView) -> str | None:
 
 
 def left_out(release: Release, figures: Figures) -> int:
-    """Rollouts whose turn has come and that no statistic counts: they have seen both versions, or were cancelled."""
+    """The number of rollouts whose turn has come and that no statistic counts: they have seen both versions, or were
+    cancelled."""
     return release.counted - int(figures.get("seen", 0)) - int(figures.get(f"{HOLDBACK}.seen", 0))
 
 
 def stage_name(stage: Stage | None) -> str:
-    """A stage in words."""
+    """A stage in words; empty for None."""
     return "" if stage is None else stage.replace("_", " ")

@@ -33,9 +33,9 @@ from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.wording import counted
 
 BAR = 20
-"""Characters of a bar: the whole of it is the limit."""
+"""Characters of a full bar, which stands for the limit."""
 LAST = 5
-"""Entries of the chain that a status shows."""
+"""Number of the chain's last entries that a status shows."""
 SIGNS = {"done": "✓", "skipped": "skipped", "failed": "✗", "now": "", "ahead": ""}
 RELEASES = (
     Column("release"), Column("stage"), Column("from", 6), Column("to"), figure("split", 4), figure("assigned", 2),
@@ -75,7 +75,7 @@ def _stage(release: Release) -> Text:
 def status(
     view: ReleaseView, audit: Sequence[Entry], awaited: tuple[int, int] | None, now_ns: int, last: int = LAST
 ) -> Group:
-    """All of a release that fits a screen. `awaited`: assigned rollouts of each arm that are not counted yet."""
+    """The state of a release, to fit a screen. `awaited`: assigned rollouts of each arm that are not counted yet."""
     release = view.release
     pieces: list[RenderableType] = [_head(release, now_ns), _way(path(release, audit)), plain(release.reason)]
     if release.assigned:
@@ -96,7 +96,7 @@ def _head(release: Release, now_ns: int) -> Text:
 
 
 def _way(steps: Iterable[Step]) -> Text:
-    """draft ✓ → checked skipped → ▶ 5% → promoted."""
+    """The path of a release: `draft ✓ → checked skipped → ▶ 5% → promoted`."""
     words = [
         Text(
             f"{'▶ ' if step.mark == 'now' else ''}{clean(step.name)} {SIGNS[step.mark]}".strip(),
@@ -140,14 +140,14 @@ def _evidence(found: Iterable[Measure]) -> Listing:
 
 
 def bar(value: float, limit: float, size: int = BAR) -> str:
-    """How far an e-value is on its way from 1 to its limit, on a logarithmic scale."""
+    """A bar for an e-value between 1 and its limit, on a logarithmic scale."""
     share = math.log(value) / math.log(limit) if value > 1 else 0.0
     full = min(size, int(share * size + 1e-9))
     return "█" * full + "·" * (size - full)
 
 
 def entry(one: Entry) -> Text:
-    """A link of the chain on a line."""
+    """An entry of the chain on a line."""
     who = "by the rules" if one.who == GATEWAY else f"by {clean(asked_by(one.who, one.key))}"
     what = f"{one.action.replace('_', ' ')} → {stage_name(one.after)}"
     split = f"{one.split:.0%}" if one.after == "canary" else ""
@@ -170,14 +170,14 @@ def _figure(value: object) -> str:
 
 
 def started(release: Release, expected: Forecast | None = None) -> Text:
-    """A release that was just started, and what it is likely to take."""
+    """A sentence about a release that was just started, and its forecast."""
     name = clean(release.id)
     said = Text(f"{name} is started: {clean(moves(release))}. penstock release watch {name}")
     return said if expected is None else said.append(f"\n{foretold(release, expected)}")
 
 
 def foretold(release: Release, expected: Forecast) -> str:
-    """A forecast in sentences."""
+    """The forecast for a release with an equal candidate, in sentences."""
     if expected.rollouts is None and expected.mean is not None:
         return "No forecast: with this policy a release may take more rollouts than are played for one."
     if expected.rollouts is None or expected.held is None or expected.mean is None:
@@ -193,7 +193,7 @@ def foretold(release: Release, expected: Forecast) -> str:
 
 
 def long(days: float) -> str:
-    """A time as a person says it."""
+    """A length of time in its largest fitting unit: `about 2.5 days`."""
     for unit, size in (("days", 1.0), ("hours", 1 / 24), ("minutes", 1 / 1440)):
         if days >= size:
             return f"about {days / size:.1f} {unit}"
@@ -201,5 +201,5 @@ def long(days: float) -> str:
 
 
 def decided(release: Release) -> Text:
-    """A release after a person's decision."""
+    """The state of a release after a person's decision, on a line."""
     return joined(clean(release.id), _stage(release), clean(release.reason))

@@ -20,9 +20,9 @@ from penstock.gateway.prompts.induce import FEWEST, Proposal
 from penstock.gateway.prompts.recognise import Recognised
 
 SLOT = "bold cyan"
-"""Slots stand in braces: the colour only repeats it."""
+"""Style of slots, which stand in braces too, for terminals without colours."""
 FEW = 4
-"""Values that are named; more are counted."""
+"""Number of values that are named; more are counted."""
 _UNSENT = (
     "No version of {name} is known to be what agents send: only calls that name it get one. If agents send one of its "
     "texts by themselves, register that with --sent."
@@ -39,7 +39,7 @@ VERSIONS = (
 
 
 def listed(found: ResourceList, now_ns: int) -> Group:
-    """All resources, and the requests that none could be looked for in."""
+    """All resources, and the number of requests that could not be searched for them, by reason."""
     counts = found.unread
     unread = f"{counted(sum(counts.values()), 'request')} passed unread: {coverage.reasons(counts)}."
     return Group(resources(found.resources, now_ns), *([Text(unread, "yellow")] if counts else []))
@@ -64,7 +64,7 @@ def _covered(one: ResourceView) -> Text:
 
 
 def _stable(one: ResourceView) -> str:
-    """The version of everybody, and the number of exceptions."""
+    """The stable version for everybody, and the number of exceptions."""
     rules = counted(len(one.stable.rules), "exception")
     return one.stable.version + (f" ({rules})" if one.stable.rules else "")
 
@@ -84,7 +84,7 @@ def resource(one: ResourceView, now_ns: int) -> Group:
 
 
 def _brief(version: Resource) -> str:
-    """Its weights, or what it says."""
+    """The weights of a model, or the beginning of a text."""
     if version.kind == "model":
         return " ".join(f"{name}={value}" for name, value in version.content.items() if value is not None)
     tool = f"{version.content['tool']}: " if "tool" in version.content else ""
@@ -92,7 +92,7 @@ def _brief(version: Resource) -> str:
 
 
 def version(one: Resource) -> Group:
-    """One version, whole."""
+    """A version with its metadata and its whole text."""
     facts = {"parent": one.parent, "author": one.author, "note": one.note, "sha256": one.sha256}
     facts |= {name: value for name, value in one.content.items() if name != "text"}
     lines = [joined(Text(name, style="dim"), clean(value)) for name, value in facts.items() if value not in (None, "")]
@@ -102,7 +102,7 @@ def version(one: Resource) -> Group:
 
 
 def added(one: Resource, before: Sequence[Resource]) -> Group:
-    """A version that was registered, or was there already. `before`: those that were there."""
+    """A sentence about a version that was registered, or existed already. `before`: the versions that existed."""
     slots = "" if one.template is None else f" with {_slots(one.template)}"
     there = one.version in {version.version for version in before}
     head = Text(f"{clean(one.place)} {'was registered already' if there else 'is registered'}{slots}.")
@@ -111,7 +111,7 @@ def added(one: Resource, before: Sequence[Resource]) -> Group:
 
 
 def _frozen(one: Resource) -> Iterator[Text]:
-    """A warning of values in a text that agents send, which will be others in later calls."""
+    """A warning about values in a text that agents send, which will differ in later calls."""
     if one.template is None or not one.content.get("sent"):
         return
     found = [(anchor[it.begin : it.end], it.kind) for anchor in one.template.anchors for it in changing(anchor)]
@@ -122,7 +122,7 @@ def _frozen(one: Resource) -> Iterator[Text]:
 
 
 def registered(versions: Iterable[Resource]) -> Text:
-    """Versions that are there now, a line each."""
+    """A line for each version that is registered now."""
     return Text("\n").join(Text(f"{clean(one.place)} is registered.") for one in versions)
 
 
@@ -132,7 +132,7 @@ def _slots(template: Template) -> str:
 
 
 def text(template: Template) -> Text:
-    """A template as it is written, with its slots highlighted."""
+    """A template as text, with its slots highlighted."""
     made = Text()
     for anchor, slot in zip(template.anchors, [*template.slots, None], strict=True):
         made.append(clean(anchor.replace("{", "{{").replace("}", "}}")))
@@ -142,7 +142,7 @@ def text(template: Template) -> Text:
 
 
 def difference(one: Resource, other: Resource) -> Text:
-    """What two versions say differently: a unified diff of texts, fields of models."""
+    """The differences between two versions: a unified diff of texts, fields of models."""
     lines = difflib.unified_diff(_lines(one), _lines(other), one.place, other.place, lineterm="")
     made = Text("\n").join(plain(line, SIGNS.get(line[0], "")) for line in lines)
     return made or Text(f"{one.place} and {other.place} say the same.")
@@ -157,7 +157,8 @@ def _lines(version: Resource) -> list[str]:
 
 
 def proposals(found: Sequence[tuple[Proposal, str | None]], calls: int, left_out: int, rollouts: int) -> Group:
-    """Prompts that were found in so many calls of so many rollouts, each with the resource that it is registered as."""
+    """The prompts that were found in so many calls of so many rollouts, each with the resource that it is registered
+    as."""
     pieces: list[RenderableType] = [Text(f"{counted(len(found), 'prompt')} in {counted(calls, 'call')}.")]
     if left_out:
         pieces.append(Text(f"{counted(left_out, 'call')} left out: the gateway wrote their text, or made them itself."))
@@ -180,7 +181,7 @@ def _proposal(number: int, one: Proposal, known: str | None) -> Iterator[Rendera
 
 
 def values(slots: Mapping[str, Sequence[str]]) -> RenderableType:
-    """Values of slots, a few examples each."""
+    """The values of slots, a few examples each."""
     made = Listing(Column("slot"), Column("examples", narrows="fold", least=30))
     for name, examples in slots.items():
         made.add_row(Text(name, style=SLOT), plain(" | ".join(abbreviate(it, BRIEF) for it in examples)))
@@ -188,7 +189,7 @@ def values(slots: Mapping[str, Sequence[str]]) -> RenderableType:
 
 
 def recognised(found: Recognised) -> Group:
-    """Which prompt a text is."""
+    """The prompt that a text is recognised as, and the values of its slots."""
     named = f" of the tool {clean(found.known.tool)}" if found.known.tool else ""
     head = Text(f"This is {clean(found.known.resource)}{named}.")
     return Group(head, values({name: [value] for name, value in found.slots.items()}))

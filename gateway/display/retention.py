@@ -1,4 +1,4 @@
-"""How long rollouts stay, for people. Pure."""
+"""Retention for a terminal: rules, holds and forgotten rollouts. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HOLDS = (
     Column("rollout"), Column("since"), Column("who"), Column("why", 1, narrows="fold", least=16),
 )  # fmt: skip
 _NAMED: Final = 3
-"""Rollouts that are named and not counted."""
+"""Maximum number of rollouts that are named; more are counted."""
 FORGOTTEN = (Column("rollout"), Column("when"), Column("why", 1, narrows="fold", least=16))
 
 
 def status(view: RetentionStatus) -> str:
-    """How it goes, in a few lines."""
+    """The rules and the progress of retention, in a few lines."""
     lines = [f"forget    {rule}" for rule in view.rules]
     if view.keep_bytes is not None:
         lines.append(f"forget    the oldest, while the tape uses more than {size(view.keep_bytes)}")
@@ -50,18 +50,18 @@ def _left(view: RetentionStatus) -> str:
 
 
 def forgotten(gone: Sequence[Forgotten]) -> str:
-    """What was taken off the tape."""
+    """A sentence naming the rollouts that were removed from the tape."""
     names = ", ".join(one.rollout for one in gone) if len(gone) <= _NAMED else counted(len(gone), "rollout")
     return f"forgotten: {names}"
 
 
 def wiped(view: RetentionStatus) -> str:
-    """What is left once it was waited for."""
+    """A sentence with the data of forgotten rollouts that is still left after waiting for its deletion."""
     return f"left: {_left(view)}" if not view.stuck else f"not done yet: {view.stuck}"
 
 
 def held(changed: Sequence[Holding], lifted: bool) -> str:
-    """Which are kept from now on, or not any more."""
+    """A sentence naming the rollouts that are kept from now on, or not any more."""
     names = ", ".join(one.rollout for one in changed) if len(changed) <= _NAMED else counted(len(changed), "rollout")
     verb = "is" if len(changed) == 1 else "are"
     lift = f"`penstock hold --lift {changed[0].rollout if len(changed) == 1 else 'ROLLOUT'}`"
@@ -69,7 +69,7 @@ def held(changed: Sequence[Holding], lifted: bool) -> str:
 
 
 def holds(found: Sequence[Holding]) -> Listing:
-    """A line for each."""
+    """A line for each hold."""
     made = Listing(*HOLDS)
     for one in found:
         made.add_row(one.rollout, moment(one.at_ns), plain(one.who), plain(one.why))
@@ -77,7 +77,7 @@ def holds(found: Sequence[Holding]) -> Listing:
 
 
 def forgotten_list(found: Sequence[Forgotten]) -> Listing:
-    """A line for each."""
+    """A line for each forgotten rollout."""
     made = Listing(*FORGOTTEN)
     for one in found:
         made.add_row(one.rollout, moment(one.at_ns), plain(one.why))

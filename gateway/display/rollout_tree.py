@@ -25,12 +25,12 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 
 DEEPEST = 20
-"""The deepest nesting of spans that is shown."""
+"""Maximum depth of nested spans that is shown."""
 MOST = 1_000
-"""Messages of a call, parts of a message and answers that are shown: the first and the last ones. Each takes a
-fraction of a millisecond and some kilobytes to be laid out."""
+"""Maximum number of messages of a call, parts of a message and answers that are shown: the first and the last ones.
+Each takes a fraction of a millisecond and some kilobytes to be laid out."""
 LONGEST = 4 << 20
-"""Characters of a text that is shown whole; no model reads as many at once."""
+"""Maximum number of characters of a text that is shown whole; no model reads as many at once."""
 T = TypeVar("T")
 _NOTHING = Part(type="unknown")
 
@@ -39,49 +39,49 @@ Key = tuple[str, tuple[tuple[str | None, ...], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the model calls of an attempt asked for; it is shown below them."""
+    """The tool runs that the model calls of an attempt requested; each is shown below its call."""
 
     runs: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Runs of tools in the attempt: sequence -> that of the model call."""
+    """Tool runs in the attempt: sequence of the run -> sequence of the model call."""
     elsewhere: Sequence[tuple[int, SpanDetail]] = ()
-    """Runs in other rollouts, whose address named none, each with the sequence of the model call."""
+    """Tool runs in other rollouts, whose address named none, each with the sequence of the model call."""
 
 
 class Conversations:
-    """What the earlier calls of an attempt began with and were answered by: the hash of each of their beginnings, so
-    that a thousand calls cost no more than what they say."""
+    """The beginnings of the earlier calls and answers of an attempt. Each beginning is kept as a hash, so that the cost
+    of a thousand calls depends only on their new messages."""
 
     def __init__(self) -> None:
         self._beginnings = set[int]()
 
     def known(self, messages: Sequence[Message]) -> int:
-        """How many messages an earlier call began with or was answered by."""
+        """The number of first messages with which an earlier call began, or by which it was answered."""
         hashes = _beginnings(messages)
         return next((at for at, one in enumerate(hashes) if one not in self._beginnings), len(messages))
 
     def add(self, turn: Turn) -> None:
-        """Takes a call that later ones may begin as."""
+        """Adds a call whose messages and answer later calls may begin with."""
         answer = (choice.message for choice in turn.choices[:1])
         self._beginnings.update(_beginnings([*turn.messages, *answer]))
 
 
 class Place(NamedTuple):
-    """A span that is shown directly below its attempt, with those that are shown inside it."""
+    """A span that is shown directly below its attempt, with the spans that are shown inside it."""
 
     attempt: Attempt
     spans: Sequence[tuple[Span, int | None]]
-    """Each with the sequence of the one that it is shown in; the first one's is None."""
+    """Each span with the sequence of the span that it is shown in; None for the first one."""
     left: int
-    """How many spans of the attempt are not shown, where this is its last place."""
+    """Number of the attempt's spans that are not shown, if this is its last place; else 0."""
 
 
 class RolloutTree:
-    """A rollout piece by piece, so that the first lines are there before the last call is read."""
+    """Renders a rollout piece by piece, so that the first lines are there before the last call is read."""
 
     def __init__(
         self, rollout: RolloutSummary, spans: Sequence[Span], asked: Mapping[str, Asked] | None = None
     ) -> None:
-        """`spans`: those that are shown, in order. `asked`: by attempt."""
+        """`spans`: the spans to show, in order. `asked`: the requested tool runs, by attempt."""
         self._rollout, self._asked = rollout, asked or {}
         self._conversations, self._offered = Conversations(), list[str]()
         self._spans = {attempt.id: [it for it in spans if it.attempt == attempt.id] for attempt in rollout.attempts}
@@ -94,7 +94,7 @@ class RolloutTree:
         return joined(Text(clean(rollout.id), style="bold"), rollout.mode, status(rollout.status), *about, *facts)
 
     def task(self) -> RenderableType | None:
-        """The line of what it was given to do."""
+        """The line of the rollout's task; None without one."""
         rollout = self._rollout
         if rollout.input is None:
             return None
@@ -102,13 +102,13 @@ class RolloutTree:
         return _Hung(task, not rollout.attempts)
 
     def attempt(self, attempt: Attempt) -> RenderableType:
-        """The line of an attempt; its spans follow."""
+        """The line of an attempt; the lines of its spans follow."""
         self._conversations, self._offered = Conversations(), []
         attempts = self._rollout.attempts
         return _Hung(_attempt_line(attempt, len(attempts) == 1), attempt is attempts[-1])
 
     def places(self, attempt: Attempt) -> Iterator[Place]:
-        """What is shown below the attempt, from the top."""
+        """The places below an attempt, from the top."""
         spans = self._spans[attempt.id]
         asked = self._asked.get(attempt.id, Asked())
         left = attempt.spans - len(spans) if spans else 0
@@ -122,8 +122,8 @@ class RolloutTree:
             yield Place(attempt, below, left)
 
     def place(self, place: Place, details: Mapping[int, SpanDetail], last: bool) -> Iterator[RenderableType]:
-        """A place with what its calls added to the conversation. `details`: its spans, read, by sequence; `last`:
-        whether it is the last one of its attempt."""
+        """The lines of a place, with the messages that its calls added to the conversation. `details`: its spans in
+        full, by sequence; `last`: whether it is the last place of its attempt."""
         nodes: dict[int, Tree] = {}
         for span, parent in place.spans:
             line = span_line(span)
@@ -157,10 +157,10 @@ class RolloutTree:
 
 
 class _Hung:
-    """What stands in a tree below something: with its guides, as `rich.tree` draws them. It is printed alone."""
+    """A node of a tree, printed by itself: with its guides, as `rich.tree` draws them."""
 
     def __init__(self, shown: RenderableType, last: bool, inside: bool = False) -> None:
-        """`inside`: it is not the thing itself that hangs there, but one below it."""
+        """`inside`: the node is a descendant, so its first line gets the guides of a later line."""
         rest = "    " if last else "│   "
         self._shown, self._first, self._rest = shown, rest if inside else "└── " if last else "├── ", rest
 
@@ -175,7 +175,8 @@ class _Hung:
 def rollout_tree(
     rollout: RolloutSummary, details: Sequence[SpanDetail], asked: Mapping[str, Asked] | None = None
 ) -> Group:
-    """Rollout, attempts, calls, and what each call added to the conversation. `asked`: by attempt."""
+    """Rollout, attempts, calls, and the messages that each call added to the conversation. `asked`: the requested tool
+    runs, by attempt."""
     tree = RolloutTree(rollout, [detail.span for detail in details], asked)
     parts: list[RenderableType] = [tree.head(), *filter(None, (tree.task(),))]
     for attempt in rollout.attempts:
@@ -188,7 +189,7 @@ def rollout_tree(
 
 
 def call_tree(detail: SpanDetail) -> Tree:
-    """One call, with all its messages and its whole text."""
+    """A call, with all its messages and its whole text."""
     tree = Tree(span_line(detail.span))
     for line in _facts(detail):
         tree.add(line)
@@ -198,7 +199,8 @@ def call_tree(detail: SpanDetail) -> Tree:
 
 
 def added(turn: Turn, earlier: Iterable[Turn]) -> Tree:
-    """What a call added to the conversation, with its whole text; `earlier`: calls of the same attempt before it."""
+    """The messages that a call added to the conversation, with their whole text; `earlier`: calls of the same attempt
+    before it."""
     conversations = Conversations()
     for one in earlier:
         conversations.add(one)
@@ -209,7 +211,8 @@ def added(turn: Turn, earlier: Iterable[Turn]) -> Tree:
 
 
 def in_place(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> Iterator[tuple[Span, int | None]]:
-    """The spans of one attempt from the top, each with the sequence of the one it is shown in; None for the attempt."""
+    """The spans of one attempt from the top, each with the sequence of the span it is shown in; None for the
+    attempt."""
     inside = nesting.tree(spans, asked)
     waiting = [(span, None, 0) for span in reversed(inside.get(None, []))]
     while waiting:
@@ -221,7 +224,7 @@ def in_place(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> I
 
 
 def _beginnings(messages: Sequence[Message]) -> Iterator[int]:
-    """The hash of the first message, of the first two ..."""
+    """The hashes of the first message, of the first two, and so on."""
     one = 0
     for message in messages:
         one = hash((one, _key(message)))
@@ -229,9 +232,8 @@ def _beginnings(messages: Sequence[Message]) -> Iterator[int]:
 
 
 def _key(message: Message) -> Key:
-    """Equal for equal messages, however they were sent. Reasoning does not count, because agents often do not send it
-    back.
-    """
+    """A key that is equal for equal messages, however they were sent. Reasoning does not count, because agents often do
+    not send it back."""
     parts = (p for p in message.parts if p.type != "reasoning")
     return message.role, tuple((p.type, p.text, p.id, p.name, p.arguments, compact(p.data)) for p in parts)
 
@@ -243,7 +245,7 @@ def _add_turn(node: Tree, turn: Turn, skip: int, tools: list[str] | None, limit:
         node.add(joined(Text("tools", style="dim"), clean(", ".join(names[:MOST]) + rest)))
     if skip:
         node.add(Text(f"… {counted(skip, 'message')} as before", style="dim"))
-    # A message of MCP without parameters says no more than the name of its span.
+    # A message of MCP without parameters adds nothing to the name of its span.
     told = [one for one in turn.messages[skip:] if not one.parts or any(part != _NOTHING for part in one.parts)]
     for message in _some(told, "messages"):
         node.add(message if isinstance(message, Text) else _message(message, limit))
@@ -254,7 +256,7 @@ def _add_turn(node: Tree, turn: Turn, skip: int, tools: list[str] | None, limit:
 
 
 def _some(rows: Sequence[T], what: str) -> Iterator[T | Text]:
-    """The rows, or the first and the last ones with a line of how many are between them."""
+    """The rows, or the first and the last ones with a line that counts the rows between them."""
     if len(rows) <= MOST:
         yield from rows
         return
@@ -265,7 +267,7 @@ def _some(rows: Sequence[T], what: str) -> Iterator[T | Text]:
 
 
 def _cut(text: str, limit: int | None) -> str:
-    """A text as far as it is shown; `limit`: briefly."""
+    """A text as it is shown: abbreviated to `limit`; without one, cut at `LONGEST`."""
     if limit is not None or len(text) <= LONGEST:
         return abbreviate(text, limit)
     left = len(text) - LONGEST
@@ -284,7 +286,7 @@ def _choice(choice: Choice, of: int, limit: int | None) -> RenderableType:
 
 
 def _with_parts(label: Text, parts: Sequence[Part], limit: int | None) -> RenderableType:
-    """Text beside its label; several parts below it."""
+    """A label with its only part beside it, or several parts below it."""
     if len(parts) == 1:
         return joined(label, _part(parts[0], limit))
     tree = Tree(label)
@@ -314,7 +316,7 @@ def _sides(detail: SpanDetail) -> list[SideView]:
 
 
 def _facts(detail: SpanDetail) -> Iterator[Text]:
-    """What only a single call's view shows."""
+    """The facts that only the view of a single call shows."""
     span, turn = detail.span, detail.turn
     shown = {
         "started": f"{moment(span.start_ns)} UTC",
@@ -332,12 +334,12 @@ def _facts(detail: SpanDetail) -> Iterator[Text]:
 
 
 def _attempt_line(attempt: Attempt, only: bool) -> Text:
-    """A line for an attempt; the rollout's own line has the figures of an only one."""
+    """A line for an attempt; if it is the only one, the rollout's own line has the figures."""
     t, outcome = attempt.totals, attempt.outcome or Outcome()
     reason = clean(abbreviate(outcome.reason or "", BRIEF))
     code = f"exit code {outcome.exit_code}" if outcome.exit_code is not None else ""
     ended = (
-        # A reason of a runner begins with them.
+        # A runner's reason already contains the code or the signal.
         *(piece for piece in (code, clean(outcome.signal or "")) if piece not in reason),
         duration(outcome.duration_ns),
         f"by {clean(attempt.worker)}" if attempt.worker else "",

@@ -1,7 +1,7 @@
 """The tape for a terminal: nouns in, rich renderables out. Pure: no console, no clock, no network.
 
-Strangers (models, web pages, tools) wrote what is on the tape. Control characters in it are made visible, so that none
-of it can control the terminal.
+Strangers (models, web pages, tools) wrote the texts on the tape. Control characters in them are made visible, so that
+none can control the terminal.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ STYLES = {
     "assistant": "bold green", "tool": "yellow",
 }  # fmt: skip
 BRIEF = 240
-"""Characters of a text that is shown briefly."""
+"""Maximum number of characters of a text that is shown briefly."""
 PRINTED = ("stdout", "stderr")
-"""Events that are pieces of an agent's output."""
+"""Names of events that are pieces of an agent's output."""
 LOGGED = "otel.body"
-"""The attribute of an event that has a line of a log."""
+"""The attribute that contains the line of a log, in an event made of one."""
 
 
 # --- figures ---
 
 
 def sums(t: Totals) -> str:
-    """1,200 → 80, or ≥1,200 → ≥80 where some calls' tokens were not counted."""
+    """Tokens in and out: `1,200 → 80`, or `≥1,200 → ≥80` where the tokens of some calls were not counted."""
     least = "≥" if t.uncounted else ""
     return " → ".join("?" if n is None else f"{least}{n:,}" for n in (t.input_tokens, t.output_tokens))
 
@@ -92,7 +92,7 @@ TOOLS = (
 
 
 def rollouts(rows: Sequence[RolloutSummary], now_ns: int) -> Listing:
-    """A line for each rollout. Groups are shown when there are any."""
+    """A line for each rollout. The column of groups is shown if there are any."""
     made = Listing(*ROLLOUTS)
     for r in rows:
         head = (plain(r.id), plain(r.group), r.mode, _stands(r))
@@ -101,7 +101,7 @@ def rollouts(rows: Sequence[RolloutSummary], now_ns: int) -> Listing:
 
 
 def _stands(r: RolloutSummary) -> Text:
-    """Its status; an ambiguous one says so."""
+    """The status, with a note if the rollout is ambiguous."""
     return joined(status(r.status), Text("ambiguous", style="yellow") if r.totals.ambiguous else "")
 
 
@@ -118,7 +118,8 @@ def _last_call(r: RolloutSummary, now_ns: int) -> str:
 
 
 def spans(rows: Iterable[Span]) -> Listing:
-    """A line for each span. What is no call has its name where a call has its model, and says what it is at the end."""
+    """A line for each span. A span that is no call has its name in the column of models, and its content in the last
+    one."""
     made = Listing(*SPANS)
     for s in rows:
         end = plain(s.error, "red") if s.error else plain(s.finish if s.kind in CALLS else content(s))
@@ -130,7 +131,7 @@ def spans(rows: Iterable[Span]) -> Listing:
 
 
 def recent(rows: Iterable[Span], now_ns: int) -> Listing:
-    """A line for each call of several rollouts, by the name that `penstock show` takes."""
+    """A line for each call of several rollouts, with the name that `penstock show` takes."""
     made = Listing(*RECENT)
     for s in rows:
         facts = (plain(s.http_status), length(s), tokens(s), troubles(s))
@@ -174,7 +175,7 @@ def stats(figures: Stats) -> Group:
 
 
 def servers(servers: Mapping[str, ServerState]) -> Iterator[Text]:
-    """Those that requests do not reach at once."""
+    """A line for each server that requests do not reach at once, and why."""
     for name, server in sorted(servers.items()):
         if server.breaker != "closed":
             doing = "is left alone" if server.breaker == "open" else "is tried by one request"
@@ -184,8 +185,8 @@ def servers(servers: Mapping[str, ServerState]) -> Iterator[Text]:
 
 
 def used(tools: Sequence[ToolStats]) -> Listing:
-    """A line for each tool. The last two columns say in how many of the rollouts that failed, and of the others, it was
-    run: a tool that is in many of the one and few of the other is worth a look."""
+    """A line for each tool. The last two columns give the share of failed rollouts in which it was run, and that of
+    other rollouts: a tool that is in many of the former and few of the latter is worth a look."""
     made = Listing(*USED)
     for it in tools:
         shares = ("" if share is None else f"{share:.0%}" for share in (it.share_of_failed, it.share_of_others))
@@ -208,7 +209,7 @@ def _sums(t: Totals) -> Iterator[str]:
 
 
 def change(entry: Change) -> Text:
-    """One line of the change feed."""
+    """A line of the change feed."""
     line = Text(f"{entry.cursor:>6} ", style="dim")
     if entry.span is not None:
         s = entry.span
@@ -222,7 +223,7 @@ def change(entry: Change) -> Text:
 
 
 def span_line(span: Span) -> Text:
-    """A span on one line; a call without a model is known by its path, what is no call by its name."""
+    """A span on one line; a call without a model is shown by its path, a span that is no call by its name."""
     if span.kind not in CALLS:
         failed = status(span.status) if span.status == SpanStatus.ERROR else ""
         return joined(*label(span), failed, clean(content(span)), length(span))
@@ -233,7 +234,7 @@ def span_line(span: Span) -> Text:
 
 
 def lacks(span: Span) -> Text:
-    """What the tape, or its reading, lacks of a call that has ended; empty where nothing is missing."""
+    """The part of an ended call that is missing on the tape, or was not read; empty where nothing is missing."""
     if span.kind not in CALLS or span.status in (SpanStatus.OPEN, SpanStatus.INTERRUPTED):
         return Text()
     if span.body is None and span.request_bytes + span.response_bytes:
@@ -243,19 +244,19 @@ def lacks(span: Span) -> Text:
 
 
 def troubles(span: Span) -> Text:
-    """Its error, and what the tape lacks of it."""
+    """A span's error, and the part of it that is missing on the tape."""
     return Text(", ").join(filter(None, (plain(span.error, "red"), lacks(span))))
 
 
 def _tried(span: Span) -> str:
-    """Who has served a call that others were asked to serve before."""
+    """The upstream that served a call, if others failed to serve it before."""
     tries = (span.attributes or {}).get(TRIES, [])
     before = ", ".join(f"{one['upstream']} ({one['why']})" for one in tries)
     return clean(f"by {span.upstream} after {before}") if before else ""
 
 
 def label(span: Span) -> tuple[str, ...]:
-    """What a span is: number, kind, agent, and model or name."""
+    """The texts that identify a span: number, kind, agent, and model or name."""
     if span.kind not in CALLS:
         return f"#{span.sequence}", _what(span), clean(span.name) if span.name not in (None, _what(span)) else ""
     name = span.model or span.name or f"{span.method} {span.path}"
@@ -263,7 +264,8 @@ def label(span: Span) -> tuple[str, ...]:
 
 
 def content(span: Span) -> str:
-    """The content of a span that is no call: of a reward its value and reason, of an agent's span a few attributes."""
+    """The content of a span that is no call: value and reason of a reward, a few attributes of an agent's span or
+    event."""
     if span.kind == "reward":
         return "  ".join(filter(None, _reward(Reward.of(span))))
     if span.kind == "otel":
@@ -271,7 +273,7 @@ def content(span: Span) -> str:
     attributes = span.attributes or {}
     if isinstance(text := attributes.get("text" if span.name in PRINTED else LOGGED), str):
         return abbreviate(text, BRIEF)
-    # Where a log record comes from is said of every one of them.
+    # Attributes with the origin of a log record are left out: every record has them.
     facts = {name: value for name, value in attributes.items() if not name.startswith("otel.")}
     said = list(facts.values())
     return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(facts or None), BRIEF)
@@ -288,7 +290,7 @@ def _reward(given: Reward) -> Iterator[str]:
 
 
 def length(span: Span) -> str:
-    """Empty for a span that took no time, such as a reward or an event."""
+    """The duration of a span; empty for one without a duration, such as a reward or an event."""
     return duration(span.duration_ns) if span.kind in CALLS or span.duration_ns else ""
 
 
@@ -297,7 +299,7 @@ def _what(span: Span) -> str:
 
 
 def tokens(span: Span) -> str:
-    """As counted; ~80 is an estimate, ? is unknown. Empty for a span that uses no tokens."""
+    """Tokens in and out as counted; ~80 is an estimate, ? is unknown. Empty for a span that uses no tokens."""
     if span.estimate is None:
         known = span.usage or (Usage() if _uncounted(span) else None)
         return "" if known is None else " → ".join(map(tally, (known.input_tokens, known.output_tokens)))
@@ -307,7 +309,7 @@ def tokens(span: Span) -> str:
 
 
 def _uncounted(span: Span) -> bool:
-    # Most commands show no calls, and need no wire formats.
+    # Imported here: most commands show no calls, and need no wire formats.
     from penstock.gateway.dialects import by_name
     from penstock.gateway.dialects.token_estimate import uncounted
 
@@ -320,16 +322,16 @@ def total_tokens(t: Totals) -> str:
 
 
 def gaps(t: Totals) -> str:
-    """What is missing or uncertain; empty when nothing is."""
+    """Missing or uncertain calls of the sums; empty when there are none."""
     missing = f"{t.gaps:,} not recorded" if t.gaps else ""
     return "  ".join(filter(None, (missing, f"{t.ambiguous:,} ambiguous" if t.ambiguous else "")))
 
 
 def status(word: str) -> Text:
-    """A status in its colour."""
+    """A status word in its colour."""
     return Text(word, style=style(word))
 
 
 def style(word: str) -> str:
-    """The colour of a status or a role."""
+    """The colour of a status or a role; empty for others."""
     return STYLES.get(word, "")

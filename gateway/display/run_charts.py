@@ -14,13 +14,13 @@ from penstock.gateway.display.text import number
 from penstock.gateway.model.run import CandidateTree, Curve
 
 HEAD = 44
-"""Room above a chart for its title and its lines' names, in a drawing that stands by itself."""
+"""Height of the space above a chart for its title and its lines' names, in a drawing by itself."""
 
 E_VALUE = "/e_value"
-"""End of the names of metrics that are e-values: these are drawn by their size."""
+"""Suffix of the names of metrics that are e-values: their charts are logarithmic."""
 
 Runs = Mapping[str, Sequence[Curve]]
-"""Curves by run; the first run is the one that is looked at, the others are for comparison."""
+"""Curves by run; the first run is the one on show, the others are for comparison."""
 
 
 def charts(runs: Runs, tree: CandidateTree | None = None) -> Iterator[Chart]:
@@ -44,7 +44,7 @@ def _chart(metric: str, curves: Mapping[str, Curve]) -> Chart:
     first = next(iter(curves.values()))
     band = [] if first.exact else list(_band(first))
     said = " ".join(_said(name, curve) for name, curve in curves.items())
-    # Lines go on over them: the title says that there are some.
+    # Lines are drawn across values that are not finite, so the title gives their number.
     nulls = sum(curve.nulls for curve in curves.values())
     title = f"{metric} ({nulls:,} not finite)" if nulls else metric
     return Chart(title, said, lines, "step", band=band, tick_y="{:.4g}".format)
@@ -65,7 +65,7 @@ def _band(curve: Curve) -> Iterator[tuple[float, float, float]]:
 
 
 def _said(name: str, curve: Curve) -> str:
-    """A curve in words."""
+    """A curve in words: its points, range and last value."""
     finite = [value for value in (*curve.low, *curve.high) if value is not None]
     extent = f", from {number(min(finite))} to {number(max(finite))}" if finite else ""
     nulls = f", {curve.nulls:,} of them no finite number" if curve.nulls else ""
@@ -92,7 +92,7 @@ def drawing(found: Sequence[Chart]) -> str:
 
 
 def _key(chart: Chart, y: int) -> str:
-    """Which line is which."""
+    """The legend: a sample and the name of each line."""
     places = count(LEFT, WIDTH // (len(chart.lines) + 1))
     return "".join(
         f'<path class="line s{line.style % STYLES}" d="M{x} {y - 4}h30"/>'

@@ -19,9 +19,9 @@ from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
 
 BARS = "▁▂▃▄▅▆▇█"
 TREND = 32
-"""Characters of a sparkline."""
+"""Number of characters of a sparkline."""
 WATCHED = 12
-"""Candidates that are shown of a run that goes on."""
+"""Maximum number of candidates that are shown of a run in progress."""
 RUNS = (
     Column("run"), Column("kind", 6), Column("status"), figure("step"), figure("metrics", 1), figure("made", 2),
     figure("resumed", 3), figure("age", 5), Column("heard", 4), Column("message", 7, narrows="fold", least=24),
@@ -49,7 +49,7 @@ def _step(run: RunHead) -> str:
 
 
 def show(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_ns: int) -> Group:
-    """All of a run that fits a screen or two; `events` newest first."""
+    """A run with its configuration, metrics and events, to fit a screen or two; `events` newest first."""
     pieces: list[RenderableType] = [_head(run, now_ns), *_facts(run)]
     if run.tree is not None:
         pieces += [Text(), tree(run.tree)]
@@ -63,7 +63,7 @@ def show(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_ns: 
 
 
 def watched(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_ns: int) -> Group:
-    """A run as it goes on."""
+    """A run in progress, with its metrics and events; `events` newest first."""
     pieces: list[RenderableType] = [_head(run, now_ns)]
     if run.steps is not None:
         pieces.append(_progress(run, run.steps, now_ns))
@@ -118,10 +118,10 @@ def metrics(curves: Iterable[Curve]) -> Listing:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """Values as bars between their lowest and their highest; a gap where there is none."""
+    """Values as bars between their lowest and their highest; a space where there is none."""
     finite = [value for value in values if value is not None]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    # Halved first: the difference of two doubles need not be one.
+    # Halved first: the difference of two doubles may overflow.
     span = high / 2 - low / 2
 
     def bar(value: float | None) -> str:
@@ -133,13 +133,13 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def event(one: RunEvent) -> Text:
-    """An event on a line."""
+    """A run's event on a line."""
     at = Text(moment(one.time_ns or 0)[5:19], style="dim")
     level = Text("" if one.level == "info" else one.level, style=COLOURS.get(one.level, ""))
     return joined(at, "" if one.step is None else f"step {one.step:,}", level, clean(one.text))
 
 
 def line(run: RunHead, curves: Iterable[Curve]) -> Text:
-    """Where nothing can be drawn over: how it stands."""
+    """The state of a run on a line, for output that is no terminal."""
     values = (f"{clean(curve.metric)} {number(curve.last) or 'none'}" for curve in curves if curve.count)
     return joined(clean(run.id), status(run.status), f"step {_step(run)}", *values)

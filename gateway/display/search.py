@@ -1,4 +1,4 @@
-"""What a search has found, for people."""
+"""The results of a search, for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.gateway.display.text import ago, clean
 from penstock.gateway.model.search import Hit, SearchRow
 
 BEFORE = 32
-"""Characters before a hit that are shown: it must be in sight on a narrow terminal."""
+"""Maximum number of characters before a hit that are shown: the hit must be visible on a narrow terminal."""
 MATCH = "bold reverse"
 
 
@@ -46,4 +46,4 @@ def _passage(hit: Hit) -> Text:
 
 
 _KINDS = {"text": "", "tool_call": "calls", "tool_call_response": "result"}
-"""How parts are called; others as they are."""
+"""Words for the types of parts; other types are shown as they are."""

@@ -1,8 +1,8 @@
-"""The few attributes of an agent's span that tell the most, as short texts. Pure.
+"""The few most telling attributes of an agent's span, as short texts. Pure.
 
 Instrumentations write dozens: ids of threads, versions, whole requests as JSON. A line has room for four. The
-attributes of the tables come first, then those that the agent's author has set; never JSON, and nothing that the span's
-name says.
+attributes of the tables come first, then those that the agent's author has set; never JSON, and nothing that is part of
+the span's name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ NAMED = {
     "input.value": "input",
     "output.value": "output",
 }
-"""Labels of the attributes that are shown first, in this order; of several with one label the first."""
+"""Labels of the attributes that are shown first, in this order; of several attributes with one label only the first is
+shown."""
 TOKENS = (
     ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"),
     ("llm.token_count.prompt", "llm.token_count.completion"),
@@ -42,11 +43,12 @@ FURNITURE = (
     *("gen_ai.", "llm.", "openai.", "input.", "output.", "metadata", "session.", "user_agent.", "penstock."),
     *("http.", "url.", "server.", "client.", "network.", "net.", "db.", "agentlightning.", "error.type"),
 )
-"""Beginnings of names that say little or are in the tables."""
+"""Prefixes of the names of attributes that tell little, or that the tables above contain."""
 
 
 def facts(span: Span) -> list[str]:
-    """Such as `model gpt-5`, `120 → 7 tokens`, `city Bern`; the reason of a failure comes last."""
+    """The attributes as texts such as `model gpt-5`, `120 → 7 tokens`, `city Bern`; the reason of a failure comes
+    last."""
     attributes = span.attributes or {}
     found = dict.fromkeys((*_named(attributes, span.name or ""), *_tokens(attributes), *_others(attributes)))
     why = _short(attributes.get("otel.status_description"))
@@ -78,7 +80,7 @@ def _others(attributes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    """A value in a few words; empty for lists, maps and JSON, which have none."""
+    """A value on one line, cut to `LONGEST`; empty for lists, maps and JSON."""
     if not isinstance(value, str | int | float):
         return ""
     text = " ".join(str(value).lower().split() if isinstance(value, bool) else str(value).split())

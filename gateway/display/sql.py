@@ -1,4 +1,4 @@
-"""Answers to SQL, and the views that it may read, for people."""
+"""Answers to SQL, and the views that it may read, for a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIGURES = ("bigint", "integer", "double", "hugeint", "decimal", "float", "ubigi
 
 
 def answer(found: SqlAnswer) -> Group:
-    """Its rows as a table."""
+    """The rows of an answer as a table."""
     figures = [column.type.startswith(_FIGURES) and not column.type.endswith("]") for column in found.columns]
     listing = Listing(
         *(
@@ -30,7 +30,7 @@ def answer(found: SqlAnswer) -> Group:
 
 
 def views(found: SqlViews) -> Group:
-    """Each view with its columns."""
+    """The views, each with its columns."""
     parts: list[Any] = []
     for view in found.views:
         parts += [
@@ -43,7 +43,6 @@ def views(found: SqlViews) -> Group:
 
 
 def _cell(value: Any) -> str | None:
-    """On one line."""
     if value is None or isinstance(value, str):
         return None if value is None else " ".join(value.split())
     if isinstance(value, float):

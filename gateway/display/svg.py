@@ -1,7 +1,7 @@
 """Line charts as inline SVG, made by hand: no script, no font, no file from elsewhere. Pure.
 
 Lines differ by their dashes as well as their colours, which are variables of the page's style and so follow light and
-dark. Each chart has a title and a description for those who cannot see it; the page puts its numbers into a table.
+dark. Each chart has a title and a description for people who cannot see it; the page puts its numbers into a table.
 """
 
 from __future__ import annotations
@@ -17,62 +17,62 @@ from penstock.gateway.display.text import clean
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 14, 12, 34
 STYLES = 6
-"""Ways to draw a line; more lines repeat them."""
+"""Number of line styles; more lines repeat them."""
 LOWEST = 1e-3
-"""What a logarithmic axis begins with at the lowest: e-values below it say no more."""
+"""Lower bound of a logarithmic axis: smaller e-values tell nothing more."""
 HIGHEST = 1e9
 MOST = 1e300
-"""What is beyond is drawn at the edge."""
+"""Absolute value beyond which values are drawn at the edge."""
 CLOSE = 1e-13
-"""Ends of an axis that are closer, as a share of themselves, are one point."""
+"""Relative distance below which the ends of an axis count as one point."""
 Pair = tuple[float, float]
 
 
 @dataclass(slots=True)
 class Line:
-    """A series."""
+    """A series of a chart."""
 
     name: str
     points: list[Pair]
     """(x, y), x rising."""
     style: int = 0
-    """Below `STYLES`."""
+    """Number of its style; below `STYLES`."""
     stepped: bool = False
-    """Whether a value holds until the next."""
+    """Whether a value holds until the next one."""
     dots: bool = False
-    """Whether values are not joined."""
+    """Whether the values are drawn as dots, without a line."""
 
 
 @dataclass(slots=True)
 class Chart:
-    """What to draw."""
+    """A line chart: its texts, series, areas and level lines."""
 
     title: str
     description: str
     lines: list[Line]
     x: str
-    """What is along the bottom."""
+    """Label of the horizontal axis."""
     y: str = ""
-    """What is along the side."""
+    """Label of the vertical axis; empty for none."""
     band: list[tuple[float, float, float]] = field(default_factory=list[tuple[float, float, float]])
     """(x, low, high) of an area."""
     limits: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
     """Names and heights of level lines."""
     log: bool = False
     bounds: Pair | None = None
-    """Of y; found from the values unless given."""
+    """(low, high) of the vertical axis; found from the values if None."""
     tick_x: Callable[[float], str] = "{:,.0f}".format
     tick_y: Callable[[float], str] = "{:g}".format
 
 
 def text(value: object) -> str:
-    """Text of strangers as HTML text or attribute value: nothing in it is markup, and no control character is left."""
+    """A foreign text as HTML text or attribute value: it contains neither markup nor control characters."""
     visible = clean(value).encode("utf-8", "replace").decode()
     return escape(visible, quote=True)
 
 
 def legend(chart: Chart) -> str:
-    """Which line is which, as an HTML list."""
+    """The legend of a chart as an HTML list."""
     items = [
         f'<li><svg class="key" viewBox="0 0 34 10" aria-hidden="true"><path class="line s{line.style % STYLES}" '
         f'd="M1 5H33"/></svg>{text(line.name)}</li>'
@@ -82,7 +82,7 @@ def legend(chart: Chart) -> str:
 
 
 def svg(chart: Chart, name: str) -> str:
-    """The chart; `name` makes its ids unique on the page."""
+    """The chart as SVG; `name` makes its ids unique on the page."""
     scale = _Scale(chart)
     parts = [*_grid(chart, scale), *_band(chart, scale), *_limits(chart, scale)]
     parts += [_line(line, scale) for line in chart.lines if line.points]
@@ -94,7 +94,7 @@ def svg(chart: Chart, name: str) -> str:
 
 
 class _Scale:
-    """From values to places."""
+    """Maps the values of a chart to coordinates of its drawing."""
 
     def __init__(self, chart: Chart) -> None:
         self._log = chart.log
@@ -123,12 +123,12 @@ class _Scale:
 
 
 def _wide(low: float, high: float) -> Pair:
-    """A range that is more than a point, with ends whose difference is a number."""
+    """A range that is more than a point, with ends whose difference is a finite number."""
     low, high = (min(max(end, -MOST), MOST) for end in (low, high))
     largest = max(abs(low), abs(high), 1 / MOST)
     if high - low > CLOSE * largest:
         return low, high
-    # At 1e17 a half more is the same number.
+    # At 1e17 adding 0.5 changes nothing.
     reach = max(0.5, 10 * CLOSE * largest)
     return low - reach, high + reach
 
@@ -146,7 +146,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _round_steps(low: float, high: float, most: int) -> list[float]:
-    """At most so many round numbers, or one more."""
+    """At most `most` round numbers, or one more."""
     rough = (high - low) / most
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * part for part in (1, 2, 5, 10) if size * part >= rough * (1 - 1e-9))
@@ -177,7 +177,7 @@ def _band(chart: Chart, scale: _Scale) -> Iterator[str]:
 
 
 def _limits(chart: Chart, scale: _Scale) -> Iterator[str]:
-    """Level lines; names that would cover each other are moved apart."""
+    """Level lines; labels that would overlap are moved apart."""
     taken: list[float] = []
     for name, value in sorted(chart.limits, key=lambda limit: -limit[1]):
         y = scale.y(value)

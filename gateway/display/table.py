@@ -1,8 +1,8 @@
 """Tables for a terminal of any width, and for a pipe. Pure.
 
 Each column says what happens to it when there is little room. It stays (ids, which people copy), is narrowed, or is
-left out in its turn; columns that are empty in every row are left out first. A line below the table names them. If even
-that does not fit, lines are longer than the terminal is wide: an id is never cut.
+left out in its turn; columns that are empty in every row are left out first. A line below the table names the columns
+left out. If even that does not fit, lines are longer than the terminal is wide: an id is never cut.
 
 A pipe or a file has endless room (`ENDLESS`): there is every column, a row is one line, columns are at least two spaces
 apart, and an empty cell is a `-`. So `grep` finds whole rows and `awk -F ' +'` the same columns every time.
@@ -22,15 +22,16 @@ from rich.text import Text
 from penstock.gateway.display.text import clean
 
 ENDLESS: Final = 1_000_000
-"""Width of what is no terminal."""
+"""The width of output that is no terminal."""
 GAP: Final = 2
 """Spaces between columns."""
 EMPTY: Final = "-"
-"""An empty cell where there is room without end."""
+"""The text of an empty cell in output of endless width."""
 _ONE_LINE = {9: "␉", 10: "␊"}
 
 Narrowing = Literal["never", "cut", "fold", "words"]
-"""How a column gets narrower: not at all; its cells end in `…`; its cells are folded; or folded between words only."""
+"""The ways in which a column gets narrower: not at all; its cells end in `…`; its cells are folded; or folded between
+words only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,11 @@ class Column:
 
     name: str
     goes: int | None = None
-    """Its turn to be left out, the lowest first; None: it stays."""
+    """Its turn to be left out, the lowest first; None: it always stays."""
     narrows: Narrowing = "never"
     """How it is narrowed, before any column is left out."""
     least: int = 0
-    """Characters that it is narrowed to at most."""
+    """The width in characters below which it is not narrowed."""
     right: bool = False
     """Aligned right, as figures are."""
     optional: bool = False
@@ -51,28 +52,28 @@ class Column:
 
 
 def figure(name: str, goes: int | None = None) -> Column:
-    """A column of numbers."""
+    """A right-aligned column of numbers. `goes`: its turn to be left out."""
     return Column(name, goes, right=True)
 
 
 class Fit(NamedTuple):
-    """How a table fits into some width."""
+    """The layout of a table for some width."""
 
     widths: dict[int, int]
-    """Of the columns that are shown, by their place."""
+    """Widths of the columns that are shown, by their index."""
     left_out: list[int]
-    """Columns that are missed, by their place."""
+    """Indices of the columns that are left out."""
 
 
 class Listing:
-    """Rows below a heading. Rendered, it is as wide as the console lets it be."""
+    """Rows below a heading. Rendered, it is as wide as the console allows."""
 
     def __init__(self, *columns: Column) -> None:
         self.columns = columns
         self.rows: list[list[Text]] = []
 
     def add_row(self, *cells: Text | str) -> None:
-        """A row: a cell for each column."""
+        """Adds a row: a cell for each column. Raises `ValueError` for another number of cells."""
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
         self.rows.append([_one_line(cell) for cell in cells])
@@ -112,7 +113,7 @@ class Listing:
 
 
 def fit(columns: Sequence[Column], rows: Sequence[Sequence[Text]], room: int) -> Fit:
-    """Which columns are shown, and how wide."""
+    """The columns that are shown, and their widths."""
     lines = [[column.name, *(row[place].plain for row in rows)] for place, column in enumerate(columns)]
     empty = [not any(cells[1:]) for cells in lines]
     whole = [max(map(cell_len, cells)) for cells in lines]
@@ -130,7 +131,8 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[Text]], room: int) ->
 
 
 def _gone(turns: Sequence[int], least: Mapping[int, int], room: int) -> set[int]:
-    """Columns that are left out: in their turn, until the rest fits; then those for which there is room come back."""
+    """The columns that are left out: in their turn, until the rest fits; then those for which there is room come
+    back."""
     kept, gone = dict(least), set[int]()
     for place in turns:
         if _total(list(kept.values())) <= room:
@@ -145,7 +147,7 @@ def _gone(turns: Sequence[int], least: Mapping[int, int], room: int) -> set[int]
 
 
 def _least(column: Column, cells: Sequence[str]) -> int:
-    """The fewest characters that a column can have, when it is wider."""
+    """The smallest width to which a column can be narrowed."""
     if column.narrows == "never":
         return ENDLESS
     longest_word = max((cell_len(word) for cell in cells for word in cell.split()), default=0)
@@ -153,7 +155,7 @@ def _least(column: Column, cells: Sequence[str]) -> int:
 
 
 def _narrowed(whole: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Widths that fit, as far as they can be narrowed: whatever is widest gives way."""
+    """Widths that fit, as far as the columns can be narrowed: the widest column shrinks first."""
     widths = [min(wide, max(few, room)) for wide, few in zip(whole, least, strict=True)]
     while _total(widths) > room:
         able = [place for place, width in enumerate(widths) if width > least[place]]

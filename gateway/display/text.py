@@ -1,4 +1,4 @@
-"""Values as people read them: lengths of time, sizes, numbers, ages; and text that a terminal may show. Pure."""
+"""Values in readable form: durations, sizes, numbers, ages; and text that is safe on a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from penstock.gateway.model.audit import NOBODY
 from penstock.gateway.model.terminals import shown
 
 LONG = 1 << 16
-"""Characters of a text whose words are all looked at when it is abbreviated: each word takes fifty bytes meanwhile."""
+"""Characters up to which all words of a text are examined when it is abbreviated: each word takes fifty bytes of
+memory."""
 
 
 def clean(value: object) -> str:
-    """Text without characters that a terminal obeys."""
+    """Text whose control characters are made visible, so that a terminal obeys none."""
     return shown(str(value))
 
 
 def plain(value: object, style: str = "") -> Text:
-    """One value as a cell; None is empty."""
+    """A value as a cell; empty for None."""
     return Text("" if value is None else clean(value), style=style)
 
 
 def duration(ns: int | None) -> str:
-    """12 µs, 3.4 ms, 1.25 s, 2 m 05 s, 3 h 07 m."""
+    """A duration in readable form, such as 12 µs, 3.4 ms, 1.25 s, 2 m 05 s or 3 h 07 m; empty for None."""
     if ns is None:
         return ""
     if ns < 60 * 10**9:
@@ -39,7 +40,7 @@ def duration(ns: int | None) -> str:
 
 
 def size(count: int) -> str:
-    """1.5 MiB."""
+    """A number of bytes with a binary unit: `1.5 MiB`."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -52,24 +53,24 @@ def moment(ns: int) -> str:
 
 
 def age(ns: int, now_ns: int) -> str:
-    """How long since then, in one unit."""
+    """The time since then, in one unit: `5 m`."""
     seconds = max(0, now_ns - ns) // 10**9
     steps = ((86400, "d"), (3600, "h"), (60, "m"))
     return next((f"{seconds // step} {unit}" for step, unit in steps if seconds >= step), f"{seconds} s")
 
 
 def ago(ns: int, now_ns: int) -> str:
-    """How long ago, in one unit."""
+    """The time since then, in one unit: `5 m ago`, or `now` below a second."""
     return "now" if now_ns - ns < 10**9 else f"{age(ns, now_ns)} ago"
 
 
 def number(value: float | None) -> str:
-    """0.7; None is empty."""
+    """A number with at most six digits; empty for None."""
     return "" if value is None else f"{value:.6g}"
 
 
 def abbreviate(text: str, limit: int | None) -> str:
-    """On one line, and cut with a note of how much is missing; None leaves it as it is."""
+    """A text on one line, cut with a note of how many characters are missing; the text itself if `limit` is None."""
     if limit is None:
         return text
     if len(text) > LONG:
@@ -80,20 +81,20 @@ def abbreviate(text: str, limit: int | None) -> str:
 
 
 def asked_by(who: str, key: str) -> str:
-    """Who asked for a change: the name of the key, which is known, and what was only claimed."""
+    """The author of a change: the name of the key, which is known, and the name that was only claimed."""
     if not key:
         return f"{who} (claimed)"
     return key if who in (key, NOBODY) else f"{key} (says {who})"
 
 
 def joined(*pieces: str | Text) -> Text:
-    """Pieces on a line; empty ones leave no gap."""
+    """Pieces on a line, two spaces apart; empty ones leave no gap."""
     texts = (plain(piece) if isinstance(piece, str) else piece for piece in pieces)
     return Text("  ").join(text for text in texts if text)
 
 
 def compact(value: Any) -> str:
-    """JSON on one line; None is empty."""
+    """JSON on one line; empty for None."""
     return "" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 

@@ -15,7 +15,8 @@ UPSTREAMS = (
     Column("at most", 2, right=True, optional=True), figure("running"), figure("waiting"), figure("waited", 1),
     figure("refused", 4),
 )  # fmt: skip
-"""How long one is paused, and for how long at most, stands there while one is: the second is no number of calls."""
+"""The times since an upstream was paused, and at most until it refuses calls, are shown while any upstream is paused.
+The latter is a length of time, not a number of calls."""
 
 
 def upstreams(rows: Iterable[UpstreamView]) -> Listing:

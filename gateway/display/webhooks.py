@@ -52,7 +52,7 @@ def deliveries(rows: Iterable[Delivery], now_ns: int) -> Listing:
 
 
 def tried(one: WebhookTried) -> Text:
-    """What came of a test."""
+    """The answer to a test, in a sentence."""
     answer = "no answer" if one.answer is None else f"answer {one.answer}"
     return plain(f"{one.webhook}: {answer} after {duration(int(one.seconds * 1e9))}, id {one.id}")
 
@@ -66,7 +66,7 @@ def _ago(ns: int | None, now_ns: int) -> str:
 
 
 def _until(ns: int | None, now_ns: int) -> str:
-    """In how long; what is due is now."""
+    """The time until then; `now` if it is due, empty for None."""
     if ns is None:
         return ""
     return "now" if ns - now_ns < 10**9 else f"in {age(now_ns, ns)}"

@@ -1,1 +1,1 @@
-"""The filter language: what a person asks of spans and rollouts. Begin with `query`; `sql` asks an index the same."""
+"""The filter language for spans and rollouts. Begin with `query`; `sql` translates a filter for an index."""

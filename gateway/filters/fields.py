@@ -1,4 +1,5 @@
-"""The fields of the filter language: for each its name, its operators, where its values are, how they are compared."""
+"""The fields of the filter language: for each its name, its operators, the place of its values, and how they are
+compared."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from penstock.gateway.model.span import Span, SpanStatus
 
 Target = Literal["spans", "rollouts"]
 Read = Callable[[Rollout | None, Span | None], Sequence[Any]]
-"""Gives the values of a field, none where there is nothing to compare."""
+"""Returns the values of a field; none where there is nothing to compare."""
 
 FAILED = (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
 ORDER = (">", ">=", "<", "<=")
@@ -36,24 +37,24 @@ TEXT, NUMBER, CHOICE = (":", "=", "!=", "~"), (":", "=", "!=", *ORDER), (":", "=
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A name that a term may use."""
+    """A field that a term may name."""
 
     help: str
-    """What it is, for the documentation."""
+    """Its meaning, for the documentation."""
     operators: tuple[str, ...]
     read: Read
-    """Its values."""
+    """Returns its values."""
     matcher: MakeMatcher
-    """(operator, value, now in ns) -> matcher; raises Refused."""
+    """Makes a matcher of (operator, value, now in ns); raises `Refused`."""
     about: Literal["span", "both", "tools", "texts", "bodies"] = "span"
-    """`both`: when rollouts are listed, it speaks of the rollout itself. The last three: the values have to be read
-    from the bytes of the call (`query.Contents`)."""
+    """The noun that the field belongs to. `both`: the span's, and the rollout's own when rollouts are listed. The last
+    three: the values have to be read from the bytes of the call (`query.Contents`)."""
     needs: Literal["span", "rollout", "attempts"] = "span"
-    """What must be looked up to read it of a span: its rollout, or that with its attempts."""
+    """The nouns that must be looked up to read it for a span: its rollout, or that with its attempts."""
 
 
 def field(name: str, target: Target) -> Field:
-    """The field of this name; raises `Refused` with the nearest."""
+    """The field of this name; raises `Refused` with the nearest name."""
     if name.startswith("metadata.") and len(name) > len("metadata."):
         return _metadata(name.removeprefix("metadata."))
     fields = FIELDS[target]
@@ -64,13 +65,11 @@ def field(name: str, target: Target) -> Field:
 
 
 def _nothing(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
-    """Reader of what no head holds."""
+    """Reads no value, for fields that are not in heads."""
     return ()
 
 
 def _of_span(read: Callable[[Span], Any]) -> Read:
-    """Reader of a value of the span that may be None."""
-
     def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
         value = None if span is None else read(span)
         return () if value is None else (value,)
@@ -79,8 +78,6 @@ def _of_span(read: Callable[[Span], Any]) -> Read:
 
 
 def _of_rollout(read: Callable[[Rollout], Any]) -> Read:
-    """Reader of a value of the rollout that may be None."""
-
     def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
         value = None if rollout is None else read(rollout)
         return () if value is None else (value,)
@@ -89,7 +86,7 @@ def _of_rollout(read: Callable[[Rollout], Any]) -> Read:
 
 
 def _of_attempts(read: Callable[[Attempt], Any]) -> Read:
-    """Reader of a value of the span's attempt, or of all attempts of the rollout."""
+    """A reader of a value of the span's attempt, or of all attempts of the rollout."""
 
     def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
         found = rollout.attempts if isinstance(rollout, RolloutSummary) else ()
@@ -100,7 +97,7 @@ def _of_attempts(read: Callable[[Attempt], Any]) -> Read:
 
 
 def _reward(rollout: Rollout | None, span: Span | None) -> Sequence[float]:
-    """A reward's own value; of another span the reward of its attempt; of a rollout its own."""
+    """The value of a reward; of another span the reward of its attempt; of a rollout its own reward."""
     if span is None:
         found = rollout.reward if isinstance(rollout, RolloutSummary) else None
     elif span.kind == "reward":
@@ -111,7 +108,7 @@ def _reward(rollout: Rollout | None, span: Span | None) -> Sequence[float]:
 
 
 def _statuses(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
-    """Where a rollout stands, and `claimed` when it is in a worker's hands."""
+    """The status of a rollout, and `claimed` when a worker holds it."""
     if rollout is None:
         return ()
     return (rollout.status, "claimed") if claimed(rollout.origin, rollout.status) else (rollout.status,)
@@ -130,7 +127,7 @@ def _models(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
 
 
 def released(versions: Mapping[str, str] | None) -> list[str]:
-    """Versions of resources as filters name them."""
+    """Versions of resources in the form in which filters name them: NAME@VERSION."""
     return [f"{name}@{version}" for name, version in (versions or {}).items()]
 
 
@@ -139,14 +136,13 @@ def _versions(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
 
 
 def _ambiguous(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
-    """Of a call whether it could be another rollout's; of a rollout whether a call of it could."""
+    """`true` if a call could be another rollout's, or if a rollout has such a call; else `false`."""
     if span is not None:
         return (str(AMBIGUOUS in (span.attributes or {})).lower(),)
     return (str(rollout.totals.ambiguous > 0).lower(),) if isinstance(rollout, RolloutSummary) else ()
 
 
 def _unread(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
-    """Paths of keys in its answer that were not read."""
     return list((span.attributes or {}).get(UNREAD, ())) if span else ()
 
 
@@ -174,7 +170,7 @@ def _task(rollout: Rollout) -> str | None:
 
 
 def _lookup(metadata: dict[str, Any], key: str) -> Any:
-    """The key itself, else a dotted path into nested objects."""
+    """The value of the key itself, else of a dotted path into nested objects; None without one."""
     if key in metadata:
         return metadata[key]
     head, _, rest = key.partition(".")
@@ -298,7 +294,7 @@ FIELDS: dict[Target, dict[str, Field]] = {
 
 
 def described(target: Target) -> list[FilterField]:
-    """The fields, for whoever completes filters."""
+    """The fields with their operators and values, for completion."""
     return [
         FilterField(
             name=name,

@@ -1,8 +1,8 @@
 """Makes predicates of the values in a filter: (operator, value as written, now in ns) -> a predicate over a field's
 values.
 
-A predicate is an object that can be asked what it compares, so that an index may ask the same of its columns
-(`filters.sql`). Its maker raises `Refused` for a value that it does not understand, and says what it would understand.
+A predicate is an object whose fields show what it compares, so that an index can compare its columns in the same way
+(`filters.sql`). Its maker raises `Refused` for a value that it does not understand, with the values that it allows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 from penstock.gateway.model.times import UNITS, nanoseconds
 
 Matcher = Callable[[Any], bool]
-"""Says of one value of a field whether it is asked for."""
+"""True if one value of a field matches."""
 MakeMatcher = Callable[[str, str, int], Matcher]
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
@@ -33,7 +33,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 class Refused(ValueError):
-    """Raised where the term is not known; `parse` adds it."""
+    """An unusable field, operator or value. The term is not known here; `parse` adds it."""
 
     def __init__(self, problem: str, allowed: Sequence[str] = (), nearest: str | None = None) -> None:
         super().__init__(problem)
@@ -42,7 +42,7 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A number that stands so to a limit."""
+    """Matches numbers on one side of a limit, or equal to it."""
 
     operator: str
     """One of > >= < <= =."""
@@ -54,7 +54,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of some words."""
+    """Matches any of some words."""
 
     words: tuple[str, ...]
 
@@ -64,7 +64,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Containing:
-    """A text that has one of these parts, casefolded. `folded`: the text is casefolded already."""
+    """Matches texts that contain one of these casefolded parts. `folded`: the text is casefolded already."""
 
     parts: tuple[str, ...]
     folded: bool
@@ -76,7 +76,7 @@ class Containing:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """A text of this pattern, whatever its case."""
+    """Matches texts of this pattern, case ignored."""
 
     wanted: re.Pattern[str]
 
@@ -85,7 +85,7 @@ class Like:
 
 
 def pattern(operator: str, value: str, now_ns: int) -> Matcher:
-    """A pattern, the exact text, or a part of it."""
+    """A matcher of texts: `=` exactly, `~` a part, else a pattern with `*` and `?`, case ignored."""
     if operator == "=":
         return OneOf((value,))
     if operator == "~":
@@ -94,39 +94,40 @@ def pattern(operator: str, value: str, now_ns: int) -> Matcher:
 
 
 def part(operator: str, value: str, now_ns: int) -> Matcher:
-    """A part of a casefolded text, which may be JSON."""
+    """A matcher of a part of a casefolded text, which may be JSON."""
     return Containing(forms(value), folded=True)
 
 
 def forms(text: str) -> tuple[str, ...]:
-    """How a text may stand in a casefolded one: as it is, or as JSON escapes it in either of the two usual ways."""
+    """The forms in which a text may occur in a casefolded one: unchanged, or escaped for JSON in either of the two
+    usual ways."""
     found = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
     return tuple(sorted({form.casefold() for form in found}))
 
 
 def count(operator: str, value: str, now_ns: int) -> Matcher:
-    """A count."""
+    """A matcher of whole numbers from 0."""
     if not re.fullmatch(r"[0-9]{1,18}", value):
         raise Refused(f"{value!r} is not a whole number", ("0", "1", "2", "..."))
     return _compared(operator, int(value))
 
 
 def whole(operator: str, value: str, now_ns: int) -> Matcher:
-    """A whole number, which may be negative."""
+    """A matcher of whole numbers, also negative ones."""
     if not re.fullmatch(r"-?[0-9]{1,18}", value):
         raise Refused(f"{value!r} is not a whole number", ("-1", "0", "1", "..."))
     return _compared(operator, int(value))
 
 
 def decimal(operator: str, value: str, now_ns: int) -> Matcher:
-    """A number."""
+    """A matcher of decimal numbers."""
     if not re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", value):
         raise Refused(f"{value!r} is not a number", ("-1", "0.5", "1", "..."))
     return _compared(operator, float(value))
 
 
 def latency(operator: str, value: str, now_ns: int) -> Matcher:
-    """A duration with its unit."""
+    """A matcher of nanoseconds, from a duration with its unit."""
     ns = nanoseconds(value)
     if ns is None:
         raise Refused(f"{value!r} is not a number with a unit, such as 250ms", tuple(UNITS))
@@ -134,13 +135,13 @@ def latency(operator: str, value: str, now_ns: int) -> Matcher:
 
 
 def instant(operator: str, value: str, now_ns: int) -> Matcher:
-    """An instant, or how long ago."""
+    """A matcher of ns since the epoch, from an ISO time or a duration before now."""
     ago = nanoseconds(value)
     return _compared(operator, now_ns - ago if ago is not None else _instant(value))
 
 
 def since(operator: str, value: str, now_ns: int) -> Matcher:
-    """An instant or later."""
+    """A matcher of instants at or after an ISO time, or a duration before now."""
     return instant(">=", value, now_ns)
 
 
@@ -159,14 +160,14 @@ def _compared(operator: str, limit: float) -> Compared:
 
 
 class Choice:
-    """One of a few words; a group is a word that stands for several of them."""
+    """Makes matchers of one of a few words; a group is a word that stands for several of them."""
 
     def __init__(self, *allowed: str, **groups: Sequence[str]) -> None:
         self._groups = groups
         self.words = (*map(str, allowed), *(group for group in groups if group not in allowed))
 
     def __call__(self, operator: str, value: str, now_ns: int) -> Matcher:
-        """The matcher of one of the words."""
+        """The matcher of one of the words, or of a group's words."""
         if value not in self.words:
             near = get_close_matches(value, self.words, n=1)
             raise Refused(f"{value!r} is not one of its values", self.words, near[0] if near else None)

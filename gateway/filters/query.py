@@ -10,7 +10,7 @@ The same text is parsed for one of two targets. For `spans` a term is about the 
 attempts, and one span of it must satisfy all the others together. `parse` refuses what it does not understand with a
 `QueryError` that says what is allowed. `gateway.filters.fields` is the table of the fields.
 
-Pure: a parsed `Query` is a predicate, and says what it needs: a rollout alone, one with its attempts, or contents.
+Pure: a parsed `Query` is a predicate, and states what it needs: a rollout alone, one with its attempts, or contents.
 Contents are the most expensive part; they come from callables (`Contents`), which are called last.
 """
 
@@ -34,14 +34,14 @@ TextsTest = Callable[[Sequence[str]], bool]
 
 
 class Contents(NamedTuple):
-    """What heads do not hold, each given for a span."""
+    """Readers of the values of a span that heads lack."""
 
     tools: Callable[[Span], Sequence[str]]
-    """The tool that it ran, or those that its answer asked for."""
+    """Names of the tool that it ran, or of those that its answer asked for."""
     texts: Callable[[Span], Sequence[str]]
-    """What it adds to the conversation, passage by passage."""
+    """The texts that it adds to the conversation, passage by passage."""
     bodies: Callable[[Span], Sequence[str]]
-    """Its request and its response as they are, if they are there."""
+    """Its request and response bodies as recorded, if they are there."""
 
 
 ITEM = r'"(?:[^"\\]|\\.)*"|[^\s",]+'
@@ -50,11 +50,11 @@ HEAD = re.compile(r"(?P<no>-\s*|not\s+)?(?P<field>[A-Za-z_][\w.-]*)(?P<op>!=|>=|
 
 
 MOST_TEXTS, MOST_ALTERNATIVES = 8, 32
-"""Terms about what is said, and texts in all of them: each is looked for in everything."""
+"""Maximum numbers of terms on contents, and of texts in all of them: each text is searched for in everything."""
 
 
 class QueryError(ValueError):
-    """A filter that cannot be understood: the term, what is wrong with it, the nearest right name, what is allowed."""
+    """A filter that cannot be understood: the term, the problem, the nearest right name, and what is allowed."""
 
     def __init__(self, term: str, problem: str, allowed: Sequence[str] = (), nearest: str | None = None) -> None:
         self.term, self.problem, self.allowed, self.nearest = term, problem, tuple(allowed), nearest
@@ -65,7 +65,7 @@ class QueryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition, as it was written; `str` gives text that parses to the same term."""
+    """One condition as written; `str` gives text that parses to the same term."""
 
     field: str
     operator: str
@@ -78,16 +78,16 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a term asks: that some value of a field satisfies one of the matchers, or that none does."""
+    """The meaning of a term: some value of a field satisfies one of the matchers, or none does."""
 
     name: str
-    """The field's."""
+    """The name of the field."""
     field: Field
     matchers: tuple[Matcher, ...]
     wanted: bool
-    """False where no value may satisfy any."""
+    """False if no value may satisfy any matcher."""
     of_rollout: bool
-    """It speaks of the rollout itself, because rollouts are listed."""
+    """Whether it tests the rollout itself, because rollouts are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Query:
 
     terms: tuple[Term, ...]
     conditions: tuple[Condition, ...]
-    """The same, understood."""
+    """The meanings of the terms."""
     on_rollout: tuple[Test, ...]
     """Tests of the rollout alone; filled when the target is rollouts."""
     on_span: tuple[Test, ...]
@@ -104,14 +104,14 @@ class Query:
     on_texts: tuple[TextsTest, ...]
     on_bodies: tuple[TextsTest, ...]
     needs: frozenset[str]
-    """What its fields need."""
+    """The `needs` of its fields."""
 
     def __str__(self) -> str:
         return " ".join(map(str, self.terms))
 
     @property
     def needs_bodies(self) -> bool:
-        """True when `matches` reads bodies: worth scanning in smaller steps."""
+        """True when `matches` reads bodies: then scan in smaller steps."""
         return bool(self.on_tools or self.on_texts or self.on_bodies)
 
     @property
@@ -130,11 +130,11 @@ class Query:
         return "attempts" in self.needs
 
     def matches_rollout(self, rollout: Rollout) -> bool:
-        """The terms that speak of the rollout itself."""
+        """True if the terms about the rollout itself hold."""
         return all(test(rollout, None) for test in self.on_rollout)
 
     def matches(self, rollout: Rollout | None, span: Span, contents: Contents) -> bool:
-        """The terms that speak of a span; each of `contents` is asked at most once and only if all else holds."""
+        """True if the terms about a span hold; each of `contents` is called at most once and only if all else holds."""
         if not all(test(rollout, span) for test in self.on_span):
             return False
         if self.on_tools and not _all_hold(self.on_tools, contents.tools(span)):
@@ -153,13 +153,13 @@ def _folded(texts: Sequence[str]) -> list[str]:
 
 
 def quote(value: str) -> str:
-    """A value as it must be written in a filter."""
+    """A value in the form in which a filter must contain it."""
     plain = value and not re.search(r'[\s",=\\]', value)
     return value if plain else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
 def parse(text: str, target: Target = "spans", now_ns: int = 0) -> Query:
-    """Understand a filter. `now_ns` is what `started>2h` counts back from."""
+    """The query for a filter; raises `QueryError`. `now_ns`: the time that `started>2h` counts back from."""
     terms = tuple(parsed_terms(text))
     conditions: list[Condition] = []
     groups: dict[str, list[Any]] = {"rollout": [], "span": [], "tools": [], "texts": [], "bodies": []}
@@ -185,7 +185,7 @@ def _check_texts(conditions: Sequence[Condition]) -> None:
 
 
 def parsed_terms(text: str) -> Iterator[Term]:
-    """The terms of a filter, as they are written; raises `QueryError`."""
+    """The terms of a filter, as written; raises `QueryError`."""
     at = _skip(text, 0)
     while at < len(text):
         head = HEAD.match(text, at)
@@ -224,7 +224,7 @@ def _understood(term: Term, target: Target, now_ns: int) -> Condition:
 
 
 def _compile(condition: Condition) -> tuple[str, Test | TextsTest]:
-    """The test that a condition stands for and the group it belongs to."""
+    """The group of a condition, and its test."""
     field, matchers, wanted = condition.field, condition.matchers, condition.wanted
     if field.about in ("tools", "texts", "bodies"):
         return field.about, lambda texts: any(m(text) for text in texts for m in matchers) == wanted

@@ -1,7 +1,7 @@
-"""A search for a text: which spans to look at, and where the text stands in what they say. Pure.
+"""A search for a text: which spans to read, and the place of the text in their passages. Pure.
 
-A search has a filter of spans, which may have two more fields: `role:` (who says it) and `part:` (what it is). They are
-about the very passage that has the text.
+A search has a filter of spans, which may have two more fields: `role:` (who says it) and `part:` (its type). They apply
+to the passage that contains the text.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ _FIELDS: Final[dict[str, tuple[Choice, Callable[[Passage], str]]]] = {
 
 
 class Place(NamedTuple):
-    """Where a text stands in a passage first."""
+    """The first place of a text in a passage."""
 
     begin: int
     end: int
     times: int
-    """How often it stands there."""
+    """The number of places."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A search that was understood."""
+    """A search for a text: its filter of spans, and the tests of their passages."""
 
     query: Query
-    """The spans that may have it."""
+    """The filter of spans that may contain the text."""
     _parts: tuple[str, ...]
     _words: bool
     _tests: tuple[Callable[[Passage], bool], ...]
 
     def place(self, passage: Passage) -> Place | None:
-        """Where the text stands; None where it does not, or not as whole words, or in another role."""
+        """The place of the text; None where the passage lacks it, or has it only within other words, or has another
+        role or part."""
         if not all(test(passage) for test in self._tests):
             return None
         folded = passage.text.casefold()
@@ -63,7 +64,8 @@ class Search:
 
 
 def search(text: str, filter: str, words: bool, now_ns: int) -> Search:
-    """Raises `QueryError` for a filter that cannot be understood."""
+    """Parses a search for a text. `words`: only whole words. Raises `QueryError` for a filter that cannot be
+    understood."""
     tests: list[Callable[[Passage], bool]] = []
     rest: list[Term] = []
     for term in parsed_terms(filter):
@@ -97,7 +99,7 @@ def _places(text: str, part: str, words: bool) -> Iterator[tuple[int, int]]:
 
 
 def _within(text: str, at: int) -> bool:
-    """Whether a word goes on there."""
+    """True if a word continues across this place."""
     return 0 < at < len(text) and _of_word(text[at - 1]) and _of_word(text[at])
 
 
@@ -106,7 +108,7 @@ def _of_word(letter: str) -> bool:
 
 
 def _unfolded(text: str, folded: str, at: int) -> int:
-    """Where a place of the casefolded text is in the text itself: some letters become two."""
+    """The index in the text itself of an index in the casefolded one, which may be longer: some letters become two."""
     if len(text) == len(folded):
         return at
     ends = accumulate(len(letter.casefold()) for letter in text)

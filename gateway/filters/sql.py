@@ -1,10 +1,10 @@
 """A filter as SQL over the columns of an index (`gateway.index`). Pure.
 
-The tables are `spans s`, `rollouts r`, `attempts a` and `inputs i`; `number` is that of the rollout. A condition holds
-for every row that its own predicate takes; where columns do not decide (bodies) it takes more, and who asks looks at
-the rows themselves. Conditions on texts join with tables that who asks has filled (`HITS`). How a text is compared is
-decided in Python, as in a scan: `words` gives the different values of a column, and SQL asks for those of them that a
-matcher takes. So patterns, case and foreign letters mean the same in both.
+The tables are `spans s`, `rollouts r`, `attempts a` and `inputs i`; `number` is that of the rollout. The SQL of a
+condition holds for every row that the condition itself matches; where columns do not decide (bodies) it holds for more,
+and the caller tests the rows themselves. Conditions on texts join with tables that the caller has filled (`HITS`).
+Texts are compared in Python, as in a scan: `words` returns the distinct values of a column, and SQL selects those that
+a matcher takes. So patterns, case and foreign letters mean the same in both.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from penstock.gateway.filters.query import Condition, Query
 from penstock.gateway.model.base import TOOLS
 
 HITS: Final = "hits_{}"
-"""The table of the cursors of spans that have a text which satisfies a condition, by the condition's place among those
-on texts. Of spans that run nothing is known."""
+"""The table of the cursors of spans that have a text which satisfies a condition, by the condition's index among those
+on texts. It has no running spans, so all of these match."""
 Words = Callable[[str, str], Iterable[str]]
-"""(table, expression) -> its different values, without NULL."""
+"""Returns the distinct values of (table, expression), without NULL."""
 FEW: Final = 100
-"""Values that stand in the text of a question; more are given as a list."""
+"""Maximum number of values that are written in the text of a query; more are passed as a list."""
 _TABLES: Final = {"s": "spans s", "r": "rollouts r", "a": "attempts a"}
 _KEY: Final = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """A piece of SQL and what its question marks stand for."""
+    """A piece of SQL and the values of its placeholders."""
 
     text: str
     values: tuple[Any, ...] = ()
 
 
 class Values(NamedTuple):
-    """Where the values of a field are."""
+    """The SQL expressions of a field's values."""
 
     owner: Literal["s", "r", "a"]
-    """Whose they are: a span's, a rollout's, an attempt's."""
+    """The table of the values: spans, rollouts or attempts."""
     expressions: tuple[str, ...]
-    """Each gives one, or NULL."""
+    """Expressions that each give one value, or NULL."""
 
 
 class Where(NamedTuple):
-    """What a row must satisfy."""
+    """The SQL conditions of a row."""
 
     row: Sql
-    """Of `spans s`, or of `rollouts r`."""
+    """Condition on `spans s`, or on `rollouts r`."""
     within: Sql | None = None
-    """Of `spans s`: what one span of the rollout must satisfy besides, where rollouts are listed."""
+    """Condition on `spans s` that one span of the rollout must satisfy besides; only where rollouts are listed."""
 
 
 TRUE: Final = Sql("true")
 
 
 def where(query: Query, target: Target, words: Words) -> Where:
-    """A filter of one of the lists."""
+    """The SQL of a filter of one of the lists."""
     said = [_hit(at, one.wanted) for at, one in enumerate(_on_texts(query))]
     spans = [
         one for one in query.conditions if (target == "spans" or not one.of_rollout) and one.field.about != "texts"
@@ -73,7 +73,7 @@ def where(query: Query, target: Target, words: Words) -> Where:
 
 
 def needles(query: Query) -> list[tuple[str, ...]]:
-    """For each condition on texts the parts, casefolded, of which a text must have one."""
+    """For each condition on texts its parts, casefolded; a text must contain one of them."""
     return [_flat_parts(one) for one in _on_texts(query)]
 
 
@@ -90,7 +90,7 @@ def _hit(at: int, wanted: bool) -> Sql:
 
 
 def _condition(one: Condition, words: Words, row: str) -> Sql:
-    """`row`: s or r, what it is asked of."""
+    """The SQL of a condition. `row`: the table of the rows, s or r."""
     if one.field.about == "bodies":
         return TRUE
     found = _wrap("({})", _any(_asked(one, matcher, words, row) for matcher in one.matchers))
@@ -98,7 +98,7 @@ def _condition(one: Condition, words: Words, row: str) -> Sql:
 
 
 def _asked(one: Condition, matcher: Matcher, words: Words, row: str) -> Sql:
-    """Some value of the field satisfies the matcher."""
+    """SQL that holds if some value of the field satisfies the matcher."""
     if one.name == "input":
         assert isinstance(matcher, Containing)
         parts = _any(Sql("contains(i.folded, ?)", (part,)) for part in matcher.parts)
@@ -113,7 +113,7 @@ def _asked(one: Condition, matcher: Matcher, words: Words, row: str) -> Sql:
 
 
 def _of_others(name: str) -> Values:
-    """What a rollout or its attempts have."""
+    """The values of a field of the rollout or its attempts."""
     if name.startswith("metadata."):
         key = name.removeprefix("metadata.")
         assert _KEY.fullmatch(key), key
@@ -176,7 +176,7 @@ _OWNED: Final = {
     ("s", "a"): _OF_ATTEMPT,
     ("r", "a"): "r.number in (select a.number from attempts a where {})",
 }
-"""(whose row, whose value) -> how the one is found by the other."""
+"""(table of the row, table of the value) -> SQL that joins the two."""
 _SPAN: Final[dict[str, Values]] = {
     **{
         name: Values("s", (f"s.{name}",))
@@ -200,7 +200,7 @@ _SPAN: Final[dict[str, Values]] = {
     "bytes": Values("s", ("s.request_bytes + s.response_bytes",)),
     "http": Values("s", ("s.http_status",)),
 }  # fmt: skip
-"""What a field is of a span."""
+"""The values of a span's own fields."""
 _OTHERS: Final[dict[str, Values]] = {
     **{
         name: Values("r", (f'r."{name}"',))
@@ -213,4 +213,4 @@ _OTHERS: Final[dict[str, Values]] = {
     "worker": Values("a", ("a.worker",)),
     "attempt_status": Values("a", ("a.status",)),
 }
-"""What a field is of a rollout or its attempts."""
+"""The values of fields of a rollout or its attempts."""
