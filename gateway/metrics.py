@@ -1,10 +1,11 @@
-"""What the gateway counts, cheap enough for every call: plain integers and lists, no locks, one event loop.
+"""The gateway's metrics, cheap enough for every call: plain integers and lists, no locks, one event loop.
 
 `METRICS` is the single table of names: the collector renders from it, the documentation is compared with it. An
 unlabelled counter or gauge is an attribute of `Metrics` named without `penstock_` and `_total`, and its owner adds to
-it directly (`metrics.inflight_calls += 1`); what has labels or buckets has a method. Labels are few and fixed (dialect,
-status, mode, source, names from the configuration or of registered resources; names of releases only for those that
-`gateway.releases.measure` shows; as many paths of keys as `calls.call_log` counts): never a model or a rollout.
+it directly (`metrics.inflight_calls += 1`); metrics with labels or buckets have a method. Labels are few and fixed
+(dialect, status, mode, source, names from the configuration or of registered resources; names of releases only for
+those that `gateway.releases.measure` shows; as many paths of keys as `calls.call_log` counts): never a model or a
+rollout.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BOUNDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table."""
+    """One row of the table `METRICS`."""
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
@@ -151,7 +152,7 @@ METRICS: dict[str, Figure] = {
 
 
 class Histogram:
-    """Counts by bucket; the last one is everything above the highest bound."""
+    """Counts by bucket; the last bucket holds all values above the highest bound."""
 
     __slots__ = ("counts", "total")
 
@@ -160,23 +161,22 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.total += seconds
 
     def add(self, other: Histogram) -> None:
-        """Take another's counts in."""
+        """Adds the counts of another histogram."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
 
 Labelled: TypeAlias = "dict[tuple[str, ...], int] | dict[tuple[str, ...], float] | dict[tuple[str, ...], Histogram]"
 Value: TypeAlias = "int | float | Histogram | Labelled"
-"""One row of the table, or a value for each combination of its labels."""
+"""One value, or a value for each combination of labels."""
 
 
 class Metrics:
-    """The figures of one process."""
+    """The metrics of one process."""
 
     __slots__ = (
         "_arms", "_ended", "ambiguous_calls",
@@ -286,7 +286,6 @@ class Metrics:
         self.otlp_metric_points = self.otlp_exported = self.otlp_dropped = self.otlp_retries = self.otlp_lag_changes = 0
 
     def call_ended(self, dialect: str, status: str, seconds: float) -> None:
-        """Count a finished call."""
         ended = self._ended.get((dialect, status))
         if ended is None:
             ended = self._ended[dialect, status] = Histogram()
@@ -300,14 +299,15 @@ class Metrics:
 
     @property
     def call_seconds(self) -> dict[tuple[str, ...], Histogram]:
-        """Length of calls by dialect."""
+        """Durations of finished calls by dialect."""
         merged: dict[tuple[str, ...], Histogram] = {}
         for (dialect, _), ended in self._ended.items():
             merged.setdefault((dialect,), Histogram()).add(ended)
         return merged
 
     def arm_call_ended(self, arms: str, status: str, seconds: float) -> None:
-        """Count a finished call of a rollout that takes part in releases. `arms`: RELEASE:ARM, or several by commas."""
+        """Counts a finished call of a rollout that takes part in releases. `arms`: RELEASE:ARM, or several separated by
+        commas."""
         ended = self._arms.get((arms, status))
         if ended is None:
             ended = self._arms[arms, status] = Histogram()
@@ -315,7 +315,7 @@ class Metrics:
         ended.total += seconds
 
     def forget_arms(self) -> None:
-        """Let go of calls of releases that have no stage here any more: names of releases never end."""
+        """Drops the calls of releases that are no longer in `release_stage`: the names of releases are unlimited."""
         shown = {release for release, _ in self.release_stage}
         gone = [key for key in self._arms if not any(release in shown for release, _ in _places(key[0]))]
         for key in gone:
@@ -332,7 +332,7 @@ class Metrics:
 
     @property
     def release_call_seconds(self) -> dict[tuple[str, ...], Histogram]:
-        """Length of calls by release and arm."""
+        """Durations of finished calls by release and arm."""
         merged: dict[tuple[str, ...], Histogram] = {}
         for (arms, _), ended in self._arms.items():
             for place in _places(arms):
@@ -340,33 +340,33 @@ class Metrics:
         return merged
 
     def committed(self, spans: int, seconds: float) -> None:
-        """Count a commit to the tape."""
+        """Counts a commit to the tape."""
         self.commits += 1
         self.commit_spans += spans
         self.commit_seconds.observe(seconds)
 
     def connections(self, upstream: str, state: str, count: int) -> None:
-        """Set the number of connections to an upstream in a state (`idle`, `busy`)."""
+        """Sets the number of connections to an upstream in a state (`idle`, `busy`)."""
         self.upstream_connections[(upstream, state)] = count
 
     def value(self, name: str) -> Value:
-        """The value of a name of `METRICS`."""
+        """The value of a name in `METRICS`."""
         return getattr(self, name.removeprefix("penstock_").removesuffix("_total"))
 
 
 class Snapshot(Collector):
-    """The figures of this moment. It is made on the event loop, which changes them."""
+    """The metrics at one moment. It must be made on the event loop, which changes them."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._families = [_family(name, figure, _rows(metrics.value(name))) for name, figure in METRICS.items()]
 
     def collect(self) -> Iterator[Metric]:
-        """Every row of the table, also those that are still zero."""
+        """Every row of `METRICS`, including zeros."""
         return iter(self._families)
 
 
 def render(snapshot: Snapshot) -> bytes:
-    """The page that Prometheus scrapes, in its text format. It may take a thread some tens of milliseconds."""
+    """The page for Prometheus, in its text format. It may take some tens of milliseconds, so it belongs on a thread."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(snapshot)
     return generate_latest(registry)
@@ -377,7 +377,7 @@ def _rows(value: Value) -> Iterable[tuple[tuple[str, ...], int | float | Histogr
 
 
 def _places(arms: str) -> list[tuple[str, str]]:
-    """(release, arm) of each."""
+    """The (release, arm) pairs in `arms`."""
     return [(release, arm) for release, _, arm in (one.partition(":") for one in arms.split(","))]
 
 

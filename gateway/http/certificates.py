@@ -1,5 +1,5 @@
 """Certificates and their keys, as PEM files that people name in settings. A file that cannot be used raises
-`ConfigError`, which says which setting names it, what is wrong with it and the way out; what is in a key is never said.
+`ConfigError`, which says which setting names it, what is wrong with it and the way out; never what a key contains.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from penstock.gateway.config import ConfigError
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 _KEY: Final = b"PRIVATE KEY-----"
 _MISMATCH: Final = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
-"""The last one: OpenSSL keeps one certificate for each type of key, and there is none of the key's type."""
+"""The last one: OpenSSL keeps one certificate for each type of key, and has none of this key's type."""
 
 
 def file_of(setting: str, path: Path) -> bytes:
-    """What is in a file. `setting` names it."""
+    """The bytes of a file. `setting` names it in errors. Raises `ConfigError` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -28,7 +28,7 @@ def file_of(setting: str, path: Path) -> bytes:
 def load_pair(
     context: ssl.SSLContext, certificate_setting: str, key_setting: str, certificate: Path, key: Path | None
 ) -> None:
-    """Gives a context its certificate and the key, which is in the same file where it has none of its own."""
+    """Loads a certificate and its private key into a context. Without `key`, both are in the certificate's file."""
     of_certificate, of_key = f"{certificate_setting} {str(certificate)!r}", f"{key_setting} {str(key)!r}"
     if _CERTIFICATE not in file_of(certificate_setting, certificate):
         raise ConfigError(f"{of_certificate} holds no certificate in PEM, which begins with {_CERTIFICATE.decode()}")
@@ -67,8 +67,8 @@ def load_authorities(context: ssl.SSLContext, setting: str, path: Path) -> None:
 
 
 def validity(setting: str, path: Path) -> tuple[datetime, datetime]:
-    """From when and until when the first certificate of a file is valid."""
-    # 12 MB, for who speaks TLS only.
+    """The times between which the first certificate of a file is valid."""
+    # Costs 12 MB of memory, so only gateways with TLS import it.
     from cryptography.x509 import load_pem_x509_certificate
 
     try:

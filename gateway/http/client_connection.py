@@ -1,7 +1,7 @@
 """The client-facing side of a connection: one request at a time, in order.
 
-Requests that arrive while one is being served wait their turn, and so does the refusal of bytes that are no request: an
-answer is never written into another. Reading never stops, because only reading shows that a client is gone; a client
+Requests that arrive while one is being served wait their turn, and so does the refusal of bytes that are no request, so
+that no answer is written into another. Reading never stops, because only reading shows that a client is gone; a client
 that pipelines without end is refused (`gateway.http.request_parser`). A half-closed client counts as gone, for the same
 reason.
 """
@@ -28,36 +28,36 @@ class Served(Protocol):
     """The connection's view of what is being served."""
 
     def on_client_gone(self) -> None:
-        """The client went away."""
+        """Called when the client has disconnected."""
         ...
 
     def hold(self) -> None:
-        """The client reads slower than the upstream sends."""
+        """Called when the client reads slower than the upstream sends."""
         ...
 
     def go_on(self) -> None:
-        """The client has caught up."""
+        """Called when the client has caught up."""
         ...
 
 
 class Switched(Served, Protocol):
-    """Who reads a connection that does not speak HTTP any more."""
+    """The reader of a connection that no longer speaks HTTP."""
 
     def on_client_data(self, data: bytes) -> None:
-        """What came."""
+        """Called with every read of the client's bytes."""
         ...
 
     def drain(self) -> None:
-        """Nothing new may begin on it: it ends as soon as nothing is under way."""
+        """Starts nothing new on the connection and ends it as soon as nothing is in progress."""
         ...
 
 
 class Planes(Protocol):
-    """What a connection needs of the application."""
+    """The application as a client connection needs it."""
 
     clients: set[ClientConnection]
     epoch_ns: int
-    """What the monotonic clock's zero is on the clock of the tape."""
+    """The zero of the monotonic clock, in nanoseconds on the clock of the tape."""
     request_bytes: int
 
     def serve(self, client: ClientConnection, request: Request) -> None:
@@ -66,8 +66,6 @@ class Planes(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client connection."""
-
     __slots__ = ("_reader", "_serving", "closing", "draining", "hints", "paused", "planes", "seen", "served",
                  "switched", "transport", "tunnel")  # fmt: skip
 
@@ -77,26 +75,25 @@ class ClientConnection(asyncio.Protocol):
         self.served: Served | None = None
         """The request being served."""
         self.switched: Switched | None = None
-        """Who reads it, where it does not speak HTTP any more; `served` is the same then."""
+        """The reader of a connection that no longer speaks HTTP, else None. `served` is then the same object."""
         self.closing = False
         self.paused = False
-        """True while the client takes nothing of what is written."""
+        """True while the client does not read what is written."""
         self.seen = 0.0
-        """When the last byte of an unfinished body, the first of an unfinished head, or the end of the last answer was
-        seen, or since when the client takes nothing; monotonic seconds."""
+        """Monotonic seconds of the last byte of an unfinished body, of the first byte of an unfinished head, of the end
+        of the last answer, or since when the client does not read."""
         self.hints = Hints()
-        """What is known of the conversations on this connection."""
+        """Evidence for the rollouts of the calls on this connection."""
         self.tunnel: object | None = None
-        """What a sidecar has said of all that comes here; None where nothing was said."""
+        """The sidecar's description of all calls on this connection; None without one."""
         self._reader = RequestReader(planes.request_bytes, planes.epoch_ns)
         self.draining = False
-        """True when no further request is served: whoever has not begun to answer says so."""
+        """True when no further request is served. An answer that has not begun is sent with `Connection: close`."""
         self._serving = False
 
     # -- transport callbacks -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected."""
         self.transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
         self.seen = monotonic()
         peer: tuple[str, int] | str | None = transport.get_extra_info("peername")
@@ -104,7 +101,7 @@ class ClientConnection(asyncio.Protocol):
         self.planes.clients.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone, whatever it was waiting for."""
+        """Tells what is being served that the client has disconnected."""
         self.planes.clients.discard(self)
         self.closing = True
         served, self.served = self.served, None
@@ -112,7 +109,7 @@ class ClientConnection(asyncio.Protocol):
             served.on_client_gone()
 
     def data_received(self, data: bytes) -> None:
-        """Parses what arrived and serves what is whole."""
+        """Parses a read and serves the requests that are whole."""
         reader = self._reader
         if self.switched is not None and not self.closing:
             self.switched.on_client_data(data)
@@ -134,13 +131,12 @@ class ClientConnection(asyncio.Protocol):
         """A half-closed client counts as gone; None lets the transport close."""
 
     def pause_writing(self) -> None:
-        """The client does not take what is written."""
+        """Holds the upstream back while the client does not read."""
         self.paused, self.seen = True, monotonic()
         if self.served is not None:
             self.served.hold()
 
     def resume_writing(self) -> None:
-        """The client has taken what was written."""
         self.paused = False
         if self.served is not None:
             self.served.go_on()
@@ -148,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
     # -- serving -----------------------------------------------------------------------------------------------------
 
     def _serve_waiting(self) -> None:
-        """Serves one request after the other, as long as they are answered at once."""
+        """Serves waiting requests in order, as long as each is answered at once."""
         if self._serving:
             return
         self._serving = True
@@ -158,19 +154,19 @@ class ClientConnection(asyncio.Protocol):
         self._serving = False
 
     def enter(self, tunnel: object) -> None:
-        """Agrees to a CONNECT."""
+        """Accepts a CONNECT; the requests that follow belong to `tunnel`."""
         self.tunnel = tunnel
         self.transport.write(_AGREED)
         self._reader.enter()
 
     def switch(self, to: Switched) -> None:
-        """From now on it speaks another protocol."""
+        """Gives the connection to the reader of another protocol, with the bytes that came behind the request."""
         self.switched = self.served = to
         if behind := self._reader.leave():
             to.on_client_data(behind)
 
     def finish(self, keep_alive: bool) -> None:
-        """The answer has been written; the next request may come."""
+        """Called when an answer has been written: serves the next request, or closes."""
         self.served = None
         self.seen = monotonic()
         if not keep_alive or self.draining:
@@ -185,7 +181,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.write(_CONTINUE)
 
     def close(self) -> None:
-        """Closes once everything written has been taken."""
+        """Closes the connection once all written bytes are sent."""
         self.closing = True
         self.transport.close()
 
@@ -200,7 +196,7 @@ class ClientConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(_LINGER_SECONDS, self.transport.close)
 
     def drain(self) -> None:
-        """No further request: closes now when idle, else after the answer."""
+        """Serves no further request: closes now when idle, else after the current answer."""
         self.draining = True
         if self.switched is not None:
             self.switched.drain()
@@ -221,15 +217,16 @@ class ClientConnection(asyncio.Protocol):
         self.transport.abort()
 
     def overdue(self, now: float, timeout: float) -> bool:
-        """True when the rest of a request, or a new one, has been awaited for too long, or has taken nothing."""
+        """True if the client has for more than `timeout` seconds not completed its request, sent a new one, or read
+        anything."""
         return (self.served is None or self.paused) and now - self.seen > timeout
 
     def expire(self, now: float, timeout: float) -> None:
-        """Ends it when it is overdue."""
+        """Ends an overdue connection: aborts it if the client does not read, otherwise closes it."""
         if not self.overdue(now, timeout):
             return
         if self.paused:
-            # What was written will not be taken any more.
+            # The client will not read what was written.
             self.transport.abort()
         else:
             self.close()
@@ -237,13 +234,13 @@ class ClientConnection(asyncio.Protocol):
 
 @dataclass(slots=True, eq=False)
 class Hints:
-    """What a connection tells about the rollouts of its calls."""
+    """Evidence on a connection for the rollouts of its calls."""
 
     peer: str = ""
     """The client's address."""
     last: str | None = None
     """The implicit rollout of its last call."""
     mixed: bool = False
-    """Whether conversations took turns on it: it belongs to a pool."""
+    """True if conversations took turns on the connection, which then belongs to a client's pool."""
     number: int = 0
-    """What the worker that keeps the conversations calls it, where that is another one."""
+    """The connection's number at the worker that keeps the conversations, if that is another worker."""

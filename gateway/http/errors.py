@@ -1,4 +1,6 @@
-"""The gateway's own refusals, named by who is at fault. Each is answered in the error shape of the API being spoken."""
+"""The gateway's own refusals, a class for each party that can be at fault. Each is answered in the error shape of the
+API being spoken.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ class Refusal(Exception):
     """A call that is answered by the gateway itself."""
 
     code: int | None = None
-    """JSON-RPC's code, where it has one of its own."""
+    """JSON-RPC error code, if this refusal has one of its own."""
     data: Mapping[str, str] = MappingProxyType({})
-    """What else errors of JSON-RPC tell programs."""
+    """Further members of a JSON-RPC error's `data`, for programs."""
     headers: Sequence[tuple[bytes, bytes]] = ()
-    """More headers of the answer."""
+    """Additional headers of the answer."""
 
     def __init__(self, status: int, kind: str, message: str, field: str | None = None) -> None:
-        """`status`: HTTP; `kind`: short reason for the span; `field`: what in the request is meant."""
+        """`status`: HTTP; `kind`: short reason for the span; `field`: the part of the request that is at fault."""
         super().__init__(message)
         self.status, self.kind, self.message, self.field = status, kind, message, field
 

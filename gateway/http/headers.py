@@ -1,10 +1,10 @@
-"""HTTP heads, composed: a request's on its way upstream, an answer's on its way back, and the gateway's own refusals.
+"""HTTP heads, composed: of requests to upstreams, of answers to clients, and of the gateway's own refusals.
 
 Every header passes in its order, spelling and number, except those that concern one connection only (hop-by-hop
 headers, RFC 9110 §7.6.1), the client's `Host`, the gateway's own keys, which no upstream may see, and keys of other
-families than the upstream's (`dialects.credentials`). What to do with a header is decided once per name and upstream,
-with a key once per value. Only the optional whitespace around a request's header value is
-normalised; an answer's lines pass byte for byte. Pure.
+families than the upstream's (`dialects.credentials`). The action for a header is decided once per name and upstream,
+for a key once per value. Only the optional whitespace around a request's header value is normalised; an answer's lines
+pass byte for byte. Pure.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ HOP: Final = frozenset(
     }
 )
 TOLD: Final = b"penstock-told"
-"""What one worker of a gateway tells another of a call that it has checked (`server.passing`)."""
+"""The header in which one worker of a gateway describes a checked call to another (`server.passing`)."""
 _NOT_PASSED: Final = HOP | {b"expect", TOLD}
 CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"x-penstock-token")
-"""Where clients put keys, agent tokens among them."""
+"""Headers in which clients put keys, including agent tokens."""
 
 PROMPT: Final = b"x-penstock-prompt"
 """Names the prompt that the first system text of a request is."""
 
 _OWN: Final = HOP | {b"host", b"expect", b"x-penstock-token", PROMPT}
 _NOT_THEIRS: Final = frozenset({b"expect", b"proxy-authorization", b"proxy-connection", b"x-penstock-token", PROMPT})
-"""Headers that concern the gateway also where the agent does not know of it."""
+"""Headers for the gateway that are removed even where the agent does not know of it."""
 _NO_TRAILERS: Final = _OWN | {b"content-length", b"transfer-encoding", b"trailer", *CREDENTIALS}
 _TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9_-]{40,}")
 _REPLACED: Final = {*CREDENTIALS, b"x-amz-security-token"}
-"""What the upstream's own key replaces."""
+"""Headers that the upstream's own key replaces."""
 _PLAIN: Final = frozenset(
     {
         b"accept", b"accept-encoding", b"accept-language", b"anthropic-beta", b"anthropic-version", b"baggage",
@@ -53,10 +53,11 @@ _PLAIN: Final = frozenset(
         b"traceparent", b"tracestate", b"transfer-encoding", b"user-agent", b"x-app", b"x-goog-api-client",
     }
 )  # fmt: skip
-"""What ordinary clients send, and hold no key. Any other header may hold one, if that has a known form."""
+"""Headers that ordinary clients send and that hold no key. Any other header may hold one, if its value has a known
+form."""
 _KNOWN: Final = 4096
 _LONGEST: Final = 1024
-"""Bytes of a header's value that is remembered."""
+"""Largest header value that is remembered, in bytes."""
 _PASS, _DROP, _KEY, _LENGTH, _FOREIGN = range(5)
 
 _REASONS: Final = {
@@ -90,8 +91,8 @@ class RequestHeads:
         serves: frozenset[Family] = frozenset(),
     ) -> None:
         """`credential`: header that replaces the agent's keys; `own_keys`: the gateway's own, never passed on.
-        `session`: name of the header that says the rollout. `keys`: those of agents that it is sent; None for all.
-        `serves`: the families whose calls it is for."""
+        `session`: name of the header that carries the rollout id. `keys`: which agents' keys the upstream may be sent;
+        None for all. `serves`: the families whose calls the upstream takes."""
         self._session = None if session is None else session.encode("ascii")
         self._start = [b"Host", b": ", host, b"\r\n"]
         self._credential = credential
@@ -99,9 +100,10 @@ class RequestHeads:
         self._takes, self._serves = keys, serves
         self._actions: dict[bytes, int] = {}
         self._keys: dict[tuple[bytes, bytes, bool], int] = {}
-        """What to do with a header of this name and value, by whether the call is of a family of the upstream's."""
+        """The action for a header of this name and value; the last member is True if the call is of a family that the
+        upstream serves."""
         self.verbatim = False
-        """Whether the agent has named the host itself: its headers go on as they came, those of the connection too."""
+        """True if the agent has named the host itself: its headers pass unchanged, those of the connection too."""
 
     def compose(
         self,
@@ -111,11 +113,11 @@ class RequestHeads:
         rollout: str | None = None,
         families: Collection[Family] = (),
     ) -> tuple[bytes, list[bytes], list[bytes]]:
-        """(head to send, its header lines in pieces: of each its name, a colon, its value and the end of the line, the
-        names of headers and parameters that are left out since another family's key is in them).
+        """Returns the head to send, its header lines in pieces (name, colon, value and line end of each), and the names
+        of headers and parameters that are left out because they hold another family's key.
 
-        `length` is that of the body when it is no longer the client's. `rollout`: what the upstream is told, where it
-        wants to be. `families`: those that the call may be of; none where nothing tells that.
+        `length`: that of the body if it is no longer the client's. `rollout`: the id that is sent to an upstream with a
+        `session` header. `families`: those that the call may be of; empty if unknown.
         """
         left: list[bytes] = []
         own = not families or not self._serves.isdisjoint(families)
@@ -132,7 +134,7 @@ class RequestHeads:
                 parts += (self._session, b": ", rollout.encode("ascii"), b"\r\n")
                 sent = b"".join(parts)
         if request.websocket and not self.verbatim:
-            # What concerns the connection only goes on as well: it is the same one from here to there.
+            # Hop-by-hop headers are needed here: the WebSocket's connection has one upstream connection of its own.
             parts += (b"Connection", b": ", b"Upgrade", b"\r\n", b"Upgrade", b": ", b"websocket", b"\r\n")
             sent = b"".join(parts)
         if b"pst_" in target:
@@ -189,7 +191,6 @@ class RequestHeads:
         return found
 
     def _is_sent(self, kind: str | None, own: bool) -> bool:
-        """Whether a kind of key passes."""
         return self.verbatim or self._takes is None or self._takes.take(kind, own)
 
     def _is_ours(self, value: bytes) -> bool:
@@ -212,7 +213,7 @@ class RequestHeads:
 
 
 def framed(request: Request, body: bytes) -> bytes:
-    """A body as it goes on the wire: in the client's own chunks, if it came in chunks. Chunk extensions end here."""
+    """The body as it is sent: in the client's own chunks if it came in chunks. Chunk extensions are dropped."""
     if not request.chunked:
         return body
     ends = request.chunks if request.chunks and request.chunks[-1] == len(body) else [len(body)]
@@ -234,8 +235,8 @@ def _has_token(header: tuple[bytes, bytes, bytes]) -> bool:
 
 
 def control_head(request: Request, target: bytes, told: bytes | None = None) -> bytes:
-    """A request to a server of ours, less what concerns the connection. `told`: the value of `TOLD`, which no client
-    can say itself."""
+    """The head of a request to one of the gateway's own servers, without hop-by-hop headers. `told`: the value of
+    `TOLD`; a client's header of that name is removed."""
     lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.headers if low not in _NOT_PASSED]
     if told is not None:
         lines.append(b"%b: %b\r\n" % (TOLD, told))
@@ -243,7 +244,7 @@ def control_head(request: Request, target: bytes, told: bytes | None = None) -> 
 
 
 def client_head(head: bytes, hops: frozenset[bytes], close: bool) -> bytes:
-    """An answer's head as the client gets it: byte for byte, less the headers in `hops`."""
+    """The head of an answer as the client gets it: byte for byte, less the headers in `hops`."""
     lines = head.split(b"\r\n")
     kept = [line for line in lines[1:-2] if line.partition(b":")[0].lower() not in hops]
     if close:
@@ -252,7 +253,7 @@ def client_head(head: bytes, hops: frozenset[bytes], close: bool) -> bytes:
 
 
 def refusal_head(refusal: Refusal, length: int, keep_alive: bool) -> bytes:
-    """The head of an answer of the gateway's own."""
+    """The head of one of the gateway's own answers."""
     return b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b%b\r\n" % (
         refusal.status,
         _REASONS[refusal.status],
@@ -263,5 +264,5 @@ def refusal_head(refusal: Refusal, length: int, keep_alive: bool) -> bytes:
 
 
 def refusal_body(family: Family, refusal: Refusal) -> bytes:
-    """What it says, in the shape of the API being spoken."""
+    """The body of a refusal, in the error shape of the API being spoken."""
     return family.error_body(refusal.status, refusal.message, refusal.kind, refusal.field)

@@ -1,8 +1,8 @@
 """The log of a gateway, on stderr: text for a person, or one JSON object a line for machines.
 
-It holds none of the gateway's own keys, and nothing that has the shape of a key: engines repeat keys in what they
-answer, and their answers are logged. Values of JSON are masked before they are encoded, so every line can be parsed
-whatever a key looks like.
+It holds none of the gateway's own keys, and nothing that has the shape of a key: engines repeat keys in their answers,
+which are logged. Values of JSON are masked before they are encoded, so every line can be parsed whatever a key looks
+like.
 
 A record may bring `fields` (`extra={"fields": {...}}`): members of the JSON object, `name=value` in text. Whoever makes
 them masks what has the shape of a key.
@@ -28,27 +28,27 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_./:@+-]+")
 
 
 class Text(logging.Formatter):
-    """Lines for a person."""
+    """Formats a record as text for a person."""
 
     def __init__(self, own: Secrets, form: str = FORMAT) -> None:
         super().__init__(form)
         self._own = own
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, with its traceback and its fields."""
+        """The record's line, with its traceback and its fields."""
         line, fields = plain_text(self._own.text(super().format(record))), _fields(record, self._own)
         return line + "".join([f" {name}={_written(value)}" for name, value in fields.items()])
 
 
 class Json(logging.Formatter):
-    """Lines for machines, with the names of the Elastic Common Schema."""
+    """Formats a record as one JSON object for machines, with the names of the Elastic Common Schema."""
 
     def __init__(self, own: Secrets) -> None:
         super().__init__()
         self._own = own
 
     def format(self, record: logging.LogRecord) -> str:
-        """One object without a line feed: JSON escapes those of messages and tracebacks."""
+        """One object without a line feed: JSON escapes those in messages and tracebacks."""
         line = {
             "@timestamp": moment(record.created),
             "log.level": record.levelname.lower(),
@@ -66,25 +66,25 @@ class Json(logging.Formatter):
 
 
 def moment(seconds: float) -> str:
-    """A time of the clock as ISO 8601 has it, in UTC."""
+    """A POSIX time in ISO 8601, UTC, milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _fields(record: logging.LogRecord, own: Secrets) -> dict[str, Any]:
-    """The fields that a record brings, looked through at once: a call has two dozen."""
+    """The fields of a record, masked in one pass: a call has two dozen."""
     fields: dict[str, Any] = getattr(record, "fields", {})
     texts = {name: value for name, value in fields.items() if isinstance(value, str)}
     return fields | dict(zip(texts, own.texts(list(texts.values())), strict=True))
 
 
 def _written(value: Any) -> str:
-    """A value that cannot be taken for another line, or for a part of this one."""
+    """The text of a value, quoted if it could be taken for another line or for a part of this one."""
     bare = _BARE.fullmatch(value) is not None if isinstance(value, str) else type(value) in (int, float)
     return str(value) if bare else json.dumps(value)
 
 
 def set_up(log: Log, own: Secrets = NONE) -> None:
-    """From now on this process logs so. What nobody catches is logged, too."""
+    """Sets up the logging of this process. Uncaught exceptions are logged, too."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Json(own) if log.format == "json" else Text(own))
     logging.basicConfig(level=log.level.upper(), handlers=[handler], force=True)
@@ -94,7 +94,7 @@ def set_up(log: Log, own: Secrets = NONE) -> None:
 
 
 def end(log: Log, message: str) -> SystemExit:
-    """What ends a process that cannot go on: its message is the last line of the log."""
+    """Returns the exception that ends a process that cannot go on. Its message is the last line of the log."""
     if log.format == "text":
         return SystemExit(message)
     logging.getLogger("penstock.app").critical(message)

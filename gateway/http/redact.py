@@ -40,10 +40,10 @@ _HARMLESS: Final = frozenset(
     {"idempotency-key", "x-idempotency-key", "sec-websocket-key", "prompt-cache-key", "www-authenticate"}
 )
 _SESSIONS: Final = frozenset({b"mcp-session-id"})
-"""Headers whose value opens a session and tells which calls belong together: its fingerprint tells that, too."""
+"""Headers whose value opens a session. They are kept as fingerprints, which still tell which calls belong together."""
 _PARAMETERS: Final = frozenset({"code", "authcode", "ticket", "pin", "sign", "sessionid", "session_id", "session-id"})
-"""Names that are secret only in a query: results of OAuth or CAS servers, signatures, and the path that a server of
-tools names for the messages of one client (MCP over HTTP with SSE)."""
+"""Names that are secret only in a query: results of OAuth or CAS servers, signatures, and the path that an MCP server
+names for the messages of one client (MCP over HTTP with SSE)."""
 
 _ENDS: Final = r"%(?:25)*(?:3[fF]|26|23|3[bB])"
 """`?`, `&`, `#` and `;`, percent-encoded any number of times."""
@@ -55,7 +55,7 @@ _PAIRS: Final = re.compile(rf"(?:[?&;#]|{_ENDS})")
 _MEMBER: Final = re.compile(r'(\\{0,3}"([^"\\]+)\\{0,3}"\s{0,9}:\s{0,9}\\{0,3}")((?:[^"\\]|\\[^"])+)')
 _STATED: Final = re.compile(r"(?<![A-Za-z0-9_.-])(?P<name>[A-Za-z0-9_.-]+)[\"']?\s{0,9}[=:]\s{0,9}(?P<quote>[\"']?)")
 _STATED_ENDS: Final = {"": re.compile(r"[^\s,;&]*"), '"': re.compile(r'[^"]*'), "'": re.compile(r"[^']*")}
-"""Ends of a value that follows a name (`password='a b'`), by its quotes."""
+"""The rest of a value that follows a name (`password='a b'`), by its quotes."""
 _USER: Final = re.compile(
     r"(?i)(\b[a-z][a-z0-9+.-]{0,20}(?::|%(?:25)*3a)(?:/|%(?:25)*2f){2})(?:(?!%(?:25)*2f)[^/?#\s])*(?:@|%(?:25)*40)"
 )
@@ -70,7 +70,7 @@ _PREFIXES: Final = (
 )  # fmt: skip
 """Prefixes of providers' keys."""
 _PLAIN_PREFIXES: Final = ("jina_", "rpa_", "ntn_", "sbp_", "lin_api_", "dapi")
-"""The same of those that are longer, and of letters and digits only: the prefix alone may begin other names."""
+"""Prefixes of keys that are longer and of letters and digits only: other names may begin with such a prefix."""
 _SHAPES: Final = re.compile(
     r"pst_[A-Za-z0-9._~-]+"
     rf"|{_START}(?:{'|'.join(map(re.escape, _PREFIXES))}|xox[a-z]-)[A-Za-z0-9_.~-]{{12,}}"
@@ -88,9 +88,10 @@ _HINT: Final = re.compile(
     "|".join(re.escape(prefix.lower()) for prefix in (*_PREFIXES, *_PLAIN_PREFIXES))
     + '|pst_|xox|aiza|akia|asia|ya29|eyj|sg[.]|aq[.]|absk|private key|bearer|basic|token|api-?key|"|@|%|[?]|#|&'
 )
-"""Cheap test on the lower case of a text before the patterns above are tried. It is all but literal, which is fast."""
+"""Cheap test on a text in lower case before the patterns above are tried. Nearly all of it is literal, which is fast.
+"""
 _HINT_BYTES: Final = re.compile(_HINT.pattern.encode())
-# Headers are written by strangers: nothing above may take more than a time that grows with their length.
+# Strangers write these headers: no pattern above may take more than linear time.
 _LONGEST: Final = 512
 _REMEMBERED: Final = 8192
 
@@ -101,7 +102,7 @@ class Redactor:
     __slots__ = ("_known", "_lines", "_personal", "own", "tape")
 
     def __init__(self, own: Secrets = NONE, tape: Secrets | None = None) -> None:
-        """`own`: the gateway's own keys; `tape`: what the tape may not have, if it is more than these."""
+        """`own`: the gateway's own keys; `tape`: the values that the tape may not have, if these are more."""
         self.own = own
         self.tape = own if tape is None else tape
         self._known: dict[bytes, bool] = {}
@@ -109,13 +110,13 @@ class Redactor:
         self._personal: frozenset[str] = frozenset()
 
     def hide_baggage(self, names: frozenset[str]) -> None:
-        """From now on values of these members of `baggage` are masked: they name people."""
+        """Masks the values of these members of `baggage` from now on: they name people."""
         if names != self._personal:
             # In this order: another thread that still composes a line by the former names keeps it in the former dict.
             self._personal, self._lines = names, {}
 
     def secret(self, name: bytes) -> bool:
-        """True when values of this header must not be kept."""
+        """True if values of this header must not be stored."""
         known = self._known.get(name)
         if known is None:
             known = is_secret(name)
@@ -142,8 +143,8 @@ class Redactor:
         return line
 
     def secrets(self, headers: Iterable[tuple[bytes, bytes, bytes]], path: str) -> Secrets:
-        """The gateway's own keys and those that a request presents: its headers as (name in lower case, name, value),
-        its path with the query."""
+        """The gateway's own keys and those that a request presents. `headers`: (name in lower case, name, value);
+        `path`: with the query."""
         known = self._known.get
         values = [(low, value) for low, _, value in headers if known(low, True) and self.secret(low)]
         return _together(self.tape, tuple(values), path if "=" in path or "%" in path else "")
@@ -189,12 +190,12 @@ _url = lru_cache(4096)(_mask_url)
 
 
 def parameters(path: str) -> list[str]:
-    """The values of the secret parameters of a path, as they are meant."""
+    """The decoded values of the secret parameters of a path."""
     return [_decoded(path[found.end() : _end(path, found, "&#>")]) for found in _PAIR.finditer(path) if _hides(found)]
 
 
 def attributes(found: dict[str, Any], by_name: bool) -> dict[str, Any]:
-    """Attributes of a span with what is secret in their texts masked: by shape, in URLs, and `by_name`."""
+    """Attributes of a span with the secrets in their texts masked: by shape, in URLs and, if `by_name`, by name."""
     return {name: _attribute(name, value, by_name) for name, value in found.items()}
 
 
@@ -207,14 +208,14 @@ def _attribute(name: str, value: Any, by_name: bool) -> Any:
 
 
 def _said(value: str) -> str:
-    """A text that may be a URL. What has the shape of a secret is masked in it, and in a URL more."""
+    """A text that may be a URL, with secrets masked: by shape, and in a URL also by name."""
     if _HINT.search(value.lower()) is None:
         return value
     return _mask_url(value) if "://" in value and not _SPACE.search(value) else _SHAPES.sub(_MASK, value)
 
 
 def plain_text(text: str) -> str:
-    """A text of any length and lines: only what has the shape of a secret is masked in it."""
+    """A text of any length and number of lines, in which only what has the shape of a secret is masked."""
     return text if _HINT.search(text.lower()) is None else _SHAPES.sub(_MASK, text)
 
 
@@ -233,7 +234,7 @@ def _masked(name: bytes, value: bytes) -> bytes:
 
 
 def _mask_stated(text: str) -> str:
-    """What is stated of secret names masked, however it is written: `key=...`, `key: ...`, `'key': '...'`."""
+    """Masks values that follow a secret name, however they are written: `key=...`, `key: ...`, `'key': '...'`."""
     parts: list[str] = []
     at = 0
     for found in _STATED.finditer(text):
@@ -248,7 +249,7 @@ def _stated_end(text: str, found: re.Match[str]) -> int:
 
 
 def _mask_pairs(pairs: str, ends: str) -> str:
-    """Values of secret names masked. `ends`: what ends a value that is not percent-encoded."""
+    """Masks the values of secret names. `ends`: the characters that end a value that is not percent-encoded."""
     parts: list[str] = []
     at = 0
     for found in _PAIR.finditer(pairs):
@@ -264,7 +265,7 @@ def _hides(found: re.Match[str]) -> bool:
 
 
 def _end(pairs: str, found: re.Match[str], ends: str) -> int:
-    """Where the value ends whose name was found: at an `&` that is encoded as often as its `=`, or less."""
+    """The end of a value whose name was found: it ends at an `&` that is encoded as often as its `=`, or less."""
     return next(_value(ends, found["equals"].count("25"), "%" in found["equals"]).finditer(pairs, found.end())).end()
 
 

@@ -44,24 +44,24 @@ class Request:
         """Headers that its Connection header makes hop-by-hop (RFC 9110 §7.6.1)."""
         self.http10 = self.keep_alive = self.chunked = False
         self.upgrade = self.websocket = False
-        """Whether it asks for another protocol, and for which."""
+        """True if the request asks for another protocol, and `websocket` if that is a WebSocket."""
         self.length = 0
-        """What Content-Length says."""
+        """The value of Content-Length."""
         self.size = 0
-        """Payload bytes that have come."""
+        """Payload bytes received."""
         self.chunks: list[int] = []
-        """Where the chunks it came in ended, as far as there are not too many."""
+        """The offsets at which the client's chunks ended; at most `_CHUNKS` of them."""
         self.started = 0.0
-        """When its head was there; monotonic seconds."""
+        """Monotonic seconds at which its head was complete."""
         self.started_ns = 0
-        """The same on the clock of the tape."""
+        """`started` on the clock of the tape, in nanoseconds."""
         self.refusal: Refusal | None = None
-        """Why it cannot be served, whatever it asks for."""
+        """The reason why it cannot be served; None if it can."""
         self._pieces: list[bytes] = []
         self._gathered = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """Payload. Pieces are joined when it is whole, or before there are too many small ones."""
+        """Appends payload. Pieces are joined when the request is whole, or before there are too many small ones."""
         self.size += len(piece)
         self._pieces.append(piece)
         if len(self._pieces) == _PIECES:
@@ -69,12 +69,12 @@ class Request:
             self._pieces.clear()
 
     def end_chunk(self) -> None:
-        """Notes where a chunk ended. Of an absurd number of chunks the boundaries are forgotten."""
+        """Notes the end of a chunk. Ends beyond an absurd number of chunks are forgotten."""
         if len(self.chunks) < _CHUNKS:
             self.chunks.append(self.size)
 
     def body(self) -> bytes:
-        """The payload without transfer framing. It is kept once, whoever asks how often."""
+        """The payload without transfer framing. It is stored once, however often it is read."""
         if self._gathered:
             self._pieces = [bytes(self._gathered), *self._pieces]
             self._gathered = bytearray()

@@ -28,13 +28,15 @@ class RequestReader:
                  "_request", "_request_bytes", "_unparsed", "expects", "over", "requests")  # fmt: skip
 
     def __init__(self, request_bytes: int, epoch_ns: int, header_bytes: int = HEADER_BYTES) -> None:
-        """The limits of a body and a head, and what the monotonic clock's zero is on the clock of the tape."""
+        """`request_bytes`, `header_bytes`: the largest body and head. `epoch_ns`: the zero of the monotonic clock on
+        the clock of the tape."""
         self.requests: list[Request] = []
-        """Whole ones, oldest first. There are few: an empty deque would be the largest thing of an idle connection."""
+        """Whole requests, oldest first. There are few: an empty deque would be the largest object of an idle
+        connection."""
         self.expects = False
-        """True while the client waits to be told to go on (`Expect: 100-continue`)."""
+        """True while the client waits for a 100 (`Expect: 100-continue`)."""
         self.over = False
-        """True after a refusal: what follows is not looked at."""
+        """True after a refusal: further bytes are not read."""
         self._header_bytes = header_bytes
         self._request_bytes = request_bytes
         self._epoch_ns = epoch_ns
@@ -42,21 +44,21 @@ class RequestReader:
         self._request: Request | None = None
         self._in_head = False
         self._behind: bytearray | None = None
-        """What came behind a CONNECT or the opening of a WebSocket, while that is not answered."""
+        """Bytes that came behind a CONNECT or the opening of a WebSocket that is not yet answered; else None."""
         self._read = self._began = self._unparsed = self._payload = 0
 
     @property
     def unfinished(self) -> bool:
-        """True while a request has begun and is not whole."""
+        """True while a request has begun and is not complete."""
         return self._request is not None
 
     @property
     def in_head(self) -> bool:
-        """True while the head of a request has begun and is not whole."""
+        """True while the head of a request has begun and is not complete."""
         return self._in_head
 
     def feed(self, data: bytes) -> None:
-        """Takes what one read brought."""
+        """Parses the bytes of one read. Whole requests are then in `requests`."""
         if self._behind is not None:
             self._behind += data
             if len(self._behind) > self._header_bytes:
@@ -69,14 +71,15 @@ class RequestReader:
             self._bound(self._request, len(self.requests) > whole)
 
     def enter(self) -> None:
-        """A CONNECT was agreed to: what follows are requests of the tunnel."""
+        """Called when a CONNECT is accepted: the bytes that follow are requests of the tunnel."""
         behind, self._behind = self._behind or b"", None
         self._parser = httptools.HttpRequestParser(self)
         if behind:
             self.feed(bytes(behind))
 
     def leave(self) -> bytes:
-        """A WebSocket was agreed to: nothing is read here any more. Gives what came behind its opening."""
+        """Called when a WebSocket is accepted: reads nothing further, and returns the bytes that came behind its
+        opening."""
         behind, self._behind, self.over = bytes(self._behind or b""), None, True
         return behind
 
@@ -105,19 +108,18 @@ class RequestReader:
     # -- parser callbacks --------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A new request."""
         if not self.over:
             self._request = Request()
             self._in_head = True
             self._began = self._unparsed = self._payload = 0
 
     def on_url(self, url: bytes) -> None:
-        """The request target; may come in pieces."""
+        """Adds a piece of the request target."""
         if self._request is not None:
             self._request.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; after the body, a trailer."""
+        """Adds a header, or a trailer after the body."""
         request = self._request
         if request is None:
             return
@@ -128,7 +130,7 @@ class RequestReader:
             self._limit_head(_size(request.trailers))
 
     def on_headers_complete(self) -> None:
-        """The head is there: what it says about its body and the connection."""
+        """Reads what the head says of the body and the connection, and refuses heads that cannot be served."""
         request = self._request
         if request is None:
             return
@@ -164,11 +166,10 @@ class RequestReader:
         elif low == b"expect":
             self.expects = value.lower() == b"100-continue" and not request.http10
         elif value.lower() not in (b"keep-alive", b"close"):
-            # What frames the request stays whatever it names: a body without its length would be read as a request.
+            # Framing headers stay even if Connection names them: a body without its length would be read as a request.
             request.hops |= {name.strip() for name in value.lower().split(b",")} - _FRAMING
 
     def on_body(self, piece: bytes) -> None:
-        """Payload."""
         request = self._request
         if request is None:
             return
@@ -178,12 +179,12 @@ class RequestReader:
             request.add(piece)
 
     def on_chunk_complete(self) -> None:
-        """The end of a chunk, which may have come in several pieces."""
+        """Notes the end of a chunk, which may have come in several pieces."""
         if self._request is not None:
             self._request.end_chunk()
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """Appends the request to `requests`, unless it asks for another protocol."""
         request = self._request
         if request is None or request.upgrade or request.method == "CONNECT":
             return
@@ -205,7 +206,7 @@ class RequestReader:
         self.requests.append(request)
 
     def _is_crowded(self, request: Request) -> bool:
-        """Refuses a request when too much waits before it on this connection."""
+        """Refuses a request, and returns True, if too much waits before it on this connection."""
         if len(self.requests) == _PIPELINED:
             self._refuse(400, f"{_PIPELINED} requests wait on this connection: await their answers first", "request")
         elif request.size + sum(waiting.size for waiting in self.requests) > self._request_bytes:
@@ -222,7 +223,8 @@ class RequestReader:
         self._refuse(413, f"the request body is larger than limits.request_bytes = {limit}", "body")
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """An offer to speak another HTTP may be ignored; whether a WebSocket opens is decided like a call's way."""
+        """Ignores an offer of another HTTP, as RFC 9110 allows. A CONNECT or a WebSocket becomes a request: whether it
+        opens is decided where calls are routed."""
         request = self._request
         if request is None:
             return
@@ -241,7 +243,7 @@ class RequestReader:
 
 
 def _line(request: Request) -> int:
-    """The request line, `METHOD target HTTP/1.1 CRLF`."""
+    """The length of the request line, `METHOD target HTTP/1.1 CRLF`."""
     return len(request.method) + len(request.target) + len("  HTTP/1.1\r\n")
 
 

@@ -1,4 +1,4 @@
-"""The header `Retry-After` (RFC 9110, 10.2.3): how long a server asks to be left alone. Pure."""
+"""The header `Retry-After` (RFC 9110, 10.2.3): how long a client should wait. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from time import time
 
 
 def retry_after(value: str | None, longest_s: float) -> float | None:
-    """Seconds, at most `longest_s`: the header has a number of them, or a date. None when there is none that can be
-    read."""
+    """Seconds to wait, at most `longest_s`; the header holds a number of them, or a date. None if it cannot be read."""
     try:
         seconds = float(value or "")
     except ValueError:
@@ -16,5 +15,5 @@ def retry_after(value: str | None, longest_s: float) -> float | None:
             seconds = max(0.0, parsedate_to_datetime(value or "").timestamp() - time())
         except (ValueError, OverflowError):
             return None
-    # What is no number at all is neither smaller nor larger.
+    # NaN is not >= 0 either.
     return min(seconds, longest_s) if seconds >= 0 else None

@@ -1,7 +1,7 @@
 """One connection to an upstream: an asyncio protocol over httptools that carries one call at a time.
 
-It passes on to its caller (`gateway.proxy.relay`) what arrives, read by read, as raw wire bytes that can be sent
-unchanged. The parser runs beside them only to find the head, the end and the payload.
+It gives its caller (`gateway.proxy.relay`) each read as raw wire bytes, which can be sent on unchanged. The parser runs
+beside them only to find the head, the end and the payload.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from penstock.gateway.http.headers import HOP
 
 _log = logging.getLogger("penstock.upstream")
 _HEAD_LIMIT = 256 << 10
-"""Largest head of an answer, and the most that frames its body without bringing any of it; bytes."""
+"""Largest head of an answer, and most bytes of framing in a row without any of the body."""
 _INTERIM = 100
-"""1xx answers before an answer: each costs its client as much as an answer."""
+"""Most 1xx answers before an answer: each costs its client as much as an answer."""
 _WATCHED = HOP | {b"transfer-encoding", b"content-length", b"content-type", b"content-encoding"}
 _NO_HOPS: frozenset[bytes] = frozenset()
 Headers = list[tuple[bytes, bytes]]
 
 
 class Caller(Protocol):
-    """The slice of a call that a link talks to."""
+    """A call as its upstream connection sees it."""
 
     __slots__ = ()
 
@@ -36,68 +36,66 @@ class Caller(Protocol):
 
     @abstractmethod
     def on_connected(self, connection: UpstreamConnection) -> None:
-        """A link is there; the request may be written."""
+        """Called when a connection is ready for the request."""
 
     @abstractmethod
     def on_unreachable(self, reason: str, detail: str) -> None:
-        """No connection came about."""
+        """Called when no connection could be made."""
 
     @abstractmethod
     def on_interim(self, head: bytes) -> None:
-        """A 1xx answer (never 100 or 101) before the answer itself."""
+        """Called with a 1xx answer (never 100 or 101) before the answer itself."""
 
     def on_switched(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bool:
-        """The server speaks another protocol from now on (101), and `raw` came behind that. False where nobody has
-        asked for one."""
+        """Called when the server switches to another protocol (101) and `raw` came behind that. Returns False if the
+        call has not asked for one."""
         return False
 
     @abstractmethod
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """The answer's head (status line to empty line) and the raw body bytes that came with it."""
+        """Called with the answer's head (status line to empty line) and the raw body bytes that came with it."""
 
     @abstractmethod
     def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
-        """More raw body bytes; `connection.done` says whether they are the last."""
+        """Called with more raw body bytes. `connection.done` is True if they are the last."""
 
     @abstractmethod
     def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
-        """The connection ended, or what it sent is not HTTP, before the answer was complete."""
+        """Called when the connection ended, or sent bytes that are not HTTP, before the answer was complete."""
 
 
 class Switched(Protocol):
-    """Who reads a connection that does not speak HTTP any more."""
+    """The reader of a connection that no longer speaks HTTP."""
 
     def on_upstream_data(self, data: bytes) -> None:
-        """What came."""
+        """Called with every read of the server's bytes."""
         ...
 
     def on_upstream_gone(self) -> None:
-        """The connection is gone."""
+        """Called when the connection has ended."""
         ...
 
     def on_upstream_full(self, full: bool) -> None:
-        """Whether the server takes nothing of what is written for now."""
+        """Called with True when the server reads slower than bytes are written, with False when it has caught up."""
         ...
 
 
 class Owner(Protocol):
-    """What makes links and takes them back."""
+    """The pool that makes connections and takes them back."""
 
     name: str
     connections: int
 
     def put_back(self, connection: UpstreamConnection) -> None:
-        """Takes a link whose answer is complete."""
+        """Takes a connection whose answer is complete."""
         ...
 
     def forget(self, connection: UpstreamConnection) -> None:
-        """The connection is gone."""
+        """Called when a connection has ended."""
         ...
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to an upstream."""
-
     __slots__ = ("_buffer", "_counted", "_framing", "_garbage", "_headed", "_interim", "_parser", "caller", "chunked",
                  "content_type", "cut", "done", "encoding", "head_fields", "headers", "hops", "idle_since",
                  "keep_alive", "length_known", "owner", "pieces", "reused", "seen", "status", "switched",
@@ -108,7 +106,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.caller: Caller | None = None
         self.reused = False
-        """True once it has been idle between two calls."""
+        """True once the connection has been idle between two calls."""
         self.idle_since = 0.0
         self.switched: Switched | None = None
         self._counted = False
@@ -123,27 +121,27 @@ class UpstreamConnection(asyncio.Protocol):
         self.headers: Headers = []
         """Header fields, and once the body has begun, trailer fields."""
         self.head_fields = 0
-        """How many of them are header fields; 0 until the head is there."""
+        """The number of header fields in `headers`; 0 until the head is complete."""
         self.hops = _NO_HOPS
         """Names of headers that concern this connection only; empty when there are none."""
         self.pieces: list[bytes] = []
         """Payload of the last read, without transfer framing."""
         self.seen = self.done = self.chunked = self.length_known = False
         self.cut = False
-        """Whether only the end of the connection has ended the answer."""
+        """True if only the end of the connection has ended the answer."""
         self.content_type = b""
-        """In lower case."""
+        """Content-Type in lower case."""
         self.encoding: bytes | None = None
         self.keep_alive = True
 
     # -- parser callbacks --------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A second message in one answer is garbage after its end."""
+        """Marks a second message in one answer as garbage after its end."""
         self._garbage = self.done
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Headers, and trailers once the body has begun."""
+        """Adds a header, or a trailer once the body has begun."""
         self.headers.append((name, value))
         low = name.lower()
         if low in _WATCHED and not self.head_fields:
@@ -165,28 +163,26 @@ class UpstreamConnection(asyncio.Protocol):
                 self.hops |= named - {b"content-length", b"transfer-encoding"}
 
     def on_headers_complete(self) -> None:
-        """What follows in `headers` are trailers."""
+        """Marks the end of the header fields: further members of `headers` are trailers."""
         self.head_fields = len(self.headers)
 
     def on_body(self, piece: bytes) -> None:
-        """Payload without transfer framing."""
+        """Adds payload, without transfer framing."""
         self.pieces.append(piece)
 
     def on_message_complete(self) -> None:
-        """The answer ends here."""
         self.done = True
         self.keep_alive = self._parser.should_keep_alive()
 
     # -- transport callbacks -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
         self.transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
         self.owner.connections += 1
         self._counted = True
 
     def data_received(self, data: bytes) -> None:
-        """Hands on what arrived; on an idle link anything is a mistake."""
+        """Passes a read to the call. On an idle connection any byte is an error."""
         caller, switched = self.caller, self.switched
         if caller is None and switched is None:
             self.transport.abort()
@@ -239,7 +235,7 @@ class UpstreamConnection(asyncio.Protocol):
         caller.on_answer(self, head, raw)
 
     def _frames(self, size: int) -> bool:
-        """A read without any of the body: chunk extensions, trailers. False where they do not end."""
+        """Counts a read without any of the body (chunk extensions, trailers). False, and breaks, if they do not end."""
         self._framing += size
         if self._framing > _HEAD_LIMIT:
             self._break("upstream_protocol")
@@ -263,10 +259,10 @@ class UpstreamConnection(asyncio.Protocol):
             caller.on_broken(self, reason)
 
     def eof_received(self) -> None:
-        """The upstream has said all it will say; None lets the transport close."""
+        """Returns None, which lets the transport close: the upstream sends nothing more."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone: the end of the answer where nothing else marks it, else a broken one."""
+        """Ends the answer if only the end of the connection marks its end, else reports it as broken."""
         self._uncount()
         self.owner.forget(self)
         caller, self.caller = self.caller, None
@@ -285,12 +281,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._counted = False
 
     def pause_writing(self) -> None:
-        """Of a request all is in memory, so there is nothing to hold back."""
+        """Tells the reader of a switched protocol. A request is held in memory as a whole, so a call has nothing to
+        hold back."""
         if self.switched is not None:
             self.switched.on_upstream_full(True)
 
     def resume_writing(self) -> None:
-        """See `pause_writing`."""
         if self.switched is not None:
             self.switched.on_upstream_full(False)
 
@@ -298,20 +294,20 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def events(self) -> bool:
-        """Whether the answer comes as server-sent events. Asked when the head is there."""
+        """True if the answer is server-sent events; known once the head is complete."""
         return self.content_type.startswith(EVENT_STREAM)
 
     @property
     def ends_itself(self) -> bool:
-        """False when only the end of the connection ends the answer. Asked when the head is there, or later."""
+        """False if only the end of the connection ends the answer; known once the head is complete."""
         return self.chunked or self.length_known or (self.done and not self.cut)
 
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
-        """Writes a request; small ones in one packet."""
+        """Writes a request; a small one in one packet."""
         self.caller = caller
         self._clear()
         if self.transport.is_closing():
-            # It ended before it was used; only its caller does not know yet.
+            # The connection ended before it was used; the caller has not been told yet.
             asyncio.get_running_loop().call_soon(self._break, "upstream_closed")
             return
         if len(body) < 16384:
@@ -320,7 +316,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.writelines((head, body))
 
     def release(self) -> None:
-        """The answer is complete: back to the pool, or closed when it cannot be used again."""
+        """Called when the answer is complete: returns the connection to its pool, or closes it if it cannot be used
+        again."""
         self.caller = None
         if self.keep_alive and self.done and not self.transport.get_write_buffer_size():
             self.owner.put_back(self)
@@ -328,16 +325,17 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.abort()
 
     def switch(self, to: Switched) -> None:
-        """From now on it speaks another protocol."""
+        """Gives the connection to the reader of another protocol."""
         self.caller, self.switched = None, to
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more."""
+        """Aborts the connection: the answer is no longer wanted."""
         self.caller = None
         self.transport.abort()
 
     def give_up(self) -> None:
-        """It does not come about. It may stand since this very moment: uvloop does not tell then that it is lost."""
+        """Abandons an attempt to connect. The connection may have been made this very moment: uvloop then does not
+        report its loss."""
         if self._counted:
             self.transport.abort()
             self._uncount()

@@ -1,8 +1,8 @@
-"""What passes on a WebSocket, read beside the way (RFC 6455, RFC 7692). Sans-I/O: bytes in, messages out.
+"""Messages on a WebSocket, read while its frames pass (RFC 6455, RFC 7692). Sans-I/O: bytes in, messages out.
 
-Frames pass as they came; `frame` makes the gateway's own. A `Reader` sees one direction. Of every message
-it tells where its last frame ends, so that a request can be held until it is whole. What it cannot read is its
-`problem`, and it reads no more.
+Frames pass as they came; `frame` makes the gateway's own. A `Reader` reads one direction. It tells the end of the last
+frame of every message, so that a request can be held until it is whole. After the first frame that it cannot read it
+sets its `problem` and reads no more.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ BINARY: Final = 2
 CLOSE: Final = 8
 _CONTINUATION, _CONTROL = 0, 8
 _TAIL: Final = b"\x00\x00\xff\xff"
-"""What a sender leaves out at the end of a compressed message (RFC 7692 §7.2.1)."""
+"""The bytes that a sender leaves out at the end of a compressed message (RFC 7692 §7.2.1)."""
 _EXTENSION: Final = re.compile(rb"\s*permessage-deflate\s*(?:;.*)?", re.IGNORECASE | re.DOTALL)
 _FRAMES: Final = 1 << 16
-"""Most frames from the beginning of a message to its end, those of control among them: each is held with it."""
+"""Most frames from the beginning of a message to its end, including control frames: all are held with it."""
 _MASKED: Final = 1 << 20
-"""Bytes that are unmasked at a time; it takes several times as much memory."""
+"""Bytes that are unmasked at a time: unmasking takes several times as much memory."""
 GOING_AWAY: Final = 1001
 UNREADABLE: Final = 1002
 TOO_LARGE: Final = 1009
@@ -31,21 +31,19 @@ RESTART: Final = 1012
 
 
 class Message(NamedTuple):
-    """A whole message."""
-
     kind: int
-    """`TEXT`, `BINARY`, `CLOSE`, or that of another frame of control, which may come within a message."""
+    """`TEXT`, `BINARY`, `CLOSE`, or the opcode of another control frame, which may come within a message."""
     body: bytes
     end: int
-    """How many bytes of the direction there are up to its end. Of a frame of control within a message, up to where that
-    message begins."""
+    """Bytes of the direction up to the message's end. For a control frame within a message: up to where that message
+    begins."""
 
 
 class Packing(NamedTuple):
-    """How messages of one direction are compressed."""
+    """The compression of one direction (permessage-deflate)."""
 
     alone: bool
-    """Whether each is compressed by itself."""
+    """True if each message is compressed by itself."""
 
 
 class Reader:
@@ -55,7 +53,7 @@ class Reader:
                  "_size", "problem", "whole")  # fmt: skip
 
     def __init__(self, limit: int, packing: Packing | None) -> None:
-        """`limit`: most bytes of a message. `packing`: None where messages come as they are."""
+        """`limit`: most bytes of a message. `packing`: None for an uncompressed direction."""
         self.problem: str | None = None
         self.whole = 0
         """Bytes of the direction up to the last place at which no message was unfinished."""
@@ -69,16 +67,16 @@ class Reader:
 
     @property
     def between_frames(self) -> bool:
-        """Whether no frame is unfinished."""
+        """True if no frame is unfinished."""
         return not self._buffer
 
     @property
     def between_messages(self) -> bool:
-        """Whether no message is unfinished either."""
+        """True if neither a frame nor a message is unfinished."""
         return not self._buffer and not self._begun
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that end within these bytes."""
+        """Returns the messages that end within these bytes."""
         found = list[Message]()
         if self.problem is not None:
             return found
@@ -169,12 +167,12 @@ def _unmasked(payload: bytes, key: bytes) -> bytes:
 
 
 def readable(offers: Iterable[bytes]) -> bool:
-    """Whether all extensions that a client offers (values of Sec-WebSocket-Extensions) are ones that are read here."""
+    """True if this module can read every extension that a client offers (values of Sec-WebSocket-Extensions)."""
     return all(_EXTENSION.fullmatch(one) for offer in offers for one in offer.split(b",") if one.strip())
 
 
 def packings(agreed: bytes) -> tuple[Packing | None, Packing | None]:
-    """How the client's messages and the server's are compressed, by what the server has agreed to."""
+    """The compression of the client's and the server's messages, from the extensions that the server has agreed to."""
     if not agreed.strip():
         return None, None
     low = agreed.lower()
@@ -182,7 +180,7 @@ def packings(agreed: bytes) -> tuple[Packing | None, Packing | None]:
 
 
 def frame(kind: int, payload: bytes, masked: bool = False) -> bytes:
-    """A message, or a frame of control, that is not compressed; `masked` as clients must."""
+    """An uncompressed frame with a message or a control frame's payload; `masked` as clients must."""
     size, mask = len(payload), 128 if masked else 0
     if size < 126:
         length = bytes([size | mask])
@@ -195,6 +193,6 @@ def frame(kind: int, payload: bytes, masked: bool = False) -> bytes:
 
 
 def close_frame(code: int, reason: str, masked: bool = False) -> bytes:
-    """Ends the connection."""
-    # Cut in the middle of a character it would be none.
+    """A frame that closes the WebSocket."""
+    # ASCII, because a cut within a UTF-8 character would make the reason invalid.
     return frame(CLOSE, code.to_bytes(2, "big") + reason.encode("ascii", "replace")[:123], masked)

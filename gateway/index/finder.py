@@ -16,13 +16,12 @@ from penstock.gateway.index.tables import Tables
 from penstock.gateway.index.texts import Hits, Needle, Texts, joined
 
 SEARCH_S: Final = 0.5
-"""How long a search of texts goes on before it answers with what it has found. It goes on there when it is asked again;
-others are answered between.
-"""
+"""Seconds after which a search of texts answers with the hits so far. The same question continues it; others are
+answered between."""
 
 
 class Unfinished(Exception):
-    """A question that has no answer now, and that is no fault of the index. `again`: as `Failed` has it."""
+    """A question that has no answer now, through no fault of the index. `again`: that of `Failed`."""
 
     def __init__(self, reason: str, again: bool = False) -> None:
         super().__init__(reason)
@@ -30,7 +29,7 @@ class Unfinished(Exception):
 
 
 def find(tables: Tables, texts: Texts, asked: Find) -> Found:
-    """Where the rows of a page are, newest first. Raises `QueryError`."""
+    """The positions of a page's rows, newest first. Raises `QueryError`."""
     query = parse(asked.filter, asked.target, asked.now_ns)
     where = sql.where(query, asked.target, tables.words)
     if asked.target == "rollouts":
@@ -41,7 +40,7 @@ def find(tables: Tables, texts: Texts, asked: Find) -> Found:
 
 
 def sum_up(tables: Tables, texts: Texts, asked: Sum) -> Summed:
-    """What the calls of a filter come to. Raises `QueryError`."""
+    """Sums over the calls of a filter. Raises `QueryError`, and `Unfinished` if its search takes too long."""
     query = parse(asked.filter, "spans", asked.now_ns)
     for hits in _searched(texts, sql.needles(query)):
         tables.put_hits(hits.cursors)
@@ -52,7 +51,7 @@ def sum_up(tables: Tables, texts: Texts, asked: Sum) -> Summed:
 
 
 def _searched(texts: Texts, needles: Sequence[Needle]) -> Iterator[Hits]:
-    """What a search has found so far, from part to part."""
+    """The hits of a search so far, after each of its parts."""
     found: list[list[Any]] = [[] for _ in needles]
     for hits in texts.search(needles, until=time.monotonic() + SEARCH_S) if needles else ():
         for some, more in zip(found, hits.cursors, strict=True):
@@ -61,8 +60,8 @@ def _searched(texts: Texts, needles: Sequence[Needle]) -> Iterator[Hits]:
 
 
 def _find_rollouts(tables: Tables, texts: Texts, where: sql.Where, asked: Find, needles: Sequence[Needle]) -> Found:
-    """A rollout's spans come after it: once all spans from a position on were searched, so is every rollout from
-    there on."""
+    """A rollout's spans come after it in the log: once all spans from a position on are searched, so is every rollout
+    from there on."""
     for hits in _searched(texts, needles):
         tables.put_hits(hits.cursors)
         found = _rollouts_from(tables, hits.low, where, asked)
@@ -91,7 +90,7 @@ def _rollouts_from(tables: Tables, low: int, where: sql.Where, asked: Find) -> F
 
 
 def _find_spans(tables: Tables, condition: sql.Sql, asked: Find) -> Found:
-    """The newest files first: a page is often full before the others are read. Calls that run are anywhere."""
+    """Reads the newest files first: a page is often full before the others are read. Running calls may be anywhere."""
     ended: list[int] = []
     for source in ("fresh", tables.newest_file, tables.older_files):
         if source is not None and (missing := asked.limit + 1 - len(ended)) > 0:
@@ -101,7 +100,7 @@ def _find_spans(tables: Tables, condition: sql.Sql, asked: Find) -> Found:
 
 
 def _find_said(tables: Tables, texts: Texts, condition: sql.Sql, asked: Find, needles: Sequence[Needle]) -> Found:
-    """The newest texts first, for the same reason; after a while the answer is what was found so far."""
+    """Searches the newest texts first, for the same reason; after `SEARCH_S` it answers with the hits so far."""
     found, high = list[int](), asked.before
     for hits in texts.search(needles, asked.before, time.monotonic() + SEARCH_S):
         tables.put_hits(hits.cursors)
@@ -128,6 +127,6 @@ def _between(column: str, low: int, high: int | None) -> str:
 
 
 def _found(positions: list[int], limit: int, names: list[str] | None = None, hits: list[int] | None = None) -> Found:
-    """A page, of positions that may be one more."""
+    """A page from positions that may be one more than it holds."""
     shown = positions[:limit]
     return Found(shown, len(positions) <= limit, shown[-1] if shown else 0, names or [], hits or [])

@@ -1,7 +1,7 @@
 """Keeps an index in step with a tape. Runs in the process of the index, on one thread.
 
-Following reads the log in pieces, each in one short transaction. A rollout that something happened to is read anew when
-somebody asks, or with the next piece: so the calls of one rollout cost one reading, however many they are.
+Following reads the log in pieces, each in one short transaction. A changed rollout is read anew at the next question,
+or with the next piece: so many calls of one rollout cost one reading.
 """
 
 from __future__ import annotations
@@ -34,39 +34,37 @@ from penstock.gateway.store.view import FORGOTTEN, View
 PIECE: Final = 4096
 """Changes that are read in one transaction."""
 READ_S: Final = 0.2
-"""How long it reads in one transaction: bodies may be large."""
+"""Seconds of reading in one transaction: bodies may be large."""
 UNSEALED_BYTES: Final = 64 << 20
-"""Texts that are in memory before they are sealed, however few their spans are."""
+"""Bytes of texts in memory above which they are sealed, however few their spans are."""
 MARKED: Final = 256
-"""The last changes that tell whether a tape is the one that an index is of."""
+"""The number of last changes that identify the tape of an index."""
 _GONE: Final = "-" * 8
-"""Stands in a mark for what was forgotten."""
+"""Stands in a mark for a forgotten change."""
 _log = logging.getLogger("penstock.index")
 
 
 @dataclass(slots=True)
 class _Piece:
-    """Changes that were read."""
-
     cursor: int = 0
-    """The last of them; 0 when there was none."""
+    """The last change that was read; 0 without one."""
     spans: list[Row] = field(default_factory=list[Row])
     said: list[tuple[int, tuple[str, str, int], list[Passage]]] = field(
         default_factory=list[tuple[int, tuple[str, str, int], list[Passage]]]
     )
     running: dict[bytes, int | None] = field(default_factory=dict[bytes, "int | None"])
-    """By the key of its summary, of a call that has begun the cursor that tells of it; None of one that has ended."""
+    """The cursor of a call's beginning, by the key of its summary; None for a call that has ended."""
     rollouts: dict[str, None] = field(default_factory=dict[str, None])
-    """Those that something happened to."""
+    """Changed rollouts."""
     forgotten: list[int] = field(default_factory=list[int])
-    """The numbers of those that were forgotten."""
+    """Numbers of forgotten rollouts."""
 
 
 class Index:
-    """A tape's index. Everything it raises of DuckDB means that it is damaged: `rebuild`."""
+    """The index of a tape. Every error of DuckDB that it raises means that it is damaged: `rebuild`."""
 
     def __init__(self, store: Store, path: Path, sealed: int = SEALED, prices: Prices | None = None) -> None:
-        """Opens what is there, where it is whole, of this tape and of these prices. Raises `Held`."""
+        """Opens the files if they are whole, of this tape and of these prices; otherwise begins anew. Raises `Held`."""
         self._store, self._sealed, self._prices = store, sealed, prices or Prices()
         self._segments = Segments(path)
         manifest = self._segments.load()
@@ -92,8 +90,8 @@ class Index:
             return False
 
     def _mark(self, cursor: int) -> str:
-        """What tells a tape from another one that has as many changes: a hash of each of the last changes, with when
-        the rollout was made that it names. (Calls have their times in them; other changes are a name and no more.)"""
+        """Identifies the tape: a hash of each of the last changes, with the creation time of the rollout that it names.
+        (Calls contain their times; other changes are only a name.)"""
         with self._store.view() as view:
             records = _records(view, max(1, cursor - MARKED + 1), cursor)
             return "".join(_hash(view, at, record) for at, record in records)
@@ -114,14 +112,14 @@ class Index:
         self._changed = 0
 
     def rebuild(self) -> None:
-        """Deletes it and begins anew."""
+        """Deletes the index and begins anew."""
         self._tables.close()
         self._texts.close()
         self._segments.commit(Manifest())
         self._open(Manifest())
 
     def close(self) -> None:
-        """Closes it; nothing is lost that a manifest does not name, because the tape has it."""
+        """Closes the index. Rows that no manifest names are on the tape."""
         self._tables.close()
         self._texts.close()
         self._snapshots.close()
@@ -130,9 +128,12 @@ class Index:
     # -- following ---------------------------------------------------------------------------------------------------
 
     def follow(self, until: float) -> bool:
-        """Reads on to where the tape ends now, or until then (of `time.monotonic`); whether it has got there.
+        """Reads to the present end of the tape, or until that time (of `time.monotonic`). True if it has reached the
+        end.
 
-        What comes meanwhile is for the next time: many small pieces would cost more than a few large ones."""
+        Changes that are made meanwhile are left for the next time: many small pieces would cost more than a few large
+        ones.
+        """
         end = self._store.cursor()
         while self.cursor < end and self._read_piece():
             if len(self._dirty) >= PIECE:
@@ -146,13 +147,13 @@ class Index:
         return self.cursor >= end
 
     def _read_piece(self) -> bool:
-        """Reads the next changes, as many as there is time for; False when there was none."""
+        """Reads the next changes, as many as there is time for; False without any."""
         piece, until = _Piece(), time.monotonic() + READ_S
         with self._store.view() as view:
             if (hole := view.hole("log", self.cursor + 1)) is not None:
                 piece.cursor = hole[1]
             if hole is not None and hole[0] == 1:
-                # The beginning of the log was swept, and with it what told that these were forgotten.
+                # The beginning of the log was swept, and with it the records that these rollouts were forgotten.
                 piece.forgotten += self._tables.numbers_to(hole[1])
                 self._rollouts, self._passages = Rollouts(), PassageReader()
             newest = min(view.last("log"), self.cursor + PIECE) if hole is None else 0
@@ -195,7 +196,7 @@ class Index:
             piece.running[key] = at
 
     def _add(self, piece: _Piece) -> None:
-        """Takes over what was read: all of it, or nothing where reading it failed."""
+        """Adds a piece as a whole, so that a piece that cannot be read leaves nothing behind."""
         self._tables.add("spans", piece.spans)
         for said in piece.said:
             self._texts.add(*said)
@@ -213,7 +214,7 @@ class Index:
         self.cursor = piece.cursor
 
     def _refresh(self) -> None:
-        """Reads anew what is not as it was: calls that run, and rollouts with their attempts."""
+        """Reads the changed rows anew: running calls, and rollouts with their attempts."""
         while self._running_changed:
             rows, gone = self._running_rows()
             if gone and self._read_piece():
@@ -226,7 +227,7 @@ class Index:
             self._refresh_rollouts()
 
     def _refresh_rollouts(self) -> None:
-        """Reads some of the rollouts anew that something happened to."""
+        """Reads up to `PIECE` changed rollouts anew."""
         rollouts: list[Row] = []
         attempts: list[Row] = []
         inputs: list[Row] = []
@@ -254,12 +255,12 @@ class Index:
         made = [attempt_row(number, attempt) for attempt in tries]
         rollouts.append(rollout_row(number, rollout, tries))
         attempts += made
-        # What was given to do never changes, so that it is kept once: what was there before the last seal is sealed.
+        # A rollout's input never changes, so it is added once: those of before the last seal are sealed.
         if rollout.input is not None and number > self._sealed_cursor and number not in self._inputs:
             inputs.append(input_row(number, rollout))
 
     def _running_rows(self) -> tuple[list[Row], list[bytes]]:
-        """(the calls that run, the keys of those that do not run any more)."""
+        """(rows of running calls, keys of those that no longer run)."""
         rows: list[Row] = []
         gone: list[bytes] = []
         with self._store.view() as view:
@@ -292,7 +293,7 @@ class Index:
         self._segments.commit(Manifest(cursor, mark, running, tuple(files), forgotten, self._prices.digest))
 
     def tidy(self) -> bool:
-        """Takes forgotten rollouts out of the files of one seal; whether there is more to do."""
+        """Takes forgotten rollouts out of the files of one seal. True if there is more to do."""
         if not self._removal.numbers:
             return False
         replaced = self._removal.step()
@@ -306,15 +307,15 @@ class Index:
         self._texts.replaced(self._tables.files)
         return bool(self._removal.numbers)
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------------------------
 
     @property
     def lag(self) -> int:
-        """Changes of the tape that it has not read."""
+        """The number of changes of the tape that it has not read."""
         return self._store.cursor() - self.cursor
 
     def sound(self) -> bool:
-        """Whether its columns can be read, and its texts are as they were written."""
+        """True if its columns can be read and its texts are as they were written."""
         try:
             self._tables.ask("select count(distinct model), max(start_ns) from spans")
             return all(self._segments.is_whole(file) for file in self._tables.files if file.table == "passages")
@@ -322,7 +323,6 @@ class Index:
             return False
 
     def state(self) -> State:
-        """How far it is, and how large."""
         files = self._tables.files
         return State(
             self.cursor,
@@ -334,22 +334,22 @@ class Index:
         )
 
     def find(self, asked: Find) -> Found:
-        """Where the rows of a page are, newest first. It must have caught up."""
+        """The positions of a page's rows, newest first. The index must have caught up."""
         self._refresh()
         return find(self._tables, self._texts, asked)
 
     def sum(self, asked: Sum) -> Summed:
-        """What the calls of a filter come to. It must have caught up. Raises `Unfinished`."""
+        """Sums over the calls of a filter. The index must have caught up. Raises `Unfinished`."""
         self._refresh()
         return sum_up(self._tables, self._texts, asked)
 
     def total(self) -> Totalled:
-        """What all spans come to. It must have caught up."""
+        """Sums over all spans. The index must have caught up."""
         self._refresh()
         return totalled(self._tables.ask)
 
     def files(self) -> Files:
-        """Files that have all that is in it, by table. It must have caught up. Raises `Unfinished`."""
+        """Files with all rows of the index, by table. The index must have caught up. Raises `Unfinished`."""
         while self.tidy():
             pass
         self._refresh()
@@ -361,12 +361,12 @@ class Index:
 
 
 def _rollout_of(record: bytes) -> str | None:
-    """The rollout that something happened to; None for what happened to a release, a run ..."""
+    """The rollout of a change; None for a change of a release, a run ..."""
     return record[1 : record.index(0)].decode("ascii") if record[:1] in (b"s", b"o", b"a", b"r", b"f") else None
 
 
 def _hash(view: View, at: int, record: bytes) -> str:
-    """What tells a change; the same for all that were forgotten."""
+    """Identifies a change; the same for all that were forgotten."""
     named = _rollout_of(record)
     try:
         origins = None if named is None else view.origins(named)
@@ -378,7 +378,7 @@ def _hash(view: View, at: int, record: bytes) -> str:
 
 
 def _same(mark: str, now: str) -> bool:
-    """Whether a tape was so; it may have forgotten something since."""
+    """True if the tape of a mark is that of now, which may have forgotten something since."""
     pieces = ((mark[at : at + len(_GONE)], now[at : at + len(_GONE)]) for at in range(0, len(now), len(_GONE)))
     return len(mark) == len(now) and all(is_now in (was, _GONE) for was, is_now in pieces)
 

@@ -1,7 +1,7 @@
-"""The gateway's end of its index: starts the process, asks it, and starts it again when it has ended.
+"""The gateway's end of its index: starts the process, queries it, and starts it again when it has ended.
 
-Whoever asks gets an answer or None, which means: scan. No question waits for a process that is starting, reads a tape
-far ahead of it, or has ended. `find` and the others are called from worker threads, `tend` from the event loop.
+A question returns an answer or None, which means: scan the tape. No question waits for a process that is starting, is
+far behind the tape, or has ended. `find` and the others are called from worker threads, `tend` from the event loop.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from penstock.gateway.model.prices import BUILTIN
 
 When = Literal["large", "always", "never"]
 LARGE: Final = 20_000
-"""Changes of a tape from which on an index is worth its process; a scan of fewer takes a fraction of a second."""
+"""Changes of a tape above which an index is worth its process; a scan of fewer takes a fraction of a second."""
 PATIENCE_S: Final = 5.0
-"""How long a question waits for its answer. Then the tape is scanned."""
+"""Longest wait of a question for its answer. Then the tape is scanned."""
 STUCK_S: Final = 60.0
-"""How long an answer may take. Then the process is killed, and a new one started: on a machine without time for it, a
-new one would take longer still. Who needs files of what is in memory waits so long, too."""
+"""Longest time for an answer. Then the process is killed and a new one started. It is long, because on an overloaded
+machine a new one would take longer still. Requests for files wait so long, too."""
 CLOSING_S: Final = 3.0
 PAUSES_S: Final = (1.0, 60.0)
-"""How long after its start a process that has ended is started again: at first, and at most."""
+"""Least seconds from one start of the process to the next: first and largest value."""
 TURN_S: Final = 1.0
-"""How long a list waits while others are answered, before it scans."""
+"""Longest wait of a list while other questions are answered, before it scans."""
 SEARCHED_S: Final = 5.0
-"""How long figures wait for a search of all texts to end, before the newest calls are scanned."""
+"""Longest wait of figures for a search of all texts, before the newest calls are scanned."""
 OTHERS_S: Final = 0.002
-"""How long it is left between two steps of that to others who wait: a lock alone lets nobody else in."""
+"""Pause between two steps of such a search, in which waiting questions get the lock; without a pause none would."""
 FAULTS: Final = (OSError, EOFError, msgspec.MsgspecError)
-"""What comes of a process that ends, or that does not say the whole of what it says."""
+"""Errors of a connection whose process ends, or does not send a whole message."""
 BEHIND_S: Final = 1.0
-"""How long an index that is far behind the tape is not asked again."""
+"""Seconds in which an index that is far behind the tape is not asked again."""
 _REASONS: Final[dict[IndexStatus, str]] = {
     "ready": "filters answer from it",
     "reading": "it reads the tape; filters scan until it has caught up",
@@ -89,8 +89,8 @@ class Link:
         prices: Path = BUILTIN,
         log: Log = Log(),  # noqa: B008
     ) -> None:
-        """`newest`: the last change of the tape; called from any thread. `prices`: the file of prices. `log`: how it is
-        written; the process has our stderr."""
+        """`newest`: returns the last change of the tape; called from any thread. `prices`: the file of prices. `log`:
+        how the process logs; it inherits stderr."""
         self._path, self._when, self._newest, self._sealed, self._prices = path, when, newest, sealed, prices
         self._log_settings = log.model_dump_json()
         self._lock = threading.Lock()
@@ -102,26 +102,26 @@ class Link:
         self._pause_s = PAUSES_S[0]
         self._said = ""
         self.missing = any(find_spec(name) is None for name in ("duckdb", "numpy", "pyarrow"))
-        """It cannot be had: its extra is not installed."""
+        """True if the extra `index` is not installed."""
 
     def begin(self) -> None:
-        """Deletes what the processes of an earlier gateway, which have ended, have left beside the files."""
+        """Deletes temporary files that the index processes of an earlier gateway have left."""
         clear(self._path / "index")
 
     @property
     def has_files(self) -> bool:
-        """Whether there are files of an index, also where no process keeps one."""
+        """True if there are files of an index, even if no process keeps one."""
         return any(self._path.joinpath("index").rglob("*.parquet*"))
 
     @property
     def wanted(self) -> bool:
-        """Whether there should be a process."""
+        """True if an index process should run."""
         enough = self._when == "always" or (self._when == "large" and (self._asked_for or self._newest() >= LARGE))
         return enough and not self.missing and not self._closed
 
     def tend(self, ending: bool = False) -> None:
-        """Starts the process where one should run and none does, unless its gateway is ending. Blocks for the time that
-        a start takes: some milliseconds."""
+        """Starts the process if it should run and does not, unless the gateway is stopping. Blocks for a start: some
+        milliseconds."""
         if not ending and self.wanted and self._lock.acquire(blocking=False):
             try:
                 self._start_if_due()
@@ -141,7 +141,7 @@ class Link:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        # An answer that does not come whole is none.
+        # An incomplete answer counts as none.
         for side in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, side, struct.pack("ll", *divmod(int(PATIENCE_S * 1e6), 1_000_000)))
         command = [sys.executable, "-P", "-m", "penstock.gateway.index.process"]
@@ -151,7 +151,7 @@ class Link:
             self._asked, self._ready, self._unanswered_since = Connection(ours.detach()), False, None
 
     def _end(self, reason: str) -> None:
-        """The process is of no use: the next one is started later."""
+        """Kills a useless process; `tend` starts the next one."""
         assert self._process is not None
         _log.warning("the process of the index is started again (%s); the tape is scanned meanwhile", reason)
         self._process.kill()
@@ -160,26 +160,26 @@ class Link:
         self._process, self._ready = None, False
 
     def find(self, asked: Find) -> Found | None:
-        """Where the rows are that a filter takes; None: scan."""
+        """The positions of a filter's rows; None: scan."""
         answer = self._ask_if_near(asked)
         return answer if isinstance(answer, Found) else None
 
     def sum(self, asked: Sum) -> Summed | None:
-        """What the calls of a filter come to; None: scan. A search of texts goes on for a while: a scan would say less,
-        and compute in the gateway."""
+        """Sums over the calls of a filter; None: scan. Continues a search of texts for up to `SEARCHED_S`: a scan would
+        find less, and compute in the gateway."""
         until = time.monotonic() + SEARCHED_S
         while isinstance(answer := self._ask_if_near(asked), Failed) and answer.again and time.monotonic() < until:
             time.sleep(OTHERS_S)
         return answer if isinstance(answer, Summed) else None
 
     def total(self) -> Totalled | None:
-        """What all spans come to; None: scan."""
+        """Sums over all spans; None: scan."""
         answer = self._ask_if_near(Total())
         return answer if isinstance(answer, Totalled) else None
 
     def files(self) -> dict[str, list[str]] | str:
-        """Files that have all that is in the index, by table; or why there are none. Whoever asks wants an index, also
-        of a tape that is small."""
+        """Files with all rows of the index, by table; or why there are none. From then on an index is made even of a
+        small tape."""
         self._asked_for = True
         answer = self._ask(List(), patience_s=STUCK_S)
         if isinstance(answer, Listed):
@@ -198,11 +198,11 @@ class Link:
         return answer
 
     def view(self) -> IndexView:
-        """How it is."""
+        """The state of the index, for the API."""
         return self._view(self._ask(Status()))
 
     def rebuild(self) -> IndexView:
-        """Deletes the index and begins anew, where there is a process to do so."""
+        """Deletes the index and begins anew, if its process runs."""
         return self._view(self._ask(Rebuild()))
 
     def _view(self, answer: Answer | None) -> IndexView:
@@ -222,8 +222,8 @@ class Link:
         return IndexView(status=status, reason=_REASONS[status], newest=newest)
 
     def _ask(self, question: Question, wait_s: float = PATIENCE_S, patience_s: float | None = None) -> Answer | None:
-        """`wait_s`: how long others may be answered before; `patience_s`: how long the answer may take. None: it did
-        not come, or the answer to an earlier question is still to come."""
+        """`wait_s`: longest wait while other questions are answered; `patience_s`: longest time for the answer. None:
+        there was no answer, or that to an earlier question is still awaited."""
         patience_s = PATIENCE_S if patience_s is None else patience_s
         if not self._lock.acquire(timeout=wait_s):
             return None
@@ -245,7 +245,7 @@ class Link:
         return None
 
     def _is_ready(self) -> bool:
-        """Whether it has said that it has opened its files. An answer that nobody waits for any more is let go of."""
+        """True if the process has opened its files. Discards the answer to a question that is no longer awaited."""
         try:
             if (not self._ready or self._unanswered_since is not None) and self._asked.poll(0.0):
                 self._heard()
@@ -259,7 +259,7 @@ class Link:
         return msgspec.msgpack.decode(self._asked.recv_bytes(), type=Answer)
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, by force after `CLOSING_S`."""
         with self._lock:
             self._closed = True
             if self._process is None:

@@ -1,7 +1,7 @@
-"""Reads what each span adds to its conversation off the tape, in the order in which spans ended.
+"""Reads the passages that each span adds to its conversation from the tape, in the order in which spans ended.
 
-Bodies are stored against earlier ones, most often that of the attempt's last call, so those are remembered: then a body
-is one step of decoding and not a chain of them.
+Bodies are stored against earlier ones, most often that of the attempt's last call, so these are remembered: then a body
+takes one step of decoding and not a chain of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger("penstock.index")
 
 
 class PassageReader:
-    """Remembers what the next spans need."""
+    """Reads the passages of spans, and remembers the bodies that the next spans need."""
 
     def __init__(self) -> None:
         self._bases = OrderedDict[int, Base]()
@@ -34,15 +34,15 @@ class PassageReader:
         self._first_calls = OrderedDict[tuple[str, str], int]()
 
     def forget(self) -> None:
-        """A rollout was forgotten, and another of its name may come."""
+        """Called when a rollout was forgotten: another of its name may follow."""
         self._first_calls.clear()
 
     def read(self, view: View, head: Head) -> list[Passage]:
-        """Those of a span that has ended."""
+        """The passages of a span that has ended."""
         return self.read_call(view, head)[0]
 
     def read_call(self, view: View, head: Head) -> tuple[list[Passage], Body | None]:
-        """Those of a span that has ended, and its bytes; None where it has none, or where they cannot be read."""
+        """The passages of a span that has ended, and its bytes; None without bytes, or if they cannot be read."""
         if head.body is None:
             return of_attributes(head.attributes), None
         if head.sequence == 1 and converses(head):

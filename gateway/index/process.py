@@ -1,8 +1,8 @@
 """The process of the index, which `link` starts: `python -m penstock.gateway.index.process DATA LOG DESCRIPTOR ROWS
 PRICES`.
 
-It follows the tape and answers what comes over one socket, one question at a time. It ends when the other side is
-closed, so also when its gateway was killed. It is nice: calls are served first.
+It follows the tape and answers the questions of one socket, one at a time. It ends when the other side is closed, so
+also when its gateway was killed. It runs at a low priority (`nice`): calls are served first.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ from penstock.gateway.store import Store
 from penstock.gateway.store.directory import TapeError
 
 POLL_S: Final = 0.25
-"""How long it waits for a question before it looks for changes of the tape."""
+"""Wait for a question before the next look for changes of the tape."""
 PIECE_S: Final = 0.1
-"""How long it reads on before it looks for questions."""
+"""Seconds of reading before the next look for questions."""
 CATCH_UP_S: Final = 0.3
-"""How long it reads on for a question; after that the gateway scans."""
+"""Seconds of catching up for a question; after that the gateway scans."""
 HELD_S: Final = 5.0
-"""How long it waits for the process of a gateway that was killed to let go."""
+"""Longest wait for the process of a killed gateway to release the index."""
 NICE: Final = 10
 PAUSES_S: Final = (2.0, 300.0)
-"""How long a damaged index waits before it is made anew: at first, and at most."""
+"""Seconds before a damaged index is made anew: first and largest value."""
 _log = logging.getLogger("penstock.index")
 
 
 class Answering:
-    """One index, and who asks it."""
+    """One index and the connection of its gateway."""
 
     def __init__(self, index: Index, asked: Connection) -> None:
         self._index, self._asked = index, asked
         self._broken: str | None = None
-        """Why it does not follow; then nothing is answered until it was made anew."""
+        """The damage for which it does not follow; no question is answered until the index was made anew. Else None."""
         self._again = 0.0
-        """When it is made anew (of `time.monotonic`)."""
+        """The time when it is made anew (of `time.monotonic`)."""
         self._pause_s = PAUSES_S[0]
         self._said = ""
 
     def run(self) -> None:
-        """Says how far it is, then follows and answers until the other side is closed."""
+        """Sends its state, then follows and answers until the other side is closed."""
         self._say(self._index.state())
         behind = True
         while True:
@@ -81,18 +81,18 @@ class Answering:
         self._asked.send_bytes(msgspec.msgpack.encode(answer))
 
     def _follow(self) -> bool:
-        """Reads on for a moment; True when there is nothing more to read now."""
+        """Reads for a moment; True if there is nothing more to read now."""
         try:
             return self._catch_up(PIECE_S) and not self._tidy()
         except TapeError as error:
-            # The gateway says the same of its own reads; it may be better later.
+            # The gateway reports the same error of its own reads; it may pass.
             if str(error) != self._said:
                 self._said = str(error)
                 _log.warning("the index cannot follow: %s", error)
         return True
 
     def _catch_up(self, seconds: float) -> bool:
-        """Reads on; True when there is nothing more to read now. Raises `TapeError`."""
+        """Reads on; True if there is nothing more to read now. Raises `TapeError`."""
         try:
             if self._broken is not None:
                 if time.monotonic() < self._again:
@@ -104,7 +104,7 @@ class Answering:
         return True
 
     def _tidy(self) -> bool:
-        """Takes something out that was forgotten; whether there is more."""
+        """Takes forgotten rollouts out of one seal's files. True if there is more to do."""
         try:
             return self._broken is None and self._index.tidy()
         except DAMAGED as error:
@@ -157,7 +157,7 @@ def main(path: Path, descriptor: int, sealed: int, prices: Path, log: Log) -> No
     """Runs until the other side is closed."""
     set_up(log)
     os.nice(NICE)
-    # Files that libraries make for it are its owner's alone, too.
+    # Files that libraries make are readable for the owner only, too.
     os.umask(0o077)
     asked = Connection(descriptor)
     with Store(path, readonly=True) as store:

@@ -1,4 +1,4 @@
-"""What a gateway asks the process of its index, and what it is told: MessagePack in both directions."""
+"""Questions of a gateway to the process of its index, and the answers: MessagePack in both directions."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from penstock.gateway.model.grouping import By
 
 
 class Find(msgspec.Struct, tag=True, frozen=True):
-    """Where are the rows that a filter takes?"""
+    """Asks for the positions of a filter's rows."""
 
     target: Target
     filter: str
     now_ns: int
-    """What `started>2h` counts back from."""
+    """The time from which `started>2h` counts back."""
     before: int | None
-    """Only those below this position."""
+    """Only positions below this one; None: all."""
     limit: int
 
 
 class Found(msgspec.Struct, tag=True, frozen=True):
-    """Positions, newest first: cursors of spans, numbers of rollouts. Among them may be some that a filter does not
-    take; none that it takes is missing."""
+    """Positions, newest first: cursors of spans, numbers of rollouts. None that the filter takes is missing; some that
+    it does not take may be among them."""
 
     positions: list[int]
     complete: bool
-    """There are no more."""
+    """True if there are no more."""
     reached: int = 0
-    """Where there are more: all positions from this one on were looked at."""
+    """If there are more: the position from which on all were searched."""
     names: list[str] = []
-    """Of rollouts their names."""
+    """For rollouts: their ids."""
     hits: list[int] = []
-    """Of rollouts the cursor of a span that a filter of spans takes; empty where it is of none."""
+    """For rollouts with a filter of spans: the cursor of a span that it takes; else empty."""
 
     def below(self, before: int) -> Found | None:
-        """The rest of it, below a position; None where that is not all known."""
+        """The part below a position; None if not all of it is known."""
         at = bisect_left(self.positions, 1 - before, key=neg)
         if at == len(self.positions) and not self.complete:
             return None
@@ -47,13 +47,13 @@ class Found(msgspec.Struct, tag=True, frozen=True):
 
 
 class Sum(msgspec.Struct, tag=True, frozen=True):
-    """What do the calls come to that a filter of spans takes?"""
+    """Asks for sums over the calls that a filter of spans takes."""
 
     by: By
     filter: str
     now_ns: int
     limit: int
-    """Rows at most."""
+    """Most rows of the answer."""
 
 
 class Summed(msgspec.Struct, tag=True, frozen=True):
@@ -61,11 +61,11 @@ class Summed(msgspec.Struct, tag=True, frozen=True):
 
     rows: list[dict[str, Any]]
     values: int
-    """How many there are."""
+    """The number of different values."""
 
 
 class Total(msgspec.Struct, tag=True, frozen=True):
-    """What do all spans come to?"""
+    """Asks for sums over all spans."""
 
 
 class Totalled(msgspec.Struct, tag=True, frozen=True):
@@ -82,53 +82,53 @@ class Totalled(msgspec.Struct, tag=True, frozen=True):
 
 
 class List(msgspec.Struct, tag=True, frozen=True):
-    """Which files have all of it?"""
+    """Asks for files with all rows of the index."""
 
 
 class Listed(msgspec.Struct, tag=True, frozen=True):
-    """The files of each table: `spans`, `rollouts`, `attempts`, `passages`. Those of a snapshot are there for a second
-    at least (`snapshots`)."""
+    """The files of each table: `spans`, `rollouts`, `attempts`, `passages`. Those of a snapshot stay for at least a
+    second (`snapshots`)."""
 
     files: dict[str, list[str]]
 
 
 class Status(msgspec.Struct, tag=True, frozen=True):
-    """How far is it?"""
+    """Asks for the progress and size of the index."""
 
 
 class Rebuild(msgspec.Struct, tag=True, frozen=True):
-    """Delete it and begin anew."""
+    """Asks to delete the index and begin anew."""
 
 
 class State(msgspec.Struct, tag=True, frozen=True):
-    """How far it is."""
+    """The progress and size of the index."""
 
     cursor: int
-    """The last change that is in it."""
+    """The last change of the tape in the index."""
     newest: int
     """The newest change of the tape."""
     files: int
-    """How many are sealed."""
+    """Sealed files."""
     bytes: int
-    """Their size."""
+    """Size of the sealed files."""
     fresh: int
     """Spans that are not sealed yet."""
     forgotten: int
-    """Rollouts that were forgotten and are still in files."""
+    """Forgotten rollouts that are still in files."""
 
 
 class Behind(msgspec.Struct, tag=True, frozen=True):
-    """It cannot answer yet, because it reads a tape that is far ahead of it."""
+    """No answer yet, because the index is far behind the tape."""
 
     cursor: int
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """It cannot answer: why."""
+    """No answer: `reason` says why."""
 
     reason: str
     again: bool = False
-    """It has come a step further, and goes on there when it is asked the same again."""
+    """True if the same question continues the search from where it stopped."""
 
 
 Question: TypeAlias = Find | Sum | Total | List | Status | Rebuild

@@ -1,8 +1,8 @@
 """Takes forgotten rollouts out of an index: out of its answers at once, out of its sealed files one seal after another.
 
-The files of a seal that name one of them are written anew without it, under other names, and a manifest that names the
-new ones deletes the old ones. Until then the manifest says which rollouts are still to be taken out, so that an index
-whose process was killed goes on with it.
+The files of a seal that hold rows of one are written anew without it, under other names, and a manifest that names the
+new files deletes the old ones. Until then the manifest lists the rollouts that are still in files, so that a killed
+process's successor continues.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ np: Final[Any] = import_module("numpy")
 
 
 class Removal:
-    """What is still to be taken out of one index."""
+    """The removal of forgotten rollouts from one index."""
 
     def __init__(self, segments: Segments, tables: Tables, texts: Texts, numbers: Iterable[int]) -> None:
-        """`numbers`: of the rollouts that the manifest says are in sealed files."""
+        """`numbers`: forgotten rollouts that may still be in sealed files, from the manifest."""
         self._segments, self._tables, self._texts = segments, tables, texts
         self.numbers = set[int]()
         self._seals: list[str] | None = None
-        """Those that may name one of them; None where that is not known."""
+        """Seals whose files may hold rows of `numbers`; None if unknown."""
         self.add(numbers)
 
     def add(self, numbers: Iterable[int]) -> None:
@@ -38,7 +38,7 @@ class Removal:
             self._texts.remove(self._tables.hide(new))
 
     def step(self) -> tuple[list[File], list[File]] | None:
-        """Writes the files of one seal anew: (those that go, those that take their place); None when none is left."""
+        """Writes the files of one seal anew. Returns (replaced files, new files); None if none is left to do."""
         if self._seals is None:
             named = self._tables.files_naming(self.numbers)
             self._seals = sorted({seal_of(file.name) for file in self._tables.files if file.name in named})

@@ -1,7 +1,7 @@
-"""What the index knows of a span, a rollout and an attempt, in the order of its columns.
+"""Rows of spans, rollouts and attempts, in the order of the index's columns.
 
-A span that has ended never changes, so that its row is read once, without making the noun: a few microseconds. Of a
-rollout and its attempts the rows are those of now.
+A span that has ended never changes, so its row is made once, without making the noun: a few microseconds. Rows of a
+rollout and its attempts are those of now.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _AT: Final = {name: at for at, name in enumerate(OWN)}
 
 
 class Rollouts:
-    """The numbers of rollouts by their names, as many as are at work at once."""
+    """The numbers of rollouts by id, as many as are active at once."""
 
     MOST: Final = 100_000
 
@@ -76,11 +76,11 @@ class Rollouts:
         self._numbers = dict[str, int]()
 
     def forget(self, rollout: str) -> None:
-        """Another of this name may come."""
+        """Called when a rollout was forgotten: another of this id may follow."""
         self._numbers.pop(rollout, None)
 
     def number(self, view: View, rollout: str) -> int:
-        """The number of one; -1 when it is gone."""
+        """The number of a rollout; -1 if it is gone."""
         found = self._numbers.get(rollout)
         if found is None:
             if len(self._numbers) >= self.MOST:
@@ -93,7 +93,7 @@ class Rollouts:
 
 
 class Head:
-    """What the record of a span says, decoded no further than need be."""
+    """The record of a span, decoded only as far as needed."""
 
     __slots__ = ("attempt", "attributes", "own", "rollout", "sequence", "style")
 
@@ -106,38 +106,34 @@ class Head:
 
     @property
     def kind(self) -> str:
-        """What happened."""
         return self.style[_KIND]
 
     @property
     def dialect(self) -> str:
-        """Wire format spoken."""
         return self.style[_DIALECT]
 
     @property
     def stream(self) -> bool:
-        """Whether the answer came as events."""
         return self.style[_SHOWN["stream"]]
 
     @property
     def http_status(self) -> int | None:
-        """How it was answered."""
         return self.style[_HTTP]
 
     @property
     def body(self) -> int | None:
-        """The number of its bytes."""
+        """The number of the span's body on the tape; None without one."""
         return self.own[_AT["body"]]
 
     def tools(self, passages: Iterable[Passage]) -> list[str]:
-        """The tool that it ran, or those that its answer asked for."""
+        """The tool that the span ran, or those that its answer asked for."""
         if self.kind == "tool":
             return [str(self.attributes.get(TOOL, ""))]
         return tools_called(passages) if self.own[_AT["tool_calls"]] else []
 
 
 def span_row(head: Head, cursor: int, number: int, tools: list[str], prices: Prices) -> Row:
-    """A span's row. `number`: its rollout's."""
+    """The row of a span. `number`: its rollout's."""
     style, own, attributes = head.style, head.own, head.attributes
     told: list[Any] = own[_AT["usage"]] or []
     tokens = Tokens(*told, *[None] * (len(USAGE) - len(told)))
@@ -163,7 +159,7 @@ def span_row(head: Head, cursor: int, number: int, tools: list[str], prices: Pri
 
 
 class _Call:
-    """What tells whether the tokens of a call were counted."""
+    """The fields of a call that tell whether its tokens were counted (`uncounted`)."""
 
     __slots__ = ("error", "http_status", "kind", "status", "upstream", "usage")
 
@@ -180,7 +176,7 @@ def _uncounted(style: Any, usage: list[Any]) -> bool:
 
 
 def rollout_row(number: int, rollout: Rollout, attempts: list[Attempt]) -> Row:
-    """A rollout's row, as it stands."""
+    """The row of a rollout as of now."""
     return (
         number, rollout.id, rollout.origin, rollout.mode, str(rollout.status),
         claimed(rollout.origin, rollout.status), rollout.group, rollout.priority, rollout.tries, rollout.created_ns,
@@ -192,7 +188,7 @@ def rollout_row(number: int, rollout: Rollout, attempts: list[Attempt]) -> Row:
 
 
 def attempt_row(number: int, attempt: Attempt) -> Row:
-    """An attempt's row, as it stands."""
+    """The row of an attempt as of now."""
     totals = attempt.totals
     return (
         number, attempt.rollout, attempt.id, attempt.sequence, str(attempt.status), attempt.worker,
@@ -202,14 +198,14 @@ def attempt_row(number: int, attempt: Attempt) -> Row:
 
 
 def input_row(number: int, rollout: Rollout) -> Row:
-    """The task of a rollout as filters compare it."""
+    """The input of a rollout as filters compare it."""
     return number, json.dumps(rollout.input, ensure_ascii=False).casefold()
 
 
 def flattened(metadata: dict[str, Any], before: str = "") -> Iterator[tuple[str, str | None]]:
     """Every name that `metadata.NAME` of a filter may have, with its text: a key, or a path of keys with dots between.
-    A key comes after the paths, because a key with dots goes before a path of the same name, even where it is null.
-    """
+    A key comes after the paths, because a key with dots takes precedence over a path of the same name, even if its
+    value is null."""
     for key, value in metadata.items():
         if isinstance(value, dict) and "." not in key:
             yield from flattened(cast("dict[str, Any]", value), f"{before}{key}.")

@@ -1,8 +1,8 @@
-"""The files of an index, and the manifest that says which of them count.
+"""The files of an index, and the manifest that lists the valid ones.
 
-A seal writes one Parquet file of each table that has something new, then the manifest, each under another name first,
-synced and renamed. Files that the manifest does not name are rests of a seal that was killed; they are deleted. Each
-file has its size and CRC in the manifest, so that a damaged index is seen when it is opened, and made anew.
+A seal writes one Parquet file for each table with new rows, then the manifest, each under another name first, synced
+and renamed. Files that the manifest does not name are left over from a killed seal; they are deleted. The manifest has
+the size and CRC of each file, so that damage is noticed when the index is opened, which is then made anew.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import msgspec
 from penstock.gateway.store.directory import sync
 
 SEALED: Final = 50_000
-"""Rows of spans, or of rollouts that changed, that are sealed together."""
+"""Rows of spans, or of changed rollouts, that are sealed together."""
 NEAR: Final = 5_000
-"""Changes that are read between a question and its answer; who is further behind does not answer."""
+"""Most changes that are read between a question and its answer; an index further behind does not answer."""
 NOW, LINKED, SPILL = "now", "linked", "spill"
-"""Where snapshots of what is in memory are, where links to them are made for those who need them for longer, and where
-a question that needs more memory than it may have puts what it has."""
+"""Directories of snapshots of the rows in memory, of links to these that last as long as a query, and of data that a
+question swaps out when it exceeds its memory."""
 FORMAT: Final = 5
-"""Of the columns and of the manifest. An index of another one is made anew."""
+"""The version of the columns and of the manifest. An index of another version is made anew."""
 _MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20
 
 
 class File(msgspec.Struct, frozen=True):
-    """A sealed file."""
+    """A sealed file, with its size in bytes and its CRC-32."""
 
     table: str
     name: str
@@ -43,19 +43,19 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an index has."""
+    """The contents of an index."""
 
     cursor: int = 0
     """The last change of the tape that is in it."""
     mark: str = ""
-    """Hashes of the last changes, which tell whether the tape is the same one."""
+    """Hashes of the last changes, which identify the tape."""
     running: tuple[tuple[int, str], ...] = ()
-    """(cursor, key in hex) of calls that had begun and not ended."""
+    """(cursor, key in hex) of running calls."""
     files: tuple[File, ...] = ()
     forgotten: tuple[int, ...] = ()
-    """Numbers of rollouts that were forgotten, and that may still be in files."""
+    """Numbers of forgotten rollouts that may still be in files."""
     prices: str = ""
-    """The list of prices that costs were computed with."""
+    """Digest of the price list that costs were computed with."""
     format: int = FORMAT
 
     def of(self, table: str) -> list[File]:
@@ -71,7 +71,7 @@ class Segments:
     """The directory of an index, held by one process."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the directory if need be. Raises `Held`."""
+        """Makes the directory if needed, and locks it. Raises `Held`."""
         self.path = path
         path.mkdir(mode=0o700, exist_ok=True)
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -82,11 +82,11 @@ class Segments:
             raise Held(f"another process has the index in {path} open") from None
 
     def close(self) -> None:
-        """Lets go of the directory."""
+        """Releases the lock of the directory."""
         os.close(self._lock)
 
     def load(self) -> Manifest:
-        """The manifest of a whole index; an empty one where there is none, or where it is damaged."""
+        """The manifest of a whole index; an empty one if there is none or it is damaged."""
         try:
             found = msgspec.json.decode((self.path / _MANIFEST).read_bytes(), type=Manifest)
             whole = found.format == FORMAT and all(map(self.is_whole, found.files))
@@ -95,21 +95,21 @@ class Segments:
         return found if whole else Manifest()
 
     def is_whole(self, file: File) -> bool:
-        """Whether a file is as it was written; raises `OSError`."""
+        """True if a file is as it was written; raises `OSError`."""
         path = self.path / file.name
         return path.stat().st_size == file.bytes and _crc(path) == file.crc
 
     def place(self, table: str, cursor: int) -> Path:
-        """Where the next file of a table is written; `finish` puts it in place."""
+        """The path at which the next file of a table is written; `finish` renames it."""
         return self.path / f"{table}-{cursor:016d}.parquet.new"
 
     def place_anew(self, file: File) -> Path:
-        """The same for a file that takes the place of another."""
+        """The path at which the replacement of a file is written; `finish` renames it."""
         name, _, times = file.name.removesuffix(".parquet").partition(".")
         return self.path / f"{name}.{int(times or 0) + 1}.parquet.new"
 
     def finish(self, table: str, written: Path, rows: int) -> File:
-        """Makes a written file durable under its name."""
+        """Makes a written file durable and renames it."""
         sync(written)
         target = written.with_suffix("")
         crc, size = _crc(written), written.stat().st_size
@@ -117,7 +117,7 @@ class Segments:
         return File(table, target.name, rows, size, crc)
 
     def commit(self, manifest: Manifest) -> None:
-        """Makes a manifest count, durably, and deletes what it does not name."""
+        """Makes a manifest valid, durably, and deletes the files that it does not name."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         new = self.path / f"{_MANIFEST}.new"
         new.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
@@ -136,13 +136,13 @@ class Segments:
 
 
 def clear(path: Path) -> None:
-    """Deletes what a process that was killed has left beside the files of an index."""
+    """Deletes temporary files that a killed process has left beside the files of an index."""
     for name in (NOW, LINKED, SPILL):
         shutil.rmtree(path / name, ignore_errors=True)
 
 
 def seal_of(name: str) -> str:
-    """The cursor that the files of one seal are named by."""
+    """The cursor in the names of the files of one seal."""
     return name.removesuffix(".parquet").partition(".")[0].rpartition("-")[2]
 
 

@@ -1,7 +1,8 @@
-"""Files of what an index has in memory, for processes that read files: with the sealed ones they are all of it.
+"""Snapshots of the rows in memory as files, for processes that read files: with the sealed files they are the whole
+index.
 
-A snapshot is taken when somebody asks, not more often than once a second. The last two are there: whoever needs the
-files of one for longer makes links to them (`sql.runner`).
+A snapshot is taken for a request, at most once a second. The last two are kept: a reader that needs the files for
+longer makes links to them (`sql.runner`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from penstock.gateway.index.texts import SHAPE, Texts
 pa: Final[Any] = import_module("pyarrow")
 pq: Final[Any] = import_module("pyarrow.parquet")
 FRESH_S: Final = 1.0
-"""How old a snapshot may be that is given out again."""
+"""Greatest age of a snapshot that is used again, in seconds."""
 KEPT: Final = 2
-"""How many are there."""
+"""The number of snapshots that are kept."""
 Files = dict[str, list[str]]
 
 
@@ -35,7 +36,7 @@ class _Snapshot:
 
 
 class Snapshots:
-    """Those of one index; for one thread."""
+    """The snapshots of one index; for one thread."""
 
     def __init__(self, segments: Segments) -> None:
         self._path, self._segments = segments.path / NOW, segments
@@ -43,7 +44,7 @@ class Snapshots:
         self._number = 0
 
     def take(self, tables: Tables, texts: Texts, cursor: int) -> Files:
-        """The files of each table, as of now or of a moment ago."""
+        """The files of each table, as of now or of at most `FRESH_S` ago."""
         now = time.monotonic()
         newest = self._taken[-1] if self._taken else None
         if newest is None or (newest.cursor != cursor and now - newest.taken > FRESH_S):
@@ -62,12 +63,11 @@ class Snapshots:
         return newest.files
 
     def drop(self) -> None:
-        """Deletes them, because something in them was forgotten."""
+        """Deletes all snapshots, because rows in them were forgotten."""
         shutil.rmtree(self._path, ignore_errors=True)
         self._taken.clear()
 
     def close(self) -> None:
-        """Deletes them."""
         shutil.rmtree(self._path, ignore_errors=True)
 
     def _write(self, path: Path, tables: Tables, texts: Texts) -> Files:

@@ -1,4 +1,4 @@
-"""Sums over calls as SQL, by a value that they have in common. `gateway.api.breakdown` makes the same by a scan."""
+"""Sums over calls as SQL, grouped by a value. `gateway.api.breakdown` computes the same by a scan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _ANSWERED: Final = (
     "select number, attempt, max(cursor) as cursor from spans where kind = 'llm' and status = 'ok' and not of_release "
     f"and dialect in ({_ANSWERS}) group by number, attempt"
 )
-"""The last answer that each attempt got. A refusal before it is none of its errors (`gateway.model.negotiation`)."""
+"""The last answer that each attempt got. A refusal before it does not count as an error
+(`gateway.model.negotiation`)."""
 _COLUMNS: Final = (
     "value", "calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted", "cost",
     "unpriced", "reported", "median_ns", "p95_ns",
@@ -38,12 +39,12 @@ _EARNED: Final = ("rollouts", "rewarded", "reward", "reward_quartiles")
 
 
 def quantiles(column: str) -> str:
-    """Median and 95th percentile, of those that have it: a call that died with its gateway has no length."""
+    """SQL of the median and the 95th percentile, without NULLs: a call that died with its gateway has no duration."""
     return f"coalesce(quantile_disc({column}, [0.5, 0.95]), [null, null])"
 
 
 def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, Any]], int]:
-    """(a row for each of so many values, the busiest first; how many values there are)."""
+    """(a row for each of the `limit` values with the most calls, the number of values)."""
     rows = summed_calls(ask, by, where)
     rollouts = ask(
         f"with c as (select distinct coalesce({_VALUES[by]}, '') as value, s.number from spans s "
@@ -59,7 +60,7 @@ def summed(ask: Ask, by: By, where: Sql, limit: int) -> tuple[list[dict[str, Any
 
 
 def summed_calls(ask: Ask, by: By, where: Sql) -> list[dict[str, Any]]:
-    """The rows without what is about rollouts."""
+    """The rows of `summed` without the figures of rollouts."""
     condition = f"{_CALLS} and ({where.text})"
     [(refused,)] = ask(f"select count(*) from spans s where {_REFUSED} and {condition}", where.values)
     settled = f"coalesce({_REFUSED} and d.cursor > s.cursor, false)" if refused else "false"

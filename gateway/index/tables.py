@@ -1,7 +1,7 @@
-"""The columns in DuckDB: sealed files, and what is newer in memory. Only the process of the index imports this.
+"""The columns in DuckDB: sealed files, and newer rows in memory. Only the process of the index imports this.
 
-Spans are sealed once and never change. Of rollouts and attempts the rows of now are in memory, and the files hold what
-had changed at each seal: the newest row of each counts when an index is opened. The tables of a question are `spans`,
+Spans are sealed once and never change. Rollouts and attempts as of now are in memory, and the files hold those that had
+changed at each seal: the newest row of each is loaded when an index is opened. Questions read the tables `spans`,
 `rollouts`, `attempts` and `inputs`.
 """
 
@@ -19,11 +19,11 @@ from penstock.gateway.index.rows import COLUMNS, Row
 from penstock.gateway.index.segments import SPILL, File, Segments, seal_of
 
 pa: Final[Any] = import_module("pyarrow")
-"""It has no types."""
+"""Imported by name, because it has no types."""
 DAMAGED: Final[tuple[type[Exception], ...]] = (duckdb.Error, pa.ArrowException, OSError)
-"""What a damaged index, or a full disk, raises."""
+"""Errors of a damaged index or a full disk."""
 UNREADABLE: Final[tuple[type[Exception], ...]] = (duckdb.IOException, duckdb.FatalException, OSError)
-"""Those of them that no other question would fare better with."""
+"""Those errors that every other question would meet, too."""
 _TYPES: Final[dict[str, Any]] = {
     "bigint": pa.int64(),
     "integer": pa.int32(),
@@ -36,18 +36,18 @@ _TYPES: Final[dict[str, Any]] = {
 _MEMORY: Final = "1GB"
 _THREADS: Final = 2
 _KEYS: Final = {"rollouts": ("number",), "attempts": ("number", "attempt")}
-"""What is one rollout, or one attempt."""
+"""The columns that identify a rollout, or an attempt."""
 _REMEMBERED: Final = 100_000
-"""Different values of a column that are remembered; where there are more they are read for each question."""
+"""Most different values of a column that are remembered; more are read for each question."""
 _SEALED_SO: Final = "(format parquet, compression zstd, row_group_size 65536)"
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class Tables:
-    """One connection; for one thread."""
+    """One connection to DuckDB; for one thread."""
 
     def __init__(self, segments: Segments, files: Sequence[File]) -> None:
-        """Opens what is sealed. Raises `duckdb.Error` where a file cannot be read."""
+        """Opens the sealed files. Raises `duckdb.Error` if one cannot be read."""
         self._segments = segments
         self.files = list(files)
         self._duck = duckdb.connect()
@@ -57,7 +57,7 @@ class Tables:
         )
         self._duck.execute("create table gone (number bigint)")
         self._words = dict[tuple[str, str], set[str]]()
-        """The different values of expressions over sealed spans that were asked for."""
+        """The different values in sealed spans, for each expression that was asked for."""
         for table, columns in COLUMNS.items():
             shape = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
             if table == "spans":
@@ -70,11 +70,10 @@ class Tables:
         self._views()
 
     def close(self) -> None:
-        """Closes the connection."""
         self._duck.close()
 
     def _recall(self, table: str) -> None:
-        """The newest row of each, of all that was sealed: files are named by their cursors."""
+        """Loads the newest sealed row of each rollout or attempt: files are named by their cursors."""
         if self._paths(table):
             key = ", ".join(_KEYS[table])
             self._duck.execute(
@@ -86,7 +85,7 @@ class Tables:
         return [self._segments.path / file.name for file in self.files if file.table == table]
 
     def _views(self) -> None:
-        """Makes the tables of a question anew, because files were added."""
+        """Makes the views of questions anew, because files were added."""
         spans = ["select * from fresh", "select * from running", *_selects(self._paths("spans"))]
         inputs = ["select * from fresh_inputs", *_selects(self._paths("inputs"))]
         kept = " where number not in (select number from gone)" if self.ask("select 1 from gone limit 1") else ""
@@ -94,23 +93,24 @@ class Tables:
             self._duck.execute(f"create or replace view {name} as from ({' union all '.join(parts)}){kept}")
 
     def ask(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows of an answer."""
+        """Returns the rows of a query."""
         return self._duck.execute(sql, values).fetchall()
 
     @property
     def newest_file(self) -> str | None:
-        """The last sealed spans, as what a question may name in place of `spans`."""
+        """The newest file of sealed spans, as SQL that can stand in place of `spans`."""
         paths = self._paths("spans")
         return _read(paths[-1:]) if paths else None
 
     @property
     def older_files(self) -> str | None:
-        """The sealed spans before those."""
+        """The older files of sealed spans, likewise."""
         paths = self._paths("spans")[:-1]
         return _read(paths) if paths else None
 
     def words(self, table: str, expression: str) -> Iterable[str]:
-        """The different values of a column, without NULL. Those of sealed spans are remembered: none changes."""
+        """The different values of a column, without NULL. Those of sealed spans are remembered, because they never
+        change."""
         if table != "spans s":
             return [word for (word,) in self.ask(_distinct(table, expression))]
         sealed = self._words.get((table, expression))
@@ -124,12 +124,13 @@ class Tables:
         return sealed.union(word for (word,) in fresh)
 
     def put_hits(self, found: Sequence[Any]) -> None:
-        """What a search has found is what a question may join with: arrays of cursors, in the order of `sql.HITS`."""
+        """Makes the hits of a search tables that a question can join with: arrays of cursors, in the order of
+        `sql.HITS`."""
         for at, cursors in enumerate(found):
             self._duck.register(HITS.format(at), pa.table({"cursor": pa.array(cursors, pa.int64())}))
 
     def write(self, directory: Path) -> None:
-        """Writes what is in memory: spans that are not sealed, and rollouts and attempts as they stand."""
+        """Writes the rows in memory as files: unsealed spans, and rollouts and attempts as of now."""
         for table, source in (
             ("spans", "select * from fresh union all select * from running"),
             ("rollouts", "select * from rollouts"),
@@ -146,13 +147,13 @@ class Tables:
             self._insert({"spans": "fresh", "inputs": "fresh_inputs"}[table], _arrow(table, rows))
 
     def run(self, rows: Sequence[Row]) -> None:
-        """These are the calls that run."""
+        """Replaces the rows of running calls."""
         self._duck.execute("truncate running")
         if rows:
             self._insert("running", _arrow("spans", rows))
 
     def change(self, table: str, rows: Sequence[Row]) -> None:
-        """Rollouts or attempts, as they stand now."""
+        """Replaces the rows of rollouts or attempts."""
         if not rows:
             return
         self._duck.register("batch", _arrow(table, rows))
@@ -169,7 +170,7 @@ class Tables:
         self._duck.unregister("batch")
 
     def hide(self, numbers: Iterable[int]) -> list[int]:
-        """Takes rollouts out of what is in memory, and out of answers; the cursors of their calls that were there."""
+        """Takes rollouts out of memory and of answers; returns the cursors of their calls that were in memory."""
         self._duck.execute("insert into gone select unnest(?::bigint[])", [list(numbers)])
         going = "where number in (select number from gone)"
         cursors = [cursor for (cursor,) in self.ask(f"select cursor from fresh {going}")]
@@ -179,12 +180,12 @@ class Tables:
         return cursors
 
     def numbers_to(self, last: int) -> list[int]:
-        """The numbers up to this one of rollouts that are in answers."""
+        """The numbers of the rollouts in answers, up to `last`."""
         named = " union ".join(f"select number from {table}" for table in ("spans", "inputs", *_KEYS))
         return [number for (number,) in self.ask(f"from ({named}) where number between 1 and ?", [last])]
 
     def files_naming(self, numbers: Iterable[int], files: Sequence[File] | None = None) -> set[str]:
-        """The names of files, but those of passages, that have rows of these rollouts."""
+        """The names of files that hold rows of these rollouts; files of passages are not searched."""
         of = [file for file in (self.files if files is None else files) if file.table in COLUMNS]
         found = set[str]()
         for file in of:
@@ -200,7 +201,7 @@ class Tables:
         return [cursor for (cursor,) in found]
 
     def without(self, file: File, numbers: Iterable[int]) -> list[File]:
-        """Writes a file anew without these rollouts; nothing where nothing else is in it."""
+        """Writes a file anew without these rollouts; no file if no other row is in it."""
         order = "cursor" if file.table == "spans" else "number"
         kept = (
             f"from {_read([self._segments.path / file.name])} where number not in (select unnest(?)) order by {order}"
@@ -216,19 +217,19 @@ class Tables:
         return made
 
     def replaced(self, gone: Sequence[File], made: Sequence[File]) -> None:
-        """Files have taken the place of others."""
+        """Called when files were replaced by others."""
         self.files = [file for file in self.files if file not in gone] + list(made)
         self.files.sort(key=lambda file: seal_of(file.name))
         self._words.clear()
         self._views()
 
     def all_removed(self) -> None:
-        """No file has a row any more of what was hidden."""
+        """Called when no file has rows of the hidden rollouts any more."""
         self._duck.execute("truncate gone")
         self._views()
 
     def seal(self, cursor: int) -> list[File]:
-        """Writes what is new to files. They count once a manifest names them; then call `sealed`."""
+        """Writes the new rows to files. They are valid once a manifest names them; then call `sealed`."""
         found: list[File] = []
         for table, source, order in (
             ("spans", "fresh", "cursor"),
@@ -244,7 +245,7 @@ class Tables:
         return found
 
     def sealed(self, files: Sequence[File]) -> None:
-        """What is new is in these files."""
+        """Called when a manifest names these files: drops the rows in memory that they hold."""
         for (table, expression), known in list(self._words.items()):
             known.update(word for (word,) in self.ask(_distinct("fresh s", expression)))
             if len(known) > _REMEMBERED:
@@ -254,7 +255,7 @@ class Tables:
         for table in ("fresh", "fresh_inputs", "changed_rollouts", "changed_attempts"):
             self._duck.execute(f"truncate {table}")
         for table in _KEYS:
-            # Rows that were replaced are still held; a copy lets go of them.
+            # DuckDB keeps replaced rows in memory; a copy frees them.
             self._duck.execute(f"create or replace table {table} as select * from {table}")
 
 
@@ -263,7 +264,7 @@ def _distinct(table: str, expression: str) -> str:
 
 
 def _read(paths: Sequence[Path], more: str = "") -> str:
-    """What reads these files. DuckDB would take a directory that is named `model=x` for a column."""
+    """SQL that reads these files. Without the option, DuckDB would take a directory named `model=x` for a column."""
     names = ", ".join(f"'{_quoted(path)}'" for path in paths)
     return f"read_parquet([{names}], hive_partitioning = false{more})"
 
@@ -288,13 +289,13 @@ def _array(values: Sequence[Any], kind: Any) -> Any:
     except (UnicodeEncodeError, OverflowError, pa.ArrowInvalid):
         plain = list(map(_plain, values))
         if pa.types.is_map(kind):
-            # Names that differed may be the same now.
+            # Keys that differed may be equal now.
             plain = [None if row is None else list(dict(row).items()) for row in plain]
         return pa.array(plain, kind)
 
 
 def _plain(value: Any) -> Any:
-    """What Arrow can hold of a value: no half of a surrogate pair, no number of more than 64 bits."""
+    """A value that Arrow can hold: without halves of surrogate pairs, and with numbers limited to 64 bits."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, list | tuple):

@@ -1,12 +1,13 @@
-"""The passages of an index: what was said, in blocks of a megabyte, each with a filter that tells what is not in it.
+"""The passages of an index: texts of messages in blocks of a megabyte, each with a filter that excludes most texts that
+it does not have.
 
-A block is a row group of a Parquet file: a row for each passage, and the text as it was said. Its filter has a bit for
-each run of five bytes in it, casefolded, so that a search reads few blocks: one in ten or fewer for rare words. The
-text of a block is then searched as a whole. So a search finds any part of a text, as a scan does, for an eighth of the
-text's compressed size; an index of words would need as much as the text itself.
+A block is a row group of a Parquet file: a row for each passage, with its exact text. Its filter has a bit for each run
+of five bytes in it, casefolded, so that a search reads few blocks: one in ten or fewer for rare words. The text of a
+block is then searched as a whole. So a search finds any part of a text, as a scan does, for an eighth of the text's
+compressed size; an index of words would need as much as the text itself.
 
-Blocks go from the oldest change to the newest, and all passages of a span are in one. What is not sealed yet is in
-memory in the same shape.
+Blocks go from the oldest change to the newest, and all passages of a span are in one. Unsealed blocks are in memory in
+the same shape.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from penstock.gateway.model.passage import Passage
 np: Final[Any] = import_module("numpy")
 pa: Final[Any] = import_module("pyarrow")
 pq: Final[Any] = import_module("pyarrow.parquet")
-"""None of them has types."""
+"""Imported by name, because none of them has types."""
 BLOCK: Final = 1 << 20
-"""Bytes of text of a block."""
+"""Bytes of text in a block."""
 _BITS: Final = 18
-"""2 ** 18 bits for each block: a fifth of them is set. With runs of four bytes nearly all blocks seem to have a phrase
-of common words."""
+"""2 ** 18 bits for each block: a fifth of them is set. With runs of four bytes nearly all blocks would seem to have a
+phrase of common words."""
 _GRAM: Final = 5
 _WORD: Final = 8
-"""Bytes of the numbers that runs are computed with."""
+"""Bytes of the integers with which runs are computed."""
 _MIX: Final = 0x9E3779B97F4A7C15
 _LEVEL: Final = 3
 _WORDS: Final = ("rollout", "attempt", "role", "kind", "name")
-"""Columns of few different values."""
+"""Columns with few different values."""
 SHAPE: Final = pa.schema(
     [
         ("cursor", pa.int64()), ("rollout", pa.string()), ("attempt", pa.string()), ("sequence", pa.int64()),
@@ -51,43 +52,43 @@ SHAPE: Final = pa.schema(
 )  # fmt: skip
 """A row for each passage: the span's cursor and name, the passage's place in the span."""
 FIRST: Final = 16
-"""Blocks that are read before a search says what it has found; then four times as many, and so on."""
+"""Blocks that are read before a search yields its first hits; then four times as many, and so on."""
 KNOWN: Final = 2 * MOST_TEXTS
-"""Needles of which it is remembered where they were found. Of a common one that is 8 MB for a million spans."""
+"""Needles whose hits are remembered. For a common needle that is 8 MB for a million spans."""
 _SLICE: Final = 1 << 20
-"""Bytes of text whose runs are looked at together: each takes some words of memory."""
+"""Bytes of text whose runs are computed together: each run takes some words of memory."""
 Needle = tuple[str, ...]
-"""Texts, casefolded, of which one must be in a passage."""
+"""Casefolded texts, at least one of which must be in a passage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Passages of some spans."""
+    """The passages of some spans, with their filter."""
 
     first: int
     """The cursor of its first span."""
     grams: Any
     """Its filter: a row of `2 ** _BITS // 8` bytes."""
     read: Callable[[], tuple[Any, Any]]
-    """Gives its cursors and its texts, as arrays of Arrow."""
+    """Returns its cursors and its texts, as arrays of Arrow."""
 
 
 class Hits(NamedTuple):
-    """What a part of a search has found."""
+    """The hits of one part of a search."""
 
     low: int
     """All spans from this cursor on were searched."""
     cursors: list[Any]
-    """For each needle the cursors of spans that have it, in this part; unsorted."""
+    """For each needle the cursors of the spans in this part that have it; unsorted."""
     last: bool
-    """No part comes after it: everything was searched, or the time is up."""
+    """True if no part follows: everything was searched, or the time is up."""
 
 
 class Texts:
     """The passages of one index; for one thread."""
 
     def __init__(self, segments: Segments, files: Sequence[File]) -> None:
-        """Opens what is sealed. Raises `pa.ArrowException` where a file cannot be read."""
+        """Opens the sealed files. Raises `pa.ArrowException` if one cannot be read."""
         self._segments = segments
         self._thread = ThreadPoolExecutor(1, "penstock-texts")
         self._sealed = list[Block]()
@@ -95,10 +96,10 @@ class Texts:
         self._rows = list[tuple[Any, ...]]()
         self._size = 0
         self.unsealed_bytes = 0
-        """Of text, about."""
+        """Bytes of unsealed text, about."""
         self._known = OrderedDict[Needle, dict[int, Any]]()
-        """What was found in blocks that do not change any more, by the cursor of a block's first span: the next page of
-        a search, and a search that goes on, need not read them again."""
+        """Hits in blocks that no longer change, by the cursor of a block's first span: the next page of a search, and a
+        continued search, need not read these blocks again."""
         for file in files:
             if file.table == "passages":
                 self._sealed += self._blocks_of(file)
@@ -111,11 +112,11 @@ class Texts:
             yield Block(first, np.frombuffer(bits, np.uint8), _reader(parquet, at))
 
     def close(self) -> None:
-        """Ends its thread."""
+        """Ends the thread that reads ahead."""
         self._thread.shutdown()
 
     def add(self, cursor: int, span: tuple[str, str, int], passages: Sequence[Passage]) -> None:
-        """Adds what a span (rollout, attempt, sequence) has said."""
+        """Adds the passages of a span (rollout, attempt, sequence)."""
         for position, (answer, role, kind, name, id, text) in enumerate(passages):
             self._rows.append((cursor, *span, position, answer, role, kind, name, id, text))
             self._size += len(text)
@@ -138,7 +139,7 @@ class Texts:
         return table, _block_of(table)
 
     def seal(self, cursor: int) -> list[File]:
-        """Writes what is new to files. They count once a manifest names them; then call `sealed`."""
+        """Writes the new blocks to files. They are valid once a manifest names them; then call `sealed`."""
         self._close_block()
         if not self._fresh:
             return []
@@ -162,7 +163,7 @@ class Texts:
         ]  # fmt: skip
 
     def sealed(self, files: Sequence[File]) -> None:
-        """What is new is in these files."""
+        """Called when a manifest names these files: drops the blocks in memory that they hold."""
         for file in files:
             if file.table == "passages":
                 self._sealed += self._blocks_of(file)
@@ -170,7 +171,7 @@ class Texts:
         self.unsealed_bytes = 0
 
     def remove(self, cursors: Sequence[int]) -> None:
-        """Takes calls out of what is in memory."""
+        """Takes calls out of the blocks in memory."""
         if cursors:
             self._close_block()
             gone = np.array(cursors, np.int64)
@@ -179,7 +180,7 @@ class Texts:
         self._known.clear()
 
     def without(self, file: File, cursors: Any) -> list[File]:
-        """Writes a file of passages anew without these calls, and its filters; nothing where nothing else is in it."""
+        """Writes a file of passages anew without these calls, and its filters; no file if no other passage is in it."""
         parquet = pq.ParquetFile(self._segments.path / file.name, page_checksum_verification=True)
         kept = (_kept(parquet.read_row_group(at), cursors) for at in range(parquet.num_row_groups))
         blocks = [(table, _block_of(table)) for table in kept if len(table)]
@@ -188,22 +189,22 @@ class Texts:
         return self._written(blocks, passages, grams) if blocks else []
 
     def replaced(self, files: Sequence[File]) -> None:
-        """These are the files that count now."""
+        """Called with the files that are valid now."""
         self._sealed = [block for file in files if file.table == "passages" for block in self._blocks_of(file)]
         self._known.clear()
 
     @property
     def fresh(self) -> list[Any]:
-        """What is not sealed, as tables of Arrow."""
+        """Unsealed passages, as tables of Arrow."""
         tables = [table for table, _ in self._fresh]
         return [*tables, self._block(self._rows)[0]] if self._rows else tables
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------------------------
 
     def search(self, needles: Sequence[Needle], before: int | None = None, until: float = math.inf) -> Iterator[Hits]:
-        """The spans below a cursor that have a passage with each of these, part by part, the newest first. `until`:
-        when it ends (of `time.monotonic`), at the earliest after one block that it had not read before. A needle that
-        is longer than a passage can be finds nothing."""
+        """The spans below a cursor that have a passage for each needle, part by part, the newest first. `until`: the
+        time at which it ends (of `time.monotonic`), but not before it has read one new block. A needle that is longer
+        than a passage can be has no hits."""
         closed = [*self._sealed, *(block for _, block in self._fresh)]
         blocks = [*closed, self._block(self._rows)[1]] if self._rows else closed
         if before is not None:
@@ -230,7 +231,7 @@ class Texts:
                 read += 1
             for it, hits in found.items():
                 parts[it].append(hits)
-            # The last block still grows, so that what is found in it is not kept: that alone would be no step forward.
+            # Hits in the last block are not kept, because it still grows: reading it alone would be no progress.
             late = at in asked and at < len(closed) and time.monotonic() > until
             if (read >= wanted or late) and at:
                 yield Hits(first, [joined(some) for some in parts], late)
@@ -241,7 +242,7 @@ class Texts:
         yield Hits(0, [joined(some) for some in parts], True)
 
     def _known_of(self, needle: Needle) -> dict[int, Any]:
-        """What was found of a needle; forgets those that were not asked for lately."""
+        """The remembered hits of a needle; forgets the least recently used needles."""
         known = self._known.setdefault(needle, {})
         self._known.move_to_end(needle)
         while len(self._known) > KNOWN:
@@ -249,7 +250,7 @@ class Texts:
         return known
 
     def _read_ahead(self, blocks: Sequence[Block]) -> Iterator[tuple[Any, Any]]:
-        """What is in these: while one is searched the next is read, by a thread that needs no lock for it."""
+        """The contents of these blocks. A thread reads the next one while one is searched; it needs no lock."""
         read = (self._thread.submit(block.read) for block in blocks)
         ahead = next(read, None)
         while ahead is not None:
@@ -266,7 +267,6 @@ def _reader(parquet: Any, at: int) -> Callable[[], tuple[Any, Any]]:
 
 
 def _block_of(table: Any) -> Block:
-    """Passages in memory, as a block."""
     cursors, texts = (table[name].combine_chunks() for name in ("cursor", "text"))
     return Block(cursors[0].as_py(), _grams(texts), lambda: (cursors, texts))
 
@@ -277,7 +277,7 @@ def _kept(table: Any, cursors: Any) -> Any:
 
 
 def joined(some: Sequence[Any]) -> Any:
-    """Cursors that were found in several places."""
+    """Joins arrays of cursors into one."""
     return np.concatenate(some) if some else np.empty(0, np.int64)
 
 
@@ -301,16 +301,16 @@ def _grams(texts: Any) -> Any:
 
 
 def _hashes(data: bytes) -> Any:
-    """Where the bits of all runs of five bytes are; some more than once."""
+    """The positions of the bits of all runs of five bytes, with repetitions."""
     padded, runs = data + bytes(_WORD), max(0, len(data) - _GRAM + 1)
-    # Numbers that begin at every eighth byte, from each of the first eight bytes on.
+    # Integers at every eighth byte, beginning at each of the first eight bytes.
     words = [np.frombuffer(padded, "<u8", (runs - at + _WORD - 1) // _WORD, at) for at in range(min(runs, _WORD))]
     grams = np.concatenate(words) if words else np.empty(0, np.uint64)
     return ((grams << np.uint64(8 * (_WORD - _GRAM))) * np.uint64(_MIX)) >> np.uint64(64 - _BITS)
 
 
 def _candidates(blocks: Sequence[Block], needle: Needle) -> Any:
-    """Whether each block may have one of the texts."""
+    """An array with True for each block that may have one of the needle's texts."""
     found = np.zeros(len(blocks), np.bool_)
     for text in needle:
         places = np.unique(_hashes(text.encode()))
@@ -326,10 +326,10 @@ class _Raw(NamedTuple):
 
     data: bytes
     offsets: Any
-    """Where each text begins, and where the last one ends."""
+    """The offset at which each text begins, and the end of the last one."""
 
     def odd(self) -> Iterator[tuple[int, str]]:
-        """The texts that are not ASCII, with their places: lower case is not all of casefolding for them."""
+        """The texts that are not ASCII, with their places: casefolding changes more of them than lower case does."""
         if not self.data.isascii():
             high = np.flatnonzero(np.frombuffer(self.data, np.uint8) >= 128)
             for at in np.unique(np.searchsorted(self.offsets, high, "right") - 1).tolist():
@@ -358,7 +358,7 @@ def hits_in(cursors: Any, texts: Any, needles: Sequence[Needle]) -> Iterator[Any
 
 
 def _places(data: bytes, offsets: Sequence[int], part: bytes) -> Iterator[int]:
-    """Which texts have the part."""
+    """The indexes of the texts that contain the part."""
     if not part:
         yield from range(len(offsets) - 1)
         return

@@ -1,4 +1,4 @@
-"""Sums over all spans as SQL: what `/api/stats` says of a whole tape. `gateway.api.stats` makes the same by a scan."""
+"""Sums over all spans as SQL, for `/api/stats` of a whole tape. `gateway.api.stats` computes the same by a scan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WENT: Final = (
     "select number, case when status = 'failed' then true when reward is not null then reward <= 0 "
     "when status = 'succeeded' then false end as failed from rollouts"
 )
-"""Whether a rollout failed, as `gateway.api.tool_stats` says it."""
+"""True if a rollout failed, as `gateway.api.tool_stats` defines it."""
 _RUN: Final = "s.kind = 'tool' and not s.of_release and s.status <> 'open'"
 _TOOL: Final = "coalesce(s.upstream, '') as server, s.tools[1] as tool"
 _TOOL_COLUMNS: Final = (
@@ -24,7 +24,6 @@ _TOOL_COLUMNS: Final = (
 
 
 def totalled(ask: Ask) -> Totalled:
-    """What all spans come to."""
     kinds = ask("select kind, count(*), min(start_ns) from spans group by kind", ())
     statuses = ask(
         f"select status, count(*) from spans where kind in ({_CALL_KINDS}) and not of_release group by status", ()

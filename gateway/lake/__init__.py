@@ -1,11 +1,11 @@
 """The tape as tables of Parquet in a directory or a bucket, for every engine that reads Delta Lake. Derived.
 
-A process of its own reads the tape as any other reader does and appends what is new. `reading` reads a chunk of the
-log in short transactions and makes rows of it, in the shapes of `shapes`. `table` puts the rows of a chunk into files
-and then commits them, with the cursor that they reach, by one file that only one writer can create. So whatever is
-killed, a table is as of a commit, and what came after it is read from the tape once more. `place` is where the tables
-are, `lake` holds those of one tape together, `following` says how it goes.
+A process of its own reads the tape as any other reader does and appends new rows. `reading` reads a chunk of the log in
+short transactions and makes rows of it, in the shapes of `shapes`. `table` writes the rows of a chunk to files and then
+commits them, with the cursor that they reach, by one file that only one writer can create. So whatever is killed, a
+table is as of a commit, and later changes are read from the tape once more. `place` is the directory or bucket, `lake`
+holds the tables of one tape together, `following` runs and reports the rounds.
 
-The other way round nothing is lost either: what is forgotten on the tape is deleted from the tables, and the files that
-had it are deleted from the place (`erasing`).
+Forgetting is as safe: rows that the tape has forgotten are deleted from the tables, and the files that had them are
+deleted from the place (`erasing`).
 """

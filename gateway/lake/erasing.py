@@ -16,18 +16,18 @@ _BATCH: Final = 4096
 
 @dataclass(slots=True)
 class Kept:
-    """What is in the new file."""
+    """The rows of a rewritten file: their number, first and last cursor."""
 
     rows: int = 0
     first: int = 0
     last: int = 0
     erased: int = 0
-    """Rows that are not in it any more."""
+    """Rows of the old file that were left out."""
 
 
 def rewritten(files: Files, old: str, new: str, key: str, forgotten: Mapping[str, int]) -> Kept | None:
-    """Writes the new file, unless nothing is left for it; None where the old one has no row of these rollouts.
-    `forgotten`: for each rollout the change from which on it may be there again."""
+    """Writes the file `new` without forgotten rows, unless no row is left for it. None if the old file has no row of
+    these rollouts. `forgotten`: for each rollout the change from which on a new one of this name may be there."""
     with files.opened(old) as source:
         parquet = pq.ParquetFile(source)
         if not _concerns(parquet, key, forgotten):

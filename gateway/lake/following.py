@@ -1,4 +1,4 @@
-"""Keeps a lake in step until it is told to stop, and says in one line what each round has come to."""
+"""Keeps a lake in step until it is stopped, and reports each round in one line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.gateway.lake.place import Unreachable
 from penstock.gateway.store.directory import TapeError
 
 LEAST_S: Final = 1.0
-"""The shortest time between two rounds."""
+"""Shortest time between two rounds, in seconds."""
 Say = Callable[[str], None]
 
 
 def write(lake: Lake, say: Say, stop: Event) -> None:
-    """Writes all that is new. Raises `Refused`, `Unreachable`, `TapeError`."""
+    """Writes all new rows. Raises `Refused`, `Unreachable`, `TapeError`."""
     found = None
     while not stop.is_set() and (found := lake.step()) is not None:
         say(line(found))
@@ -28,8 +28,8 @@ def write(lake: Lake, say: Say, stop: Event) -> None:
 
 
 def follow(lake: Lake, every: float, say: Say, warn: Say, stop: Event) -> None:
-    """Writes what is new, again and again, until it is stopped. A store that cannot be reached, or a tape that cannot
-    be read, is said once and tried again with the next round. Raises `Refused`."""
+    """Writes new rows every `every` seconds until it is stopped. A store that cannot be reached, or a tape that cannot
+    be read, is reported once and tried again in the next round. Raises `Refused`."""
     said = ""
     while not stop.is_set():
         try:
@@ -43,7 +43,7 @@ def follow(lake: Lake, every: float, say: Say, warn: Say, stop: Event) -> None:
 
 
 def line(found: Round) -> str:
-    """What a round has come to."""
+    """The result of a round in one line."""
     parts = [f"{name} +{one.rows:,} ({size(one.bytes)})" for name, one in found.written.items() if one.rows]
     erased = sum(one.erased for one in found.written.values())
     if found.forgotten:

@@ -1,7 +1,7 @@
 """The lake of one tape: all its tables, kept in step with it, one chunk of changes at a time.
 
-The tables are committed one after the other, so that a kill can leave some ahead of others. Each knows itself what it
-has: the next chunk begins where the last of them is, and each takes from it what is new to it.
+The tables are committed one after the other, so a kill can leave some ahead of others. Each has its own cursor: the
+next chunk begins at the lowest of them, and each table takes only rows that are new to it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from penstock.gateway.model.prices import Prices
 from penstock.gateway.store import Store
 
 _TRIES: Final = 20
-"""Chunks in a row that another writer may be faster with."""
+"""Chunks in a row for which another writer may commit first."""
 
 
 @dataclass(slots=True)
 class Round:
-    """What came of one chunk."""
+    """The result of one chunk."""
 
     cursor: int
-    """The change up to which the lake is whole."""
+    """The change up to which all tables are complete."""
     behind: int
-    """Changes that the tape has beyond it."""
+    """Changes of the tape after `cursor`."""
     written: dict[str, Written] = field(default_factory=dict[str, Written])
     forgotten: int = 0
     """Rollouts that the chunk forgets."""
 
 
 class Lake:
-    """For one writer. Everything it does raises `Unreachable`, after which it can be tried again as a whole."""
+    """The tables of a lake, for one writer. Every method may raise `Unreachable`, after which it can be tried again as
+    a whole."""
 
     def __init__(
         self, store: Store, place: Place, prices: Prices, *, bodies: bool = False, rows: int = ROWS, size: int = BYTES
@@ -46,16 +47,16 @@ class Lake:
 
     @property
     def cursor(self) -> int:
-        """The change up to which it is whole; 0 of one that is not there yet."""
+        """The change up to which all tables are complete; 0 for a lake that does not exist yet."""
         return min((table.cursor for table in self._tables), default=0)
 
     @property
     def behind(self) -> int:
-        """Changes that it does not have."""
+        """The number of changes that the lake does not have."""
         return self._store.cursor() - self.cursor
 
     def open(self) -> None:
-        """Opens it, makes it if need be, and deletes what killed writers have left. Raises `Refused`."""
+        """Opens the lake, makes it if needed, and deletes files that killed writers have left. Raises `Refused`."""
         there = self._place.names()
         ours = [name for name in SHAPES if name in there]
         if strange := next((name for name in there if name not in SHAPES and not ours), None):
@@ -73,7 +74,7 @@ class Lake:
         self._tables = tables
 
     def _check(self, table: Table) -> None:
-        """Raises `Refused` where the tape is not the one that the table is of any more."""
+        """Raises `Refused` if the tape is no longer the one that the table was written from."""
         cursor, newest = table.cursor, self._store.cursor()
         if cursor > newest:
             raise Refused(
@@ -90,7 +91,7 @@ class Lake:
                 )
 
     def step(self) -> Round | None:
-        """Writes the next chunk; None when there is nothing new."""
+        """Writes the next chunk; None if there is nothing new."""
         if not self._tables:
             if not self._store.cursor():
                 return None
@@ -115,13 +116,13 @@ class Lake:
             if table.must_erase:
                 table.erase()
             elif not self._is_clean:
-                table.clean()  # what a killed writer had put for the version that is there only now
+                table.clean()  # files of a killed writer for the version that exists only now
         self._is_clean = True
         return Round(self.cursor, self.behind, written, len(chunk.forgotten))
 
 
 def tape_id(store: Store) -> str:
-    """What tells a tape from every other one. Raises `Refused`."""
+    """The tape's id, which no other tape has. Raises `Refused` if it has none."""
     if found := store.identity():
         return found
     raise Refused(f"the tape in {store.path} was never served: start `penstock serve --data {store.path}` once")

@@ -1,7 +1,7 @@
-"""Where a lake is: a directory or a bucket, its files, and in which words it refuses.
+"""The place of a lake, a directory or a bucket: its files, and the wording of its errors.
 
-Credentials of a bucket come from the environment, as every tool of AWS takes them. They are handed to nobody but the
-store, and stars stand for them in whatever it says.
+Credentials of a bucket come from the environment, as every tool of AWS takes them. They are passed only to the store,
+and masked with stars in its messages.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ deltalake: Final[Any] = import_module("deltalake")
 exceptions: Final[Any] = import_module("deltalake.exceptions")
 pa: Final[Any] = import_module("pyarrow")
 pafs: Final[Any] = import_module("pyarrow.fs")
-"""Not all of them have types."""
+"""Imported by name, because not all of them have types."""
 
 _S3: Final = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,62})(?:/(.*))?")
 _TAKEN: Final = re.compile(r"%[0-9A-Fa-f]{2}|\\")
-"""What deltalake reads as another path than the files are in."""
+"""Characters of a path that deltalake would read as others."""
 _SECRET: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PATIENCE: Final = {"connect_timeout": "5s", "timeout": "60s", "max_retries": "3", "retry_timeout": "20s"}
-"""Of each request. A round that fails is tried again as a whole."""
+"""Limits of each request. A round that fails is tried again as a whole."""
 _MOST: Final = 400
-"""Characters of what a store says."""
+"""Most characters of a store's message that are shown."""
 
 
 class Refused(Exception):
-    """Nothing can be written there, and trying again would not help."""
+    """The place cannot be used, and trying again would not help."""
 
 
 class Unreachable(Exception):
-    """It cannot be written now: a network, a disk or rights are in the way."""
+    """The place cannot be used now: a network, a disk or rights are in the way."""
 
 
 class Raced(Exception):
-    """Another writer was first."""
+    """Another writer has committed first."""
 
 
 class Place:
     """The root of a lake."""
 
     def __init__(self, to: str) -> None:
-        """A directory, or s3://BUCKET/PREFIX. Raises `Refused`."""
+        """`to`: a directory, or s3://BUCKET/PREFIX. Raises `Refused`."""
         self.name = to
         self.options: dict[str, str] = {}
         if "://" not in to:
@@ -68,15 +68,14 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a directory."""
+        """True if it is a directory."""
         return self._local
 
     def table(self, name: str) -> Files:
-        """The files of a table."""
         return Files(self, f"{self.root}/{name}")
 
     def names(self) -> list[str]:
-        """What there is at the root."""
+        """The names at the root. Raises `Refused` if it is a file."""
         with self.asked():
             if self._local and not os.path.isdir(self.root):
                 if os.path.exists(self.root):
@@ -86,7 +85,7 @@ class Place:
 
     @contextmanager
     def asked(self) -> Generator[None]:
-        """What a store says is said in one line, which names it. Raises `Raced`, `Unreachable`."""
+        """Turns a store's errors into ones of one line that names the place. Raises `Raced`, `Unreachable`."""
         try:
             yield
         except exceptions.CommitFailedError as error:
@@ -96,7 +95,7 @@ class Place:
 
 
 def worded(error: Exception) -> str:
-    """What went wrong, in one line without colours and without secrets."""
+    """The message of an error in one line, without colours and secrets."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
@@ -108,7 +107,7 @@ def worded(error: Exception) -> str:
 
 
 class Files:
-    """The files below one place, by their names in it."""
+    """The files below one root, by their names in it."""
 
     def __init__(self, place: Place, root: str) -> None:
         self._place, self.uri = place, root
@@ -120,22 +119,21 @@ class Files:
 
     @property
     def options(self) -> dict[str, str]:
-        """What the store needs to know."""
+        """The options of the store, for deltalake."""
         return self._place.options
 
     def listed(self, recursive: bool = True) -> list[Any]:
-        """What is there."""
         return self._fs.get_file_info(pafs.FileSelector("", recursive=recursive, allow_not_found=True))
 
     def names(self) -> Iterator[str]:
-        """Its files, whatever is below."""
+        """The names of all files at any depth."""
         for info in self.listed():
             if info.type == pafs.FileType.File:
                 yield info.path
 
     @contextmanager
     def created(self, name: str) -> Generator[Any]:
-        """A new file to write to. It is durable afterwards; a commit can name it then."""
+        """A new file to write to. It is durable afterwards, so that a commit can name it."""
         if not self._place.is_local:
             with self._fs.open_output_stream(name) as out:
                 yield out
@@ -153,24 +151,23 @@ class Files:
         os.fsync(file.fileno())
 
     def opened(self, name: str) -> Any:
-        """A file to read."""
         return self._fs.open_input_file(name)
 
     def size(self, name: str) -> int:
-        """How large one that was just written is. Raises `Raced` where it is gone: another writer has made the commit
-        that was to name it, and took it for the rest of one that was killed."""
+        """The size of a file that was just written, in bytes. Raises `Raced` if it is gone: another writer has then
+        made the commit that was to name it, and deleted it as the file of a killed writer."""
         size = self._fs.get_file_info(name).size
         if size is None:
             raise Raced(f"{name} is gone")
         return size
 
     def delete(self, name: str) -> None:
-        """Deletes one. That it is gone already is as well."""
+        """Deletes a file, if it is still there."""
         with suppress(FileNotFoundError):
             self._fs.delete_file(name)
 
     def sync_log(self, version: int) -> None:
-        """Makes a commit outlast a crash of the machine, where that is ours to do."""
+        """Makes a commit survive a crash of the machine. A bucket does this itself."""
         if self._place.is_local:
             log = Path(self.uri) / "_delta_log"
             with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """Reads the next chunk of a tape's log and makes rows of it: as many as fit into memory and into a file.
 
-A chunk is read in short transactions, so that the gateway's pages are free again soon. A rollout that something
-happened to is read once for each chunk, at its end; its row is named by the last change of it that the chunk has.
+A chunk is read in short transactions, so that the gateway's pages are free again soon. A changed rollout is read once
+for each chunk, at its end; the cursor of its row is its last change in the chunk.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from penstock.gateway.store.directory import Damaged
 from penstock.gateway.store.view import View
 
 READ_S: Final = 0.2
-"""How long it reads in one transaction."""
+"""Longest time of reading in one transaction, in seconds."""
 PIECE: Final = 4096
 """Changes, or rollouts, that are read in one transaction."""
 ROWS, BYTES = 100_000, 64 << 20
-"""Of a chunk, about: rows of all tables, and bytes of what calls say."""
+"""Size of a chunk, about: rows of all tables, and bytes of calls' texts and bodies."""
 FORGOTTEN, GONE = b"f", b"x"
-"""Records of the log: a rollout was forgotten; what was told of it before."""
+"""Records of the log: a rollout was forgotten; stands in place of an earlier record of a forgotten rollout."""
 MARK_LOOKS: Final = 256
-"""Changes in which a call is looked for that marks where a tape is."""
+"""Most changes that are searched for a call that marks the state of a tape."""
 _log: Final = logging.getLogger("penstock.lake")
 _START: Final = list(COLUMNS["spans"]).index("start_ns")
 _KIND: Final = list(COLUMNS["spans"]).index("kind")
@@ -41,31 +41,31 @@ _CREATED: Final = {table: list(COLUMNS[table]).index("created_ns") for table in 
 
 @dataclass(slots=True)
 class Chunk:
-    """What some changes come to."""
+    """The rows of some changes."""
 
     cursor: int = 0
-    """The last of them."""
+    """The last of the changes."""
     mark: int = 0
-    """What tells this tape from another state of it (`mark_of`)."""
+    """Identifies the state of the tape (`mark_of`)."""
     rows: dict[str, dict[int, list[Values]]] = field(default_factory=dict[str, dict[int, list[Values]]])
-    """By table and day; a day is a number of days since 1970."""
+    """Rows by table and day, in days since 1970."""
     forgotten: dict[str, int] = field(default_factory=dict[str, int])
-    """Rollouts, with the change that forgot each: rows of earlier changes must go."""
+    """Rollouts, with the change that forgot each: rows of earlier changes must be deleted."""
     count: int = 0
     size: int = 0
 
     def add(self, table: str, start_ns: int, row: Values) -> None:
-        """Adds a row of something that began then."""
+        """Adds a row to the day of its beginning."""
         self.rows.setdefault(table, {}).setdefault(start_ns // DAY_NS, []).append(row)
         self.count += 1
 
     def is_gone(self, row: Values) -> bool:
-        """Whether the rollout of a row was forgotten later."""
+        """True if the rollout of a row was forgotten later."""
         forgotten = self.forgotten.get(row[1])
         return forgotten is not None and row[0] < forgotten
 
     def after(self, table: str, cursor: int) -> dict[int, list[Values]]:
-        """The rows of a table by day that stay, without those of changes up to this one."""
+        """The rows of a table after a cursor by day, without those of forgotten rollouts."""
         days = self.rows.get(table, {})
         kept = {day: [row for row in rows if row[0] > cursor and not self.is_gone(row)] for day, rows in days.items()}
         return {day: rows for day, rows in kept.items() if rows}
@@ -79,7 +79,7 @@ class ChunkReader:
         self._passages = PassageReader()
 
     def read(self, after: int, bodies: bool) -> Chunk | None:
-        """What comes after a change; None when nothing does. `bodies`: with the bytes of calls."""
+        """The chunk after a change; None if there is none. `bodies`: True to read the bytes of calls, too."""
         chunk, changed = Chunk(after), dict[str, int]()
         end = self._store.cursor()
         while chunk.cursor < end and chunk.count < self._most_rows and chunk.size < self._most_bytes:
@@ -101,7 +101,7 @@ class ChunkReader:
         with self._store.view() as view:
             if (hole := view.hole("log", chunk.cursor + 1)) is not None:
                 chunk.cursor = hole[1]
-                # Where the beginning of the log was swept, what told that these were forgotten may be gone with it.
+                # If the beginning of the log was swept, the records that rollouts were forgotten may be gone, too.
                 for key, _ in view.scan("forgotten") if hole[0] == 1 else ():
                     name = key[:-1].decode("ascii")
                     again = view.origins(name)
@@ -150,7 +150,7 @@ class ChunkReader:
 
 @contextmanager
 def _isolated(what: str) -> Generator[None]:
-    """Leaves out what is damaged, so that it does not keep back all that follows."""
+    """Logs damage and continues behind it, so that it does not stop all later changes."""
     try:
         yield
     except (Damaged, *UNREADABLE) as error:
@@ -160,7 +160,7 @@ def _isolated(what: str) -> Generator[None]:
 def _read_rollout(view: View, name: str, at: int, chunk: Chunk) -> None:
     found = view.numbered_rollout(name)
     if found is None:
-        return  # it was forgotten meanwhile, which the next chunk tells
+        return  # it was forgotten meanwhile: the next chunk has that record
     tries = view.attempts(name)
     _add_version("rollouts", at, rollout_row(*found, tries), chunk)
     for attempt in tries:
@@ -190,8 +190,8 @@ def records(view: View, first: int, last: int) -> Iterator[tuple[int, bytes]]:
 
 
 def mark_of(view: View, cursor: int) -> int:
-    """What tells where a tape is at a change: the last call that ended up to there, which has its times in it; how far
-    back it is stands in the lowest eight bits. Where there is none, the change itself."""
+    """Identifies the state of a tape at a change: a hash of the last call that had ended, which contains its times; the
+    lowest eight bits hold how many changes back it is. Without such a call, the hash of the change itself."""
     for back in range(min(MARK_LOOKS, cursor)):
         record = view.log_record(cursor - back)
         if record[:1] == b"s":
@@ -200,7 +200,7 @@ def mark_of(view: View, cursor: int) -> int:
 
 
 def is_marked(view: View, cursor: int, mark: int) -> bool:
-    """Whether a tape is, at a change, the one of a mark. What was forgotten since tells nothing against it."""
+    """True if a tape has this mark at a change. A record that was forgotten since counts as equal."""
     record = view.log_record(cursor - (mark & 0xFF))
     return record[:1] == GONE or _hash(record) == mark >> 8
 

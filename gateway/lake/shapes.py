@@ -1,7 +1,7 @@
-"""The tables of a lake: their columns, what they mean, and how rows of the index become rows of theirs. Pure.
+"""The tables of a lake: their columns, the meanings of these, and the conversion of the index's rows. Pure.
 
-They are the views of `penstock sql` as far as a table that is only appended to can be one, so that a query of one works
-on the other. Every row begins with a cursor, by which a table is kept exactly once, and the name of its rollout.
+They are the views of `penstock sql`, as far as a table that is only appended to can be one, so that a query of one
+works on the other. Every row begins with a cursor, by which it is written exactly once, and the id of its rollout.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from penstock.gateway.index.sql.views import VIEWS
 from penstock.gateway.model.passage import Passage
 
 SCHEMA: Final = 1
-"""Of all tables. It stands in each table and in the metadata of each file; a newer one is refused."""
+"""The version of all tables. It stands in each table and in the metadata of each file; a newer one is refused."""
 BODIES: Final = "bodies"
-"""The one table that is there only if it was asked for."""
+"""The one table that exists only on request."""
 DAY_NS: Final = 86_400 * 10**9
 
 
@@ -24,19 +24,17 @@ class Column(NamedTuple):
     """A column of a table."""
 
     type: str
-    """As `penstock sql` calls it; and `date`, `blob`. A timestamp is in UTC, to the microsecond."""
+    """A type of `penstock sql`, `date` or `blob`. Timestamps are in UTC, to the microsecond."""
     help: str
 
 
 class Shape(NamedTuple):
-    """A table."""
-
     help: str
     columns: Mapping[str, Column]
 
     @property
     def key(self) -> str:
-        """The column of its cursor, which is the first."""
+        """The column of the row's cursor, which is the first."""
         return next(iter(self.columns))
 
 
@@ -89,7 +87,7 @@ _Get = Callable[[Row], Any]
 
 
 def _getters(view: str) -> list[_Get]:
-    """What makes the columns of a view of a row of the index."""
+    """Functions that make a view's columns from a row of the index."""
     table = VIEWS[view].table
     at = {name: place for place, name in enumerate(COLUMNS[table])}
     return [_getter(column.source, at) for column in VIEWS[view].columns.values()]
@@ -109,18 +107,18 @@ _GETTERS: Final = {view: _getters(view) for view in ("spans", "rewards", "rollou
 
 
 def shown(view: str, row: Row) -> Values:
-    """A row of the index as the view has it."""
+    """The view's row for a row of the index."""
     return tuple([get(row) for get in _GETTERS[view]])
 
 
 def said(span: Values, position: int, passage: Passage) -> Values:
-    """A row of messages; `span`: what names the span."""
+    """A row of `messages`; `span`: the columns that identify the span."""
     answer, role, kind, name, id, text = passage
     return (*span, position, answer, role, kind, name, id, text)
 
 
 def tool_call(span: Values, position: int, passage: Passage) -> Values | None:
-    """A row of tool calls; None for a passage that is none."""
+    """A row of `tool_calls`; None for a passage that is no tool call."""
     answer, role, kind, name, id, text = passage
     if kind != "tool_call" or not (answer or role == "client"):
         return None

@@ -1,12 +1,12 @@
-"""One table of a lake, which every row is in exactly once.
+"""One table of a lake. It holds every row exactly once.
 
 A commit is a file of the table's log that only one writer can create (a hard link in a directory, a conditional put in
-a bucket). It names the files that it adds, and the change of the tape up to which the table is then whole. A writer
-takes only rows of later changes, and commits against the version in which it has read that change: who is second is
+a bucket). It names the files that it adds, and the change of the tape up to which the table is then complete. A writer
+takes only rows of later changes, and commits against the version in which it has read that change: the second writer is
 refused, reads again, and finds the rows there.
 
-A file has the number of the one commit that may name it in its name. So a file of an earlier number that no version
-names is a rest of a writer that was killed, and can be deleted at once, whoever else writes.
+A file's name has the number of the only commit that may name it. So a file of an earlier number that no version names
+was left by a killed writer, and can be deleted at once, even while others write.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ TYPES: Final[dict[str, Any]] = {
 OURS: Final = re.compile(r"day=[0-9-]+/part-([0-9]{20})-[0-9a-f]{32}\.zstd\.parquet")
 _EPOCH: Final = date(1970, 1, 1)
 _TRIES: Final = 20
-"""How often a commit that says nothing of rows is tried against other writers."""
+"""Tries of a commit without rows against other writers."""
 
 
 class Written(NamedTuple):
-    """What a commit added and took away."""
+    """The rows that a commit added and deleted."""
 
     rows: int
     bytes: int
     erased: int
-    """Rows of rollouts that were forgotten."""
+    """Rows of forgotten rollouts."""
 
 
 def schema_of(shape: Shape) -> Any:
-    """The columns of a table as Arrow has them."""
+    """The columns of a table as an Arrow schema."""
     return pa.schema([(name, TYPES[column.type]) for name, column in shape.columns.items()])
 
 
@@ -60,7 +60,7 @@ class Table:
     """One table, for one writer."""
 
     def __init__(self, place: Place, name: str, tape: str) -> None:
-        """Opens it, and makes it if need be. Raises `Refused`, `Unreachable`."""
+        """Opens the table, and makes it if needed. Raises `Refused`, `Unreachable`."""
         self._place, self.name, self._tape, self._shape = place, name, tape, SHAPES[name]
         self._files = place.table(name)
         self._schema = schema_of(self._shape)
@@ -82,7 +82,7 @@ class Table:
         configuration = {
             "penstock.schema": str(SCHEMA),
             "penstock.tape": self._tape,
-            # Else an engine that compacts the table would copy texts into its log.
+            # Otherwise an engine that compacts the table would copy texts into its log.
             "delta.dataSkippingStatsColumns": key,
         }
         with suppress(Raced), self._place.asked():
@@ -94,7 +94,7 @@ class Table:
                 )  # fmt: skip
             except deltalake.exceptions.DeltaError as error:
                 if "already exists" not in str(error):
-                    raise  # another writer was first, which is as well
+                    raise  # otherwise another writer has made it, which is fine
 
     def _look_at_it(self) -> None:
         found: Mapping[str, str] = self._table.metadata().configuration
@@ -115,29 +115,29 @@ class Table:
 
     @property
     def cursor(self) -> int:
-        """The change of the tape up to which it is whole."""
+        """The change of the tape up to which the table is complete."""
         return self._noted("cursor")
 
     @property
     def mark(self) -> int:
-        """What tells which state of the tape that was."""
+        """Identifies the state of the tape at `cursor` (`reading.mark_of`)."""
         return self._noted("mark")
 
     @property
     def must_erase(self) -> bool:
-        """Whether files are there yet that hold what was forgotten."""
+        """True if files still hold forgotten rows."""
         return self._noted("erased") < self._noted("forgotten")
 
     def reload(self) -> None:
-        """Sees what others have committed."""
+        """Reads the commits of other writers."""
         with self._place.asked():
             self._table.update_incremental()
 
     # -- committing --------------------------------------------------------------------------------------------------
 
     def commit(self, chunk: Chunk) -> Written:
-        """Adds the rows of a chunk that it does not have, and takes away what the chunk forgets; all or nothing.
-        Raises `Raced`, `Unreachable`; then it is as before."""
+        """Adds the rows of a chunk that the table does not have, and deletes those that the chunk forgets; all or
+        nothing. Raises `Raced`, `Unreachable`; then the table is unchanged."""
         put, written = list[str](), Written(0, 0, 0)
         try:
             with self._place.asked():
@@ -150,7 +150,7 @@ class Table:
         return written
 
     def _prepared(self, chunk: Chunk, put: list[str]) -> tuple[list[Any], Written]:
-        """Puts the files of a chunk: (what a commit says of them, what it comes to)."""
+        """Writes the files of a chunk: (actions of the commit, rows that it adds and deletes)."""
         version = self._table.version() + 1
         days = chunk.after(self.name, self.cursor)
         adds = [self._put(version, day, rows, put) for day, rows in sorted(days.items())]
@@ -178,7 +178,7 @@ class Table:
             self._table.update_incremental()
 
     def _is_committed(self, put: Sequence[str], cursor: int) -> bool:
-        """Whether a commit that has failed has happened all the same: its answer may have been lost."""
+        """True if a failed commit has happened all the same: its answer may have been lost."""
         try:
             self.reload()
             return bool(put) and self.cursor == cursor and set(put) <= self._live()
@@ -186,7 +186,7 @@ class Table:
             return False
 
     def _discard(self, put: Iterable[str]) -> None:
-        """Deletes what was put and cannot be committed any more. What stays is found at the next start."""
+        """Deletes files of a commit that failed. Any that remain are found at the next start."""
         try:
             with self._place.asked():
                 self._table.update_incremental()
@@ -197,7 +197,7 @@ class Table:
             return
 
     def _put(self, version: int, day: int, rows: Sequence[Values], put: list[str]) -> Any:
-        """Writes rows of one day into a file; what a commit says of it."""
+        """Writes rows of one day to a file; returns the action that adds it."""
         shape = pa.schema(list(self._schema)[:-1], metadata=self._metadata())
         columns = [_column(values, kind.type) for values, kind in zip(zip(*rows, strict=True), shape, strict=True)]
         name = self._name(version, f"{_EPOCH + timedelta(days=day)}")
@@ -214,7 +214,7 @@ class Table:
         return f"day={day}/part-{version:020d}-{uuid4().hex}.zstd.parquet"
 
     def _add(self, name: str, rows: int, first: int, last: int) -> Any:
-        # Nothing but cursors: what a log says of texts could not be forgotten.
+        # Only cursors: texts in a log could not be forgotten.
         key = self._shape.key
         stats = {"numRecords": rows, "minValues": {key: first}, "maxValues": {key: last}, "nullCount": {key: 0}}
         now, day = int(time.time() * 1000), _day(name)
@@ -223,8 +223,8 @@ class Table:
     # -- forgetting --------------------------------------------------------------------------------------------------
 
     def _without(self, forgotten: Mapping[str, int], version: int, put: list[str]) -> tuple[list[Any], int]:
-        """(what a commit says so that no row of these rollouts is left of changes before theirs, how many they were).
-        Files that have such rows are written anew."""
+        """(actions after which the table has no rows of these rollouts from before the given changes, number of deleted
+        rows). Files with such rows are written anew."""
         said, erased = list[Any](), 0
         if not forgotten:
             return said, 0
@@ -248,7 +248,7 @@ class Table:
         return said, erased
 
     def erase(self) -> None:
-        """Deletes every file that no row is in any more, also those that older versions of the table named."""
+        """Deletes every file that the table no longer has, including those of older versions."""
         for _ in range(_TRIES):
             try:
                 with self._place.asked():
@@ -263,12 +263,12 @@ class Table:
         raise Unreachable(f"{self._place.name}/{self.name}: other writers were faster {_TRIES} times")
 
     def clean(self) -> None:
-        """Deletes the rests of writers that were killed."""
+        """Deletes files that killed writers have left."""
         with self._place.asked():
             self._clean(keep_named=True)
 
     def _clean(self, keep_named: bool) -> None:
-        """`keep_named`: files that an older version of the table names stay."""
+        """`keep_named`: True to keep files that an older version of the table names."""
         live, version = self._live(), self._table.version()
         for name in list(self._files.names()):
             match = OURS.fullmatch(name)
@@ -278,7 +278,7 @@ class Table:
                 self._files.delete(name)
 
     def _is_named(self, name: str, version: int) -> bool:
-        """Whether the one commit that may name a file does. A log that is gone is too old for anybody to read."""
+        """True if the only commit that may name a file does. A commit whose log file is gone is too old to be read."""
         try:
             with self._files.opened(f"_delta_log/{version:020d}.json") as log:
                 return name.encode() in log.read()
@@ -297,12 +297,12 @@ def _column(values: Sequence[Any], kind: Any) -> Any:
     try:
         return pa.array(values, kind)
     except UnicodeEncodeError:
-        # Half of a surrogate pair, which JSON can hold.
+        # Half of a surrogate pair, which JSON can contain.
         return pa.array(_encodable(values), kind)
 
 
 def _encodable(value: Any) -> Any:
-    """The same with marks for half pairs, also of texts in lists and pairs."""
+    """The value with marks for halves of surrogate pairs, also in texts of lists and pairs."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, list | tuple):

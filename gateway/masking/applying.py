@@ -1,11 +1,12 @@
-"""Applies rules to one body, by what it is. That follows from its content type and from how it begins:
+"""Applies rules to one body by its format, which follows from its content type and from its beginning:
 
-* JSON, JSON lines and streams of events (SSE, frames of AWS) are gone through value by value;
-* forms (`application/x-www-form-urlencoded`) are searched as sent and as meant, other text with and without escapes;
+* JSON, JSON lines and streams of events (SSE, frames of AWS) are searched value by value;
+* forms (`application/x-www-form-urlencoded`) are searched as sent and decoded, other text with and without escapes;
 * images, sound, archives and the like, which no rule can read, are kept if their content type says so;
-* for anything else rules cannot be applied.
+* to anything else rules cannot be applied.
 
-A path needs JSON. In a body that is none it leads nowhere if its last name does not stand there; else it is not sure.
+A path needs JSON. In another body it certainly leads nowhere if its last name is not in the body; otherwise that is not
+sure.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from penstock.gateway.masking.tokens import asks_by_tokens, take_out
 from penstock.gateway.model.known_secrets import About
 
 CUT_END: Final = 256
-"""Bytes masked at the end of a body that the gateway has cut off: what stood there may go on in what is missing."""
+"""Bytes masked at the end of a body that the gateway has cut off: a value there may go on in the missing part."""
 _AWS: Final = "application/vnd.amazon.eventstream"
 _EVENTS: Final = EVENT_STREAM.decode()
 _FORM: Final = "application/x-www-form-urlencoded"
@@ -36,14 +37,14 @@ _OPAQUE: Final = re.compile(
     r"(?:image|audio|video|font)/|application/(?:octet-stream|pdf|zip|gzip|x-tar|zstd|x-protobuf|grpc|wasm)"
 )
 _SEVERAL: Final = re.compile(rb"\}[ \t\r\n\x1e]*+\{")
-"""One JSON object behind another one, unless it stands in a string."""
+"""One JSON object behind another one, unless it is in a string."""
 _CHARSET: Final = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]+)")
 _READ: Final = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
-"""Character sets that are UTF-8 wherever they are valid UTF-8."""
+"""Character sets whose texts are read as UTF-8 if they are valid UTF-8."""
 
 
 def look(root: Root, looking: Looking, about: About) -> None:
-    """Masks what rules find in a body; raises `Unsure` and `Malformed`."""
+    """Masks the rules' finds in a body; raises `Unsure` and `Malformed`."""
     kind = _kind(about)
     if kind != _AWS and b"\xed" in root.data:
         root.read_as(whole_bytes(root.data))
@@ -58,7 +59,7 @@ def look(root: Root, looking: Looking, about: About) -> None:
         events = server_sent(root)
         _events(looking, events)
         if kind != _EVENTS and events.other:
-            # It only begins like a stream.
+            # It begins like a stream, but may be none.
             looking.search(root)
     elif _JSON.match(kind) or looks_like_json(body):
         _json(root, looking, about, kind)
@@ -69,7 +70,7 @@ def look(root: Root, looking: Looking, about: About) -> None:
 
 
 def without_tokens(body: bytes, about: About) -> bytes:
-    """A body, of which the end was masked if it was cut off, without what says its text by tokens."""
+    """The body without members that repeat its text as tokens. The end of a body that was cut off is masked already."""
     root = Root(body)
     text, kind = Slice(root, 0, max(len(body) - CUT_END, 0)) if about.cut else root, _kind(about)
     try:
@@ -93,7 +94,7 @@ def _is_text(body: bytes, about: About) -> bool:
     try:
         _ = body.decode()
     except UnicodeDecodeError as error:
-        # A character that was cut off at the end is none yet.
+        # A character that was cut off at the end is no error.
         return error.reason == "unexpected end of data" and error.start >= len(body) - 3
     return True
 
@@ -107,7 +108,7 @@ def _json(root: Root, looking: Looking, about: About, kind: str) -> None:
         looking.notes.failed = f"{looking.rules.patterns[0][0]}: the request gives its text as token ids"
     if not stream:
         few = possible(looking.rules, body, looking.clock)
-        # Where a name stands only as a word, that is sure only in what is JSON.
+        # Only in valid JSON a name that never stands in quotes is certainly no member.
         sure = few.paths or not _names(looking.rules, body) or is_json(body)
         looking = looking.narrowed(few if sure else looking.rules)
     if looking.rules.none:
@@ -131,7 +132,7 @@ def _json(root: Root, looking: Looking, about: About, kind: str) -> None:
 
 
 def _elements(documents: list[list[Found]]) -> Iterable[list[Found]]:
-    """The values of JSON lines, and those of a list."""
+    """The values of JSON lines, and the elements of a list."""
     for found in documents:
         by_place: dict[str | int | None, list[Found]] = {}
         for one in found:
@@ -167,13 +168,14 @@ def _events(looking: Looking, events: Events) -> None:
 
 
 def _alone(looking: Looking, events: Events) -> Rules:
-    """The rules that may find something in an event alone, and not only in texts that were cut apart."""
+    """The rules that may find something within one event, and not only in texts that were cut apart."""
     every = [*events.datas, *events.fields, *events.other]
     return possible(looking.rules, b"\n".join([one.data for one in every]), looking.clock)
 
 
 def _nothing_joined(looking: Looking, datas: Sequence[Text]) -> bool:
-    """Whether no rule finds anything in what is joined: looked at without places, which takes a tenth of the time."""
+    """True if no rule finds anything in joined texts. Searches them without their places, which takes a tenth of the
+    time."""
     joined = joined_texts(one.data for one in datas)
     return joined is not None and all(possible(looking.rules, text, looking.clock).none for text in joined)
 

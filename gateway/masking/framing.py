@@ -1,4 +1,4 @@
-"""Cuts a body that is a stream into what its events carry: server-sent events, or frames of AWS. Pure."""
+"""Cuts a stream into its events: server-sent events, or frames of AWS. Pure."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _prelude: Final = struct.Struct(">III").unpack_from
 
 
 class Events(NamedTuple):
-    """What a stream carries."""
+    """The contents of a stream."""
 
     datas: list[Text]
     """The data of each event."""
     fields: list[Text]
-    """What else the format has: names and ids of events, headers of frames."""
+    """Other values of the format: names and ids of events, headers of frames."""
     other: list[Text]
-    """What it does not have, and comments."""
+    """Lines that the format does not define, and comments."""
 
 
 def server_sent(body: Text) -> Events:
@@ -50,7 +50,8 @@ def server_sent(body: Text) -> Events:
 
 
 def aws_frames(body: Text) -> Events:
-    """What frames carry; raises `Malformed`. A frame that was cut off is masked whole: nobody can read it."""
+    """The contents of frames; raises `Malformed`. A frame that was cut off is masked whole, because it cannot be
+    parsed."""
     found, data, at = Events([], [], []), body.data, 0
     while len(data) - at >= PRELUDE:
         size, headers, checksum = _prelude(data, at)
@@ -83,7 +84,7 @@ def _headers(block: Text) -> Iterator[Text]:
 
 
 def _unpacked(payload: Slice) -> Iterator[Text]:
-    """A payload. Of one that is an envelope (`{"bytes": "..."}`), as InvokeModel sends, also the event in it."""
+    """A payload, and before it the event in an envelope (`{"bytes": "..."}`) of InvokeModel."""
     if b'"bytes"' in payload.data:
         try:
             found = [one for document in walk(payload.data) for one in document]
@@ -102,10 +103,10 @@ def _unpacked(payload: Slice) -> Iterator[Text]:
 
 
 class Base64:
-    """What a text in base64 stands for."""
+    """The bytes that a text in base64 encodes."""
 
     def __init__(self, outer: Text) -> None:
-        """Raises `ValueError`."""
+        """Raises `ValueError` if the text is no base64."""
         self._outer = outer
         try:
             self.data = base64.b64decode(outer.data, validate=True)
@@ -114,7 +115,7 @@ class Base64:
         self._buffer = bytearray(self.data)
 
     def write(self, start: int, end: int, new: bytes | None = None) -> bool:
-        """See `Text`: groups of three bytes are written anew."""
+        """See `Text`: encodes the changed groups of three bytes anew."""
         new = b"*" * (end - start) if new is None else new
         changed = bytes(self._buffer[start:end]) != new
         self._buffer[start:end] = new

@@ -1,8 +1,8 @@
 """Finds every value in JSON, with its path and its place in the bytes. Pure, iterative, linear.
 
-Several values may follow each other, as in JSON lines. What ends early, because it was cut off, is read as far as it
-goes; what is no JSON is refused, and so is what has very many values that are nested deep. What is nested deeper than
-any API writes is told of as a whole. A key that stands twice is found twice. Numbers are taken as they are written.
+Several values may follow each other, as in JSON lines. JSON that was cut off is read as far as it goes; other malformed
+JSON is refused, and so is JSON with very many deeply nested values. A value that is nested deeper than any API writes
+is found as a whole. A duplicate key is found twice. Numbers are kept as they are written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.gateway.masking.text import plain
 
 Kind: TypeAlias = Literal["key", "text", "integer", "other", "container", "deep"]
 DEEPEST: Final = 200
-"""Levels of lists and objects."""
+"""Most levels of lists and objects."""
 _TOKEN: Final = re.compile(
     rb'[ \t\r\n\x1e]*+(?:("[^"\\]*+(?:\\.[^"\\]*+)*+")|("[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z)'
     rb"|(-?\d++(?![\w.+-]))|(-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?(?![\w.+-])|-?\d++(?:\.\d*+)?(?:[eE][+-]?\d*+)?\Z"
@@ -28,23 +28,23 @@ _REST: Final = re.compile(rb"[ \t\r\n\x1e]*+(?:\Z|(?:-|tr?u?|fa?l?s?|nu?l?)\Z)")
 _BEGINS: Final = re.compile(rb'(?:\xef\xbb\xbf)?[ \t\r\n\x1e]*+[\[{"]').match
 _VALUE, _KEY, _COLON, _COMMA = range(4)
 STEPS_PER_BYTE: Final = 8
-"""Steps of all paths together, or more in what is short: what is nested deep and has a value every other byte would
-take much memory."""
+"""Most path steps for each byte, of all paths together, or more in short JSON: deeply nested JSON with a value at every
+other byte would take much memory."""
 _STEPS: Final = 1 << 16
 
 
 class Malformed(Exception):
-    """It is no JSON; says why."""
+    """The bytes are no JSON; the text says why."""
 
 
 class Found(NamedTuple):
-    """A value, or a key, and where it stands."""
+    """A value or a key, and its place."""
 
     path: Path
-    """A key has the path of its value."""
+    """For a key the path of its value."""
     kind: Kind
     start: int
-    """For texts and keys that of what stands between the quotes."""
+    """For texts and keys the place behind the opening quote."""
     end: int
 
 
@@ -52,18 +52,18 @@ class Walk:
     """One walk through some JSON."""
 
     def __init__(self, data: bytes, containers: bool = False) -> None:
-        """`containers`: whether lists and objects are told of too."""
+        """`containers`: True to find lists and objects, too."""
         self._data, self._containers = data, containers
         self._documents: list[list[Found]] = []
         self._found: list[Found] = []
         self._path: list[str | int] = []
         self._opened: list[int] = []
-        """Where the lists (positive) and objects (negative) begin that are open; offsets count from 1."""
+        """The beginnings of open lists (positive) and objects (negative); offsets count from 1."""
         self._expected, self._may_close = _VALUE, False
         self._steps = max(len(data) * STEPS_PER_BYTE, _STEPS)
 
     def documents(self) -> list[list[Found]]:
-        """What stands in each value, in turn; raises `Malformed`."""
+        """The values and keys of each document, in order; raises `Malformed`."""
         data, at, match = self._data, 3 if self._data.startswith(b"\xef\xbb\xbf") else 0, _TOKEN.match
         while (token := match(data, at)) is not None:
             kind, at = token.lastindex or 0, token.end()
@@ -103,7 +103,7 @@ class Walk:
         self._ended()
 
     def _deep(self, start: int) -> int:
-        """A list or object that is nested too deep; where it ends."""
+        """Finds a list or object that is nested too deep; returns its end."""
         try:
             end = value_end(self._data, start)
         except ValueError:
@@ -113,7 +113,7 @@ class Walk:
         return end
 
     def _mark(self, mark: int, end: int) -> int:
-        """A bracket, colon or comma; where to go on."""
+        """Handles a bracket, colon or comma; returns the place to continue."""
         if mark in b"[{" and self._expected == _VALUE:
             if len(self._opened) >= DEEPEST:
                 return self._deep(end - 1)
@@ -143,7 +143,7 @@ class Walk:
         self._ended()
 
     def _ended(self) -> None:
-        """A value is over."""
+        """Called at the end of a value."""
         self._may_close = False
         if self._opened:
             self._expected = _COMMA
@@ -153,10 +153,10 @@ class Walk:
 
 
 def walk(data: bytes, containers: bool = False) -> list[list[Found]]:
-    """What stands in each JSON value of some bytes; raises `Malformed`."""
+    """The values and keys of each JSON document in some bytes; raises `Malformed`."""
     return Walk(data, containers).documents()
 
 
 def looks_like_json(data: bytes) -> bool:
-    """Whether it begins as a list, an object or a string does."""
+    """True if the bytes begin like a list, an object or a string."""
     return _BEGINS(data) is not None

@@ -1,7 +1,7 @@
-"""Goes through the texts of one body and masks what rules find in them, also in JSON that is written inside a string.
+"""Searches the texts of one body, also JSON in strings of JSON, and masks the rules' finds.
 
-In JSON a pattern is looked for in strings, keys and integers. An integer becomes 0, or 1 and zeros; other numbers at a
-masked path too; `true` and `false` become null. So what was JSON still is, and numbers are of the type that they were.
+In JSON a pattern is searched for in strings, keys and integers. An integer becomes 0, or 1 and zeros; so do other
+numbers at a masked path; `true` and `false` become null. So JSON stays JSON, and numbers keep their type.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from penstock.gateway.masking.streams import Channels, in_pieces
 from penstock.gateway.masking.text import Joined, Text, literal, plain
 
 DEEPEST: Final = 6
-"""JSON in strings of JSON, so often."""
+"""Most levels of JSON in strings of JSON."""
 _DIGITS: Final = re.compile(rb"\d")
 
 
 class Unsure(Exception):
-    """A rule cannot be applied for sure; says which, and why."""
+    """A rule cannot be applied for sure; the text says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,52 +33,52 @@ class Rules:
     patterns: Sequence[tuple[str, Pattern]]
     paths: Sequence[tuple[str, MemberPaths]]
     any_pattern: Pattern | None
-    """One that finds something wherever a pattern does, if they can be joined."""
+    """One that finds something if any pattern does; None if they cannot be joined."""
 
     @property
     def none(self) -> bool:
-        """Whether there is none."""
+        """True if there are no rules."""
         return not self.patterns and not self.paths
 
     @property
     def first(self) -> str:
-        """The name of one of them."""
+        """The name of the first rule."""
         return next(iter([*self.patterns, *self.paths]))[0]
 
 
 @dataclass(slots=True)
 class Notes:
-    """What became of a call's bodies."""
+    """The result of masking a call's bodies."""
 
     found: dict[str, int] = field(default_factory=dict[str, int])
-    """How much was masked, by rule."""
+    """The number of masked places, by rule."""
     failed: str | None = None
     """The rule that could not be applied, and why."""
 
     def add(self, name: str) -> None:
-        """Notes one place."""
         self.found[name] = self.found.get(name, 0) + 1
 
 
 class Looking:
-    """Looks through one body."""
+    """The search of one body."""
 
     def __init__(self, rules: Rules, clock: Clock, notes: Notes) -> None:
         self.rules, self.clock, self.notes = rules, clock, notes
 
     def narrowed(self, rules: Rules) -> Looking:
-        """The same for fewer rules."""
+        """The same search with fewer rules."""
         return Looking(rules, self.clock, self.notes)
 
     def text(self, text: Text, path: Path = (), depth: int = 0, piece: bool = False) -> bool:
-        """A text, and what it says if it is JSON; whether it is. `piece`: a stream may have cut it off from others."""
+        """Searches a text, and its values if it is JSON. True if it is JSON. `piece`: True if a stream may have cut it
+        off from others."""
         self.search(text)
         if not looks_like_json(text.data):
             return False
         try:
             documents = walk(text.data)
         except Malformed as malformed:
-            # It only begins like JSON, or is a piece of it, which is looked at when it is joined.
+            # It only begins like JSON, or is a piece of JSON, which is searched when it is joined.
             if not piece:
                 self._none_quoted(text.data, path, malformed)
             return False
@@ -91,7 +91,7 @@ class Looking:
     def values(
         self, outer: Text, found: Sequence[Found], path: Path = (), depth: int = 0, pieces: bool = False
     ) -> None:
-        """What stands in a JSON value. `pieces`: whether it is an event of a stream."""
+        """Searches the values of a JSON document. `pieces`: True if it is an event of a stream."""
         for one in found:
             there = (*path, *one.path) if path else one.path
             rule = next((name for name, paths in self.rules.paths if paths.lead_to(there)), None)
@@ -102,22 +102,22 @@ class Looking:
             elif one.kind == "integer":
                 self._number(outer, one)
             elif one.kind == "deep":
-                # A rule may find something in this body, and nobody looks where.
+                # A rule may find something in it, and it is not searched.
                 self._mask(outer, one, self.rules.first)
 
     def joined(self, channels: Channels) -> None:
-        """Texts that a stream has cut apart."""
+        """Searches texts that a stream has cut apart."""
         read: set[int] = set()
         for path, parts, exact in channels.joined():
             text = Joined(parts) if len(parts) > 1 else parts[0]
             if len(parts) == 1 and not looks_like_json(text.data):
                 continue
-            # What is broken JSON may be a piece of what was read.
+            # Malformed JSON may be a piece of JSON that was read.
             if self.text(text, path, piece=not exact or read.issuperset(map(id, parts))):
                 read.update(map(id, parts))
 
     def _inside(self, path: Path) -> bool:
-        """Whether a key stands below what a path leads to; the key that the path names stays."""
+        """True if a key is below the value of a path. The key that the path names is kept."""
         return any(paths.lead_to(path[:-1]) for _, paths in self.rules.paths)
 
     def _mask(self, outer: Text, one: Found, rule: str) -> None:
@@ -135,7 +135,7 @@ class Looking:
                 self.notes.add(name)
 
     def _none_quoted(self, text: bytes, path: Path, malformed: Malformed) -> None:
-        """Raises `Unsure` where a path may lead into what begins like JSON and is none."""
+        """Raises `Unsure` if a path may lead into a text that begins like JSON and is malformed."""
         for _ in range(DEEPEST + 1):
             for name, paths in self.rules.paths:
                 if paths.quoted_below(path, text):
@@ -145,7 +145,7 @@ class Looking:
             text = plain(text)
 
     def search(self, text: Text) -> None:
-        """What patterns find in a text as it stands."""
+        """Masks the patterns' finds in a text."""
         rules, data = self.rules, text.data
         if not data or (rules.any_pattern is not None and not rules.any_pattern.stands_in(data, self.clock)):
             return
@@ -159,12 +159,12 @@ class Looking:
 
 
 def emptied(size: int) -> bytes:
-    """What stands in place of a list or object of so many bytes."""
+    """The JSON of that size that replaces a list or object."""
     return b"null".ljust(size) if size >= 4 else b"[" + b"]".rjust(size - 1)
 
 
 def zeroed(said: bytes) -> bytes:
-    """A number that says no more than its length and its type; null in place of a word."""
+    """A number of the same length and type without its value; null for a word."""
     if said[:1] not in b"-0123456789" or not _DIGITS.search(said):
         return (b"null" if len(said) >= 4 else b"0").ljust(len(said))
     begin = 1 if said.startswith(b"-") else 0

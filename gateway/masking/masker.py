@@ -1,7 +1,7 @@
-"""Known secrets, and what masking rules find: the one thing that takes out of texts what the tape may not have.
+"""Takes known secrets and the finds of masking rules out of texts, before these go to the tape.
 
-`Masker` is a `Secrets`, so rules hold wherever known values are taken out; these are hidden first. What a rule cannot
-be applied to for sure becomes asterisks altogether. Notes say what was done; `noting` begins new ones for a call.
+`Masker` is a `Secrets`, so rules hold wherever known values are masked; these are masked first. A text to which a rule
+cannot be applied for sure becomes asterisks as a whole. Notes record the masking; `noting` begins new ones for a call.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ Labels: TypeAlias = tuple[str, ...]
 
 
 class Tally:
-    """What rules have done since the gateway began; for metrics, and so that the log says each failure once."""
+    """Counts of masking since the gateway's start; for metrics, and so that the log reports each rule's
+    failure once."""
 
     def __init__(
         self, masked: Counter[Labels] | None = None, failed: Counter[Labels] | None = None, quiet: bool = False
     ) -> None:
-        """`masked`, `failed`: where it is counted, by rule; `quiet`: whether the log is told of nothing."""
+        """`masked`, `failed`: the counters, by rule; `quiet`: True to log nothing."""
         self.masked: Counter[Labels] = Counter() if masked is None else masked
         self.failed: Counter[Labels] = Counter() if failed is None else failed
         self._said: set[str] = set()
@@ -56,17 +57,17 @@ class Tally:
         self._lock = threading.Lock()
 
     def begin(self, rules: Iterable[MaskingRule]) -> None:
-        """Counts from zero: who reads the counts meanwhile finds the same rules all the time."""
+        """Counts from zero, so that metrics have all rules from the start."""
         for rule in rules:
             self.masked[rule.name,] = self.failed[rule.name,] = 0
 
     def add(self, notes: Notes) -> None:
-        """Takes what became of one body."""
+        """Adds the notes of one body."""
         with self._lock:
             self.masked.update({(rule,): count for rule, count in notes.found.items()})
 
     def failure(self, why: str) -> None:
-        """Notes that a body was not kept; `why` begins with the rule's name."""
+        """Counts a body that was not kept; `why` begins with the rule's name."""
         name = why.partition(": ")[0]
         with self._lock:
             self.failed[name,] += 1
@@ -77,7 +78,7 @@ class Tally:
 
 
 class Compiled:
-    """All rules, ready to be applied. Raises `ConfigError`, also without the engine."""
+    """All rules, ready for use. Raises `ConfigError`, also if the engine is not installed."""
 
     def __init__(self, rules: Sequence[MaskingRule]) -> None:
         patterns = [(rule.name, _pattern(rule)) for rule in rules if rule.pattern is not None]
@@ -87,14 +88,14 @@ class Compiled:
 
 
 def masker(rules: Sequence[MaskingRule], own: Secrets, tally: Tally) -> Secrets:
-    """What the tape may not have: these values, and what rules find. Without rules it is the values alone, and costs
-    nothing more. Raises `ConfigError`."""
+    """The `Secrets` that mask these values and the rules' finds. Without rules they are the values alone, at no further
+    cost. Raises `ConfigError`."""
     tally.begin(rules)
     return own if not rules else Masker(own.values, Compiled(rules), tally)
 
 
 class Masker(Secrets):
-    """Known values, and what rules find."""
+    """Masks known values and the rules' finds."""
 
     __slots__ = ("_compiled", "_notes", "_tally")
 
@@ -106,11 +107,9 @@ class Masker(Secrets):
         return True
 
     def also(self, values: Iterable[bytes]) -> Masker:
-        """See `Secrets`."""
         return Masker(self.values | frozenset(values), self._compiled, self._tally)
 
     def noting(self) -> Masker:
-        """See `Secrets`."""
         made = object.__new__(Masker)
         for name in Secrets.__slots__:
             setattr(made, name, getattr(self, name))
@@ -119,52 +118,46 @@ class Masker(Secrets):
 
     @property
     def by_place(self) -> bool:
-        """See `Secrets`."""
         return bool(self._rules.paths)
 
     @property
     def masked(self) -> bool:
-        """See `Secrets`."""
         return bool(self._notes.found or self._notes.failed)
 
     @property
     def noted(self) -> dict[str, Any]:
-        """See `Secrets`."""
         notes = self._notes
         made: dict[str, Any] = {MASKED: dict(notes.found)} if notes.found else {}
         return made | ({MASKING_FAILED: f"failed: {notes.failed}"} if notes.failed else {})
 
     def hide(self, body: bytes, ended: bool = True) -> bytes:
-        """See `Secrets`. What it is, only its beginning tells."""
+        """See `Secrets`. The format follows from the beginning alone."""
         return self.body(body, About(cut=False), ended)
 
     def body(self, body: bytes, about: About, ended: bool = True) -> bytes:
-        """See `Secrets`."""
         body = super().hide(body, ended)
         if about.problem is not None and body:
             return self._failed(body, f"{self._rules.first}: {about.problem}")
         return self._applied(body, lambda root, looking: look(root, looking, about))
 
     def block(self, block: bytes) -> bytes:
-        """See `Secrets`: each value by itself."""
+        """See `Secrets`. Masks each header value by itself."""
         block = super().hide(block, False)
         made = self._applied(block, _look_at_values)
-        # Stars without names would be no header lines.
+        # If all became stars, the names are kept, so that the lines stay header lines.
         return made if not block or made.strip(STAR) else _VALUE.sub(lambda it: STAR * len(it[0]), block)
 
     def text(self, text: str) -> str:
-        """See `Secrets`. Paths hold in it where it is JSON."""
+        """See `Secrets`. Paths apply if the text is JSON."""
         text = super().text(text)
         body = text.encode("utf-8", "surrogatepass")
         masked = self._applied(body, _look_at_text)
         return text if masked is body else masked.decode("utf-8", "replace")
 
     def texts(self, texts: Sequence[str | None]) -> Sequence[str | None]:
-        """See `Secrets`."""
         return [None if text is None else self.text(text) for text in texts]
 
     def json(self, value: Any) -> Any:
-        """See `Secrets`."""
         value = super().json(value)
         try:
             written = _written(value)
@@ -175,7 +168,6 @@ class Masker(Secrets):
             return _read(STAR, value)
 
     def without_tokens(self, body: bytes, about: About) -> bytes:
-        """See `Secrets`."""
         return without_tokens(body, about)
 
     @property
@@ -183,7 +175,7 @@ class Masker(Secrets):
         return self._compiled.all
 
     def _applied(self, body: bytes, find: Callable[[Root, Looking], None]) -> bytes:
-        """The body with what rules find masked, the same object where that is nothing; all of it if one fails."""
+        """The body with the rules' finds masked, the same object if there are none; all asterisks if a rule fails."""
         if not body:
             return body
         notes, root = Notes(), Root(body)
@@ -193,7 +185,7 @@ class Masker(Secrets):
             named = isinstance(unsure, Unsure)
             return self._failed(body, str(unsure) if named else f"{self._rules.first}: {unsure}")
         except Exception:
-            # Whatever went wrong: what was not searched is not kept.
+            # After any error: a body that was not searched is not kept.
             _log.exception("masking rules could not be applied to a body: it is not kept")
             return self._failed(body, f"{self._rules.first}: an internal error, which the log has")
         for rule, count in notes.found.items():
@@ -222,7 +214,7 @@ def _look_at_text(root: Root, looking: Looking) -> None:
 
 
 def _look_at(root: Root, start: int, end: int, looking: Looking) -> None:
-    """A text, as it stands and as a URL means it."""
+    """Searches a text, as it is written and URL-decoded."""
     text = Slice(root, start, end)
     looking.text(text)
     if b"%" in text.data:
@@ -233,12 +225,12 @@ def _written(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        # It refuses integers of more than 64 bits and halves of characters.
+        # orjson refuses integers of more than 64 bits and halves of surrogate pairs.
         return json.dumps(value).encode()
 
 
 def _read(masked: bytes, value: Any) -> Any:
-    """A masked value of the same kind; where all of it is asterisks, the least of that kind."""
+    """A masked value of the same type; an empty one if all of it is asterisks."""
     try:
         return json.loads(masked, object_pairs_hook=distinct)
     except ValueError:

@@ -1,6 +1,6 @@
 """Paths of JSON members, such as `messages[*].metadata.email`. `*` is any member, `[*]` any element, `**` any depth.
 
-A path leads to a value and to all that is below it. A name with other characters is written `["a.b"]`.
+A path leads to a value and to everything below it. A name with other characters is written `["a.b"]`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _STEP: Final = re.compile(
 
 
 class MemberPaths:
-    """Some paths, ready to be asked: the steps of all of them are the bits of a number, of which those are set that
-    come next. Each step into a value takes a few operations, whatever the paths are."""
+    """Some paths, ready for use. The steps of all paths are the bits of a number, in which those are set that come
+    next. So each step into a value takes a few operations, whatever the paths are."""
 
     def __init__(self, written: Iterable[str]) -> None:
         every = [parsed(path) for path in written]
@@ -40,24 +40,25 @@ class MemberPaths:
             bit <<= 1
         self._begins = self._skipping(begins)
         self._last: tuple[Path, int] = (), self._begins
-        """What was asked for last: others in the same list or object begin in the same way."""
+        """The last query: other values of the same list or object have the same beginning."""
         names = [_last_name(steps) for steps in every]
         self.names: tuple[bytes | None, ...] = tuple(names)
-        """The last name of each path, None where it has none: where none of them stands, no path leads anywhere."""
+        """The last name of each path, None for a path without one: in a text without any of them no path leads
+        anywhere."""
         known = b"|".join([re.escape(name) for name in names if name is not None])
         self._quoted = None if None in names else re.compile(rb"[\"'](?:%b)\\*+[\"']" % known)
 
     def lead_to(self, path: Path) -> bool:
-        """Whether one of them leads to a value, or to something that it is in."""
+        """True if one of the paths leads to a value, or to a container of it."""
         return bool(self._at(path) & self._ends)
 
     def quoted_below(self, path: Path, text: bytes) -> bool:
-        """Whether one of them may lead into a text there that should be JSON and is none: its last name stands in it in
-        quotes."""
+        """True if one of the paths may lead into a text that should be JSON and is malformed: the text has the path's
+        last name in quotes."""
         return self._at(path) != 0 and (self._quoted is None or self._quoted.search(text) is not None)
 
     def _at(self, path: Path) -> int:
-        """The steps that come next where a path has led to."""
+        """The steps that come next after a path."""
         outer, bits = self._last
         if outer != path[:-1]:
             outer, bits = path[:-1], self._begins
@@ -69,18 +70,18 @@ class MemberPaths:
     def _into(self, bits: int, step: str | int) -> int:
         kinds = self._kinds
         met = kinds["any"] | self._said.get(step, 0) | (kinds["each"] if isinstance(step, int) else 0)
-        # What is below an end is led to as well.
+        # A path leads to everything below its end, too.
         return self._skipping((bits & met) << 1 | bits & (kinds["deep"] | self._ends))
 
     def _skipping(self, bits: int) -> int:
-        """`**` may be no step at all."""
+        """Adds the steps after `**`, which may match no step at all."""
         while (more := bits | (bits & self._kinds["deep"]) << 1) != bits:
             bits = more
         return bits
 
 
 Step: TypeAlias = tuple[str, str]
-"""What kind of step, and its name or index."""
+"""The kind of a step, and its name or index."""
 
 
 def parsed(path: str) -> list[Step]:

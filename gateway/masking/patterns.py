@@ -1,8 +1,8 @@
-"""Regular expressions that people write, with a bound. The engine is RE2: its time grows with the text and no faster.
+"""Regular expressions of users, with limited time. The engine is RE2: its time grows linearly with the text.
 
-Finding every match in a text can still take the square of its length, so finding them stops at a deadline, in seconds
-of CPU. RE2 has neither look-around nor back-references; its classes `\\d`, `\\w` and `\\b` are those of ASCII. It comes
-with the extra `masking`.
+Finding every match in a text can still take quadratic time, so it stops at a deadline, in seconds of CPU. RE2 has
+neither look-around nor back-references; its classes `\\d`, `\\w` and `\\b` are those of ASCII. It comes with the extra
+`masking`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BASE_S: Final = 0.25
 _PER_BYTE_S: Final = 0.25e-6
 """Seconds of CPU that all rules together may take for a body: a hundred times what usual ones take."""
 _SHORT: Final = 256
-"""Bytes of a text up to which the clock is not read: that would take longer than the search."""
+"""Bytes of a text up to which the clock is not read, which would take longer than the search."""
 _SAMPLES: Final = (b"", b"a", b"1", b" ", b"a b", b"-1 a.", b"\n")
 _EDGES: Final = re.compile(r"\^|\$|\\[AzZ]")
 EXTRA: Final = "masking rules with a pattern need google-re2: pip install 'penstock-gateway[masking]'"
@@ -30,38 +30,38 @@ class Slow(Exception):
 
 
 class Clock:
-    """The time that patterns may take for one body."""
+    """The CPU time that patterns may take for one body."""
 
     def __init__(self, size: int) -> None:
         self.seconds = _BASE_S + size * _PER_BYTE_S
         self._spent = 0.0
 
     def spend(self, seconds: float) -> None:
-        """Raises `Slow` when it is over."""
+        """Raises `Slow` if the time is over."""
         self._spent += seconds
         if self._spent > self.seconds:
             raise Slow(f"took longer than {self.seconds * 1000:.0f} ms")
 
 
 class Pattern:
-    """A regular expression, ready to be asked."""
+    """A regular expression, ready for use."""
 
     def __init__(self, written: str) -> None:
-        """Raises `ValueError` where it cannot be used, and `ConfigError` where the engine is not installed."""
+        """Raises `ValueError` if it cannot be used, and `ConfigError` if the engine is not installed."""
         self._compiled = _compiled(written)
         self.at_edges = _EDGES.search(written.replace("[^", "[")) is not None
-        """Whether it may ask where its text begins or ends."""
+        """True if it may match by the beginning or end of its text."""
         for sample in _SAMPLES:
             found = self._compiled.search(sample)
             if found is not None and found.start() == found.end():
                 raise ValueError(f"{written!r} matches the empty string: say what must be there, as with + for *")
 
     def stands_in(self, text: bytes, clock: Clock) -> bool:
-        """Whether it is found at all; raises `Slow`."""
+        """True if it matches anywhere; raises `Slow`."""
         return next(self.find(text, clock), None) is not None
 
     def find(self, text: bytes, clock: Clock) -> Iterator[tuple[int, int]]:
-        """Where it is found; raises `Slow`."""
+        """The places of its matches; raises `Slow`."""
         at, size, search, now = 0, len(text), self._compiled.search, time.thread_time
         while at <= size:
             if size > _SHORT:
@@ -79,7 +79,7 @@ class Pattern:
 
 
 def joined(written: Iterable[str]) -> Pattern | None:
-    """One that finds something wherever one of several does; None where they are too many for one."""
+    """A pattern that matches if one of several does; None if they are too many for one."""
     try:
         return Pattern("|".join(f"(?:{one})" for one in written))
     except ValueError:

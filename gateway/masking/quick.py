@@ -1,7 +1,7 @@
-"""Says which rules can find something in JSON at all, without reading it value by value. Pure.
+"""Finds the rules that can match in a JSON body at all, without parsing its values. Pure.
 
-The escapes of the whole body are undone at once, once for each level of JSON in JSON; what a rule would find in a
-string then stands there in one piece. A pattern that asks where its text begins or ends is always looked for.
+The escapes of the whole body are undone at once, once for each level of JSON in JSON, so that a string that a rule
+could match appears in one piece. A pattern that matches by the beginning or end of its text is always kept.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _UNICODE: Final = re.compile(rb"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][
 _SHORT: Final = [(b'\\"', b'"'), (b"\\/", b"/"), (b"\\n", b"\n"), (b"\\t", b"\t"), (b"\\r", b"\r"), (b"\\b", b"\b"),
                  (b"\\f", b"\f")]  # fmt: skip
 _BACKSLASH: Final = b"\xff"
-"""Stands for one meanwhile: no text in UTF-8 has this byte."""
+"""Stands for a backslash meanwhile: no text in UTF-8 has this byte."""
 
 
 def possible(rules: Rules, body: bytes, clock: Clock) -> Rules:
-    """Those of the rules that may find something in a body of JSON; raises `Slow`."""
+    """The rules that may find something in a body of JSON; raises `Slow`."""
     levels = _levels(body)
     if levels is None:
         return rules
@@ -37,7 +37,7 @@ def possible(rules: Rules, body: bytes, clock: Clock) -> Rules:
 
 
 def is_json(body: bytes) -> bool:
-    """Whether it is one JSON value for sure."""
+    """True if the body certainly is one JSON value."""
     try:
         _ = msgspec.json.decode(body, type=msgspec.Raw)
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def _named(paths: MemberPaths, level: bytes) -> bool:
 
 
 def _levels(body: bytes) -> list[bytes] | None:
-    """The body, and what it says with its escapes undone, and again; None where that cannot be told."""
+    """The body, and the body with its escapes undone once, twice ...; None if they cannot be undone for sure."""
     levels = [body]
     while b"\\" in levels[-1]:
         if _BACKSLASH in levels[-1] or len(levels) > DEEPEST:
@@ -70,7 +70,7 @@ def _undone(text: bytes) -> bytes:
             text = text.replace(escape, meant)
     if b"\\u" in text:
         text = _UNICODE.sub(_character, text)
-    # What is no escape keeps its backslash, and would never end.
+    # Removes backslashes of invalid escapes, so that the levels come to an end.
     return text.replace(b"\\", b"").replace(_BACKSLASH, b"\\")
 
 

@@ -1,4 +1,4 @@
-"""What a person writes: `[[masking]]` in penstock.toml. Strict, as all of the configuration."""
+"""The settings `[[masking]]` in penstock.toml. Strict, as the whole configuration."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Joins texts that a stream has cut over several events, so that a pattern finds what no event holds alone. Pure.
+"""Joins texts that a stream has spread over several events, so that a pattern finds values that no single event holds.
+Pure.
 
-Strings at the same place of several events are one text: the same path, where elements of lists count by their `index`
-if they say one, and the same numbers and ids of blocks beside. Where a stream tells kinds of text apart, as thoughts
-from answers, or moves elements of a list, those that may be one are joined as well. So nothing is known of a wire
-format; a new one is joined too. Members that are said again in each event, such as `id` and `model`, are not joined.
+Strings at the same place of several events are one text: with the same path, in which elements of lists count by their
+`index` if they have one, and with the same block numbers and ids beside them. If a stream distinguishes kinds of text,
+as thoughts from answers, or moves elements of a list, strings that may be one text are joined, too. So it works for any
+wire format, known or new. Members that each event repeats, such as `id` and `model`, are not joined.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DONE: Final = b"[DONE]"
 
 
 _KINDS: Final = ("thought", "type")
-"""Members that say of the texts beside them what kind of text these are."""
+"""Members that give the kind of the texts beside them."""
 Key: TypeAlias = tuple[object, ...]
 
 
@@ -42,22 +43,22 @@ class Channel(NamedTuple):
     path: Path
     parts: list[Text]
     exact: bool
-    """Whether they are of the same place and kind, so that they are one for sure."""
+    """True if they are of the same place and kind, so that they certainly are one text."""
 
 
 def in_pieces(one: Found) -> bool:
-    """Whether a text may go on in another event."""
+    """True if a text may continue in another event."""
     return not (one.path and one.path[-1] in _AGAIN)
 
 
 class Channels:
-    """The texts of a stream, by where they stand in its events and what kind of text they are."""
+    """The texts of a stream, by their place in its events and their kind."""
 
     def __init__(self) -> None:
         self._all: dict[Key, Channel] = {}
 
     def add(self, event: Text, found: Sequence[Found]) -> None:
-        """Takes one event."""
+        """Adds the texts of an event."""
         places = {one.path: event.data[one.start : one.end] for one in found if _is_place(one)}
         beside = tuple([(path, said) for path, said in places.items() if len(path) == 1])
         kinds = {one.path: plain(event.data[one.start : one.end]) for one in found if _says_kind(one)}
@@ -73,11 +74,11 @@ class Channels:
                 self._all.setdefault(key, Channel(one.path, [], key[0] == _EXACT)).parts.append(text)
 
     def add_text(self, event: Text) -> None:
-        """Takes an event that is no JSON."""
+        """Adds an event that is no JSON."""
         self._all.setdefault((), Channel((), [], True)).parts.append(event)
 
     def joined(self) -> list[Channel]:
-        """Texts of one or more pieces, those that are one for sure last."""
+        """The channels, those that certainly are one text last."""
         exact = {tuple(map(id, one.parts)): one for one in self._all.values() if one.exact}
         wide = {tuple(map(id, one.parts)): one for one in self._all.values() if len(one.parts) > 1}
         return [*[one for key, one in wide.items() if key not in exact], *exact.values()]
@@ -87,8 +88,8 @@ _EXACT, _ANY_KIND, _ANY_PLACE = range(3)
 
 
 def _keys(place: Key, kind: Key) -> Iterator[Key]:
-    """What a text is joined by: with those at its place of its kind; with those at its place, as only the first event
-    may say the kind; and with those of its kind elsewhere in a list, as events may leave out what has ended."""
+    """The channels of a text: that of its place and kind; that of its place, because only the first event may give the
+    kind; and that of its kind elsewhere in a list, because events may leave out elements that have ended."""
     yield _EXACT, place, kind
     yield _ANY_KIND, place
     if any(isinstance(step, int) for step in place):
@@ -96,7 +97,7 @@ def _keys(place: Key, kind: Key) -> Iterator[Key]:
 
 
 def joined_texts(events: Iterable[bytes]) -> list[bytes] | None:
-    """What `Channels` would join of these events, as texts alone; None where one is read better with care."""
+    """The texts that `Channels` would join, without their places; None if an event needs `Channels`."""
     strings = _Strings()
     for event in events:
         if event[:1] not in (b"{", b"["):
@@ -115,7 +116,7 @@ def joined_texts(events: Iterable[bytes]) -> list[bytes] | None:
 
 
 class _Twice(Exception):
-    """A key stands twice in one object."""
+    """An object has a duplicate key."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -134,7 +135,7 @@ def _beside(value: Any) -> object:
 
 
 def _tells(said: Any) -> bool:
-    """Whether a value says a place, as `_is_place` has it: null, for one, says no more than what is left out."""
+    """True if a value gives a place, as in `_is_place`: null, for example, is the same as a missing one."""
     return isinstance(said, int | str) and not isinstance(said, bool)
 
 
@@ -146,7 +147,6 @@ class _Strings:
         self._known: dict[Key, list[list[str]]] = {}
 
     def add(self, place: Key, kind: Key, text: str) -> None:
-        """Takes a text."""
         channels = self._known.get((place, kind))
         if channels is None:
             channels = [self._all.setdefault(key, []) for key in _keys(place, kind)]
@@ -155,12 +155,12 @@ class _Strings:
             one.append(text)
 
     def joined(self) -> list[bytes]:
-        """What is cut apart, in one piece."""
+        """The texts of more than one piece, joined."""
         texts = {"".join(one) for one in self._all.values() if len(one) > 1}
         return [one.encode("utf-8", "surrogatepass") for one in texts]
 
     def gather(self, value: Any, place: Key) -> None:
-        """Takes what stands in an event."""
+        """Adds the texts of an event."""
         if isinstance(value, dict):
             found = cast(dict[str, Any], value)
             names = _telling(len(place) > 1)
@@ -173,7 +173,7 @@ class _Strings:
                     self.gather(inner, (*place, name))
         elif isinstance(value, list):
             for at, inner in enumerate(cast(list[Any], value)):
-                # An element counts by the index that it says, if it says one.
+                # An element counts by its `index`, if it has one.
                 said = cast(dict[str, Any], inner).get("index") if isinstance(inner, dict) else None
                 there = (*place, str(said) if _tells(said) else at)
                 if isinstance(inner, str):
@@ -183,7 +183,7 @@ class _Strings:
 
 
 def _telling(inside: bool) -> tuple[str, ...]:
-    """Members that say the kind of the texts beside them. An event names what it is of beside its text."""
+    """Members that give the kind of the texts beside them. At the top of an event `id` is one, too."""
     return _KINDS if inside else (*_KINDS, "id")
 
 
@@ -207,7 +207,7 @@ def _is_place(one: Found) -> bool:
 
 
 def _placed(path: Path, places: dict[Path, bytes]) -> Key:
-    """The path with elements by the index that they say."""
+    """The path with the `index` of elements that have one."""
     if not places:
         return path
     return tuple(

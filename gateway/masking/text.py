@@ -1,7 +1,7 @@
-"""A text and the way back to the bytes that it was written with, through all that it was written in.
+"""A text and its mapping to the bytes that it was written with, through all encodings around it.
 
-What is masked in a text is masked there: each escape becomes as many asterisks as it has characters. So lengths stay,
-and JSON stays JSON.
+A part of a text is masked in these bytes: each escape becomes as many asterisks as it has characters. So lengths stay
+the same, and JSON stays JSON.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ class Text(Protocol):
     data: bytes
 
     def write(self, start: int, end: int, new: bytes | None = None) -> bool:
-        """Puts asterisks, or something else as long, in place of a part; whether that changed anything."""
+        """Replaces a part by asterisks, or by other bytes of the same length. True if that changed anything."""
         ...
 
 
 class Root:
-    """The bytes of a body itself."""
+    """The bytes of a body."""
 
     def __init__(self, body: bytes) -> None:
         self.data, self._body, self._buffer, self._changed = body, body, bytearray(body), False
 
     def read_as(self, body: bytes) -> None:
-        """Has it read as other bytes, of the same length."""
+        """Replaces the text, but not the body, by other bytes of the same length."""
         self.data = body
 
     def write(self, start: int, end: int, new: bytes | None = None) -> bool:
-        """See `Text`."""
         new = STAR * (end - start) if new is None else new
         changed = bytes(self._buffer[start:end]) != new
         self._buffer[start:end] = new
@@ -49,35 +48,33 @@ class Root:
 
     @property
     def masked(self) -> bytes:
-        """The body as it is now; the same object where nothing was changed."""
+        """The body with all changes; the same object if there are none."""
         return bytes(self._buffer) if self._changed else self._body
 
 
 class Slice:
-    """A part of a text that is written as it is."""
+    """A part of a text that is written without escapes."""
 
     def __init__(self, outer: Text, start: int, end: int) -> None:
         self.data, self._outer, self._start = outer.data[start:end], outer, start
 
     def write(self, start: int, end: int, new: bytes | None = None) -> bool:
-        """See `Text`."""
         return self._outer.write(self._start + start, self._start + end, new)
 
 
 class Decoded:
-    """A part of a text that was written with escapes."""
+    """A part of a text that is written with escapes."""
 
     def __init__(self, outer: Text, start: int, end: int, percent: bool = False) -> None:
         self._outer = outer
         self.data, self._ours, self._theirs = _decoded(outer.data, start, end, percent)
 
     def write(self, start: int, end: int, new: bytes | None = None) -> bool:
-        """See `Text`."""
         first, last = self._at(start)[0], self._at(end - 1)[1]
         return self._outer.write(first, last, new if new is not None and last - first == len(new) else None)
 
     def _at(self, at: int) -> tuple[int, int]:
-        """Where the byte of the text at an offset stands outside."""
+        """The place outside of the byte at an offset of the text."""
         index = bisect_right(self._ours, at) - 1
         begun, escaped = self._theirs[index]
         if escaped:
@@ -95,7 +92,6 @@ class Joined:
             self._begins.append(self._begins[-1] + len(part.data) + len(between))
 
     def write(self, start: int, end: int, new: bytes | None = None) -> bool:
-        """See `Text`."""
         changed, index = False, max(bisect_right(self._begins, start) - 1, 0)
         while index < len(self._parts) and self._begins[index] < end:
             begin, part = self._begins[index], self._parts[index]
@@ -108,17 +104,18 @@ class Joined:
 
 
 def literal(outer: Text, start: int, end: int) -> Text:
-    """What stands between the quotes of a JSON string."""
+    """The text of a JSON string; `start` and `end` are those between its quotes."""
     return Decoded(outer, start, end) if outer.data.find(b"\\", start, end) >= 0 else Slice(outer, start, end)
 
 
 def plain(raw: bytes) -> bytes:
-    """What is written between the quotes of a JSON string."""
+    """The text that is written between the quotes of a JSON string."""
     return _ESCAPE.sub(lambda it: _meant(it[0]), raw) if b"\\" in raw else raw
 
 
 def _decoded(data: bytes, start: int, end: int, percent: bool) -> tuple[bytes, list[int], list[tuple[int, bool]]]:
-    """(the text, where its runs and escapes begin in it, where each begins outside and whether it is an escape)"""
+    """(the text, the beginnings of its runs and escapes in it, the beginning of each outside and True if it is an
+    escape)"""
     pieces, ours, theirs = list[bytes](), list[int](), list[tuple[int, bool]]()
     size, at = 0, start
 

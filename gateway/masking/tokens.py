@@ -1,7 +1,7 @@
-"""Takes out of a body what says its text once more by tokens: their ids, log-probabilities and bytes. Pure.
+"""Removes members of a body that repeat its text as tokens: ids, log-probabilities and bytes. Pure.
 
-Who knows the tokenizer reads the text out of them. So where something was masked in a call, they become `null` in all
-its bodies: readers take that for an engine that gave none, and training passes such a call over.
+Anyone with the tokenizer can read the text out of them. So in a call with masked values they become `null` in all
+bodies: readers take that for an engine that gave none, and training skips such a call.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.gateway.masking.text import Text
 _SAID: Final = re.compile(
     r"tokens|top_tokens|prefill|prompt_fragments|logprobsResult|completion_probabilities|token_strs|\w*logprobs"
 )
-"""Members that say a text by its tokens, whatever they hold."""
+"""Members that repeat a text as tokens, whatever they hold."""
 _IDS: Final = re.compile(r"prompt|inputs?|context|\w*_ids")
-"""Members that do if they hold integers and nothing else."""
+"""Members that do so if they hold only integers."""
 _LISTED: Final = ("container", "deep")
 _TOKEN: Final = ("token", "id")
 _NAMED: Final = re.compile(
@@ -31,12 +31,12 @@ _LISTS: Final = re.compile(rb'"(?:prompt|inputs?|tokens|prompt_ids|(?:\w*token|i
 
 
 def asks_by_tokens(body: bytes) -> bool:
-    """Whether a request gives its text as token ids, which no pattern can read."""
+    """True if a request gives its text as token ids, which no pattern can read."""
     return _LISTS.search(body) is not None
 
 
 def take_out(texts: Iterable[Text]) -> None:
-    """Takes them out of some JSON. What cannot be read and has one of these members becomes asterisks."""
+    """Removes these members from JSON. A text that cannot be parsed and has one of them becomes asterisks."""
     for text in texts:
         try:
             documents = walk(text.data, containers=True)

@@ -1,4 +1,4 @@
-"""The features of exchanges with servers, in the order in which they are asked, and in which they change answers."""
+"""All features of exchanges with servers, in the order in which they plan an exchange and change its answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from penstock.gateway.proxy.shared import Shared
 def all_features(
     shared: Shared, definitions: Definitions, questions: Questions, around: Around
 ) -> tuple[McpFeature, ...]:
-    """All there are: rules come first, and what a server says is held to what was approved before releases change
-    it."""
+    """All features. Policy rules come first; a server's lists are held to their approved versions before releases
+    change them."""
     rules = shared.config.policy
     policing = [Policing(rules, definitions.annotations, questions, around)] if rules else []
     return *policing, HeldDefinitions(definitions, shared.metrics), ToolTexts(shared, definitions)

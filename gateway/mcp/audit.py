@@ -1,4 +1,4 @@
-"""What policing leaves on the tape, and who reacts to it. No call waits for any of this."""
+"""The events that policies leave on the tape, and the releases that react to them. No call waits for any of this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("penstock.mcp")
 
 
 class Audit:
-    """The gateway, as far as policing needs it."""
+    """The gateway as policies need it (`policing.Around`)."""
 
     def __init__(
         self, store: Store, recorder: Recorder, dispatcher: Dispatcher, releases: Driver, now_ns: Callable[[], int]
@@ -30,20 +30,20 @@ class Audit:
         self._running: set[asyncio.Future[object]] = set()
 
     def mode_of(self, rollout: str) -> Mode | None:
-        """What a rollout is for; None while it is not on the tape."""
+        """The mode of a rollout; None while it is not on the tape."""
         found = self._store.rollout(rollout)
         return None if found is None else found.mode
 
     def tell(self, entry: Entry) -> None:
-        """Puts an event on the tape."""
+        """Writes an event to the tape."""
         self._begin(self._dispatcher.add([entry]))
 
     def violated(self, rollout: str) -> None:
-        """A hard violation: when it is on the tape, releases react to it."""
+        """Called on a hard violation: once it is on the tape, releases react to it."""
         self._begin(self._react(rollout))
 
     async def _react(self, rollout: str) -> None:
-        # The call ends in one of the next turns of the loop.
+        # The violating call's span is put in one of the next turns of the loop.
         for _ in range(_TURNS):
             await asyncio.sleep(0)
         await self._recorder.flush()
@@ -60,6 +60,6 @@ class Audit:
             _log.error("what became of a tool call could not be noted: %s", error)
 
     async def finish(self, seconds: float) -> None:
-        """Waits for what is under way, but not for long."""
+        """Waits for running work for at most `seconds`."""
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)

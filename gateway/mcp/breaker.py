@@ -1,12 +1,12 @@
-"""When a server of tools is asked, and when it is left alone: a state machine as a table. Pure; it is told the time.
+"""The circuit breaker of an MCP server: a state machine as a table. Pure; the caller passes the time.
 
     closed    every call goes to the server
-    open      none does: it has failed so many times in a row
-    probing   one call tries it, all others are refused
+    open      no call does: `failures` calls in a row have failed
+    probing   one call tries the server, all others are refused
 
-A call that enters gets the number of the period that it belongs to, and gives it back with what became of it. What a
-call of an earlier period has to say is old news: a call that began before the breaker opened neither closes nor opens
-it. So there is one probe at a time, and only the probe decides.
+A call that enters gets the number of the current period, and returns it with its outcome. Outcomes of earlier periods
+are ignored: a call that began before the breaker opened neither closes nor opens it. So there is one probe at a time,
+and only the probe decides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 
 class Position(IntEnum):
-    """Where a breaker stands. The numbers are those of the metric."""
+    """State of a breaker. The numbers are the values of the metric."""
 
     CLOSED = 0
     PROBING = 1
@@ -31,7 +31,7 @@ MOVES: Final[dict[Position, dict[Position, str]]] = {
         Position.OPEN: "the probe failed, or its client left before it was answered",
     },
 }
-"""From -> to -> what does it."""
+"""From -> to -> cause."""
 
 
 class Breaker:
@@ -40,38 +40,36 @@ class Breaker:
     __slots__ = ("_failures", "_most", "_period", "_seconds", "failed_at", "last", "position", "probe_at")
 
     def __init__(self, failures: int, seconds: float) -> None:
-        """`failures`: as many in a row open it; `seconds`: from then until a call tries the server."""
+        """`failures`: consecutive failures that open it; `seconds`: time from then until a call tries the server."""
         self._most, self._seconds = failures, seconds
         self._failures = self._period = 0
         self.position = Position.CLOSED
         self.probe_at = 0.0
-        """While it is open: when the next call may try."""
+        """While it is open: the time from which a call may try the server."""
         self.last = ""
-        """Why the last call that failed did."""
+        """The reason of the last failure."""
         self.failed_at = 0.0
 
     def enter(self, now: float) -> int | None:
-        """The period of a call that may go; None for one that is refused."""
+        """Returns the period of a call that may go; None if the call is refused."""
         if self.position is Position.OPEN and now >= self.probe_at:
             self._move(Position.PROBING)
             return self._period
         return self._period if self.position is Position.CLOSED else None
 
     def answered(self, period: int) -> int:
-        """An answer begins that is no failure. A probe closes the breaker with it, and goes on as any other call: the
-        rest of its answer may take long. Gives the period that the call belongs to from now on."""
+        """Called when an answer begins that is no failure. A probe closes the breaker with it and continues as any
+        other call, because the rest of its answer may take long. Returns the call's period from now on."""
         if period == self._period and self.position is Position.PROBING:
             self._move(Position.CLOSED)
             return self._period
         return period
 
     def succeeded(self, period: int) -> None:
-        """A call has ended well."""
         if period == self._period:
             self._failures = 0
 
     def failed(self, period: int, now: float, why: str) -> None:
-        """A call has failed."""
         if period != self._period or self.position is Position.OPEN:
             return
         self._failures += 1
@@ -81,7 +79,7 @@ class Breaker:
             self._move(Position.OPEN)
 
     def left(self, period: int, now: float) -> None:
-        """A call has ended and tells nothing of the server. The next call takes the place of a probe."""
+        """Called when a call has ended without an outcome for the server. If it was the probe, the next call probes."""
         if period == self._period and self.position is Position.PROBING:
             self.probe_at = now
             self._move(Position.OPEN)

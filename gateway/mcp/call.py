@@ -1,12 +1,12 @@
-"""A call of a server of tools. Its bytes pass as those of every call; beside them its messages are read.
+"""A call of an MCP server. Its bytes pass as those of every call, while a copy is parsed into messages.
 
     POST    messages of the client: one request, as a rule. The answer is JSON, or a stream that ends with it
-    GET     listens: a stream of what the server has to say, and of answers that an earlier stream did not bring
+    GET     listens: a stream of the server's own messages, and of answers that an earlier stream did not bring
     DELETE  ends the session
 
-Every exchange is one span, named by its request. What a server asks or says in a stream that listens, and what it asks
-in the answer to a request, are spans of their own (`recorded.Message`), below that of the exchange. A request whose
-answer comes in another exchange ends when that answer passes (`sessions`).
+Every exchange is one span, named by its request. A server's requests and notifications in a stream that listens, and
+its requests in the answer to a request, are spans of their own (`recorded.Message`), below that of the exchange. A
+request whose answer comes in another exchange ends when that answer passes (`sessions`).
 
 Nothing is sent twice: a tool may have run although its server said nothing.
 """
@@ -52,7 +52,7 @@ _PROTOCOL: Final = b"mcp-protocol-version"
 _OPENING: Final = "initialize"
 _LISTEN, _LISTENING = LISTENING
 _WITHOUT_METHOD: Final = {"GET": _LISTEN, "DELETE": "end session", "POST": "answer"}
-"""Names of exchanges in which the client neither asks nor notifies, by HTTP method."""
+"""Names of exchanges in which the client sends neither a request nor a notification, by HTTP method."""
 
 
 class McpCall(LimitedCall):
@@ -71,19 +71,19 @@ class McpCall(LimitedCall):
         super().__init__(shared, client, request, admitted)
         self._mcp = mcp
         self._messages: list[Sent] = []
-        """What the client sends."""
+        """The client's messages."""
         self._waiting: dict[bytes, None] = {}
-        """Ids of its requests that are not answered, in order."""
+        """Ids of the client's requests that are not answered, in order."""
         self._session: Session | None = None
         self._session_id = b""
         self._stream: StreamReader | None = None
-        """Reads the answer while it passes; None where that is a document."""
+        """Reads the answer while it passes; None if the answer is a document."""
         self._interests = Interests()
-        """What is done with the answers to its requests."""
+        """Watches and changes of the answers to the client's requests."""
         self._changer: Changer | None = None
-        """Changes its answer; None where it passes as it comes."""
+        """Changes the answer; None if it passes unchanged."""
 
-    # What is asked --------------------------------------------------------------------------------------------------
+    # The request ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         shared, call = self._shared, self._admitted
@@ -91,11 +91,11 @@ class McpCall(LimitedCall):
             self._messages = messages(call.body)
             self._waiting = dict.fromkeys(one.id for one in self._messages if one.kind == "request")
         first = next((one for one in self._messages if one.method), None)
-        # The tape says what it was also of a call that is refused.
+        # The span of a refused call has a name, too.
         about = self._name(first)
         if shared.recorder.failing is not None:
             shared.check_gap(call)
-        # A call that is refused before it goes anywhere is still one of this server.
+        # The span of a call that is refused later names its server, too.
         wanted = call.wanted if isinstance(call.wanted, WantedServer) else None
         self.record.pool = self._server = wanted or self._mcp.servers.find(call.path)
         self._listens = self.request.method == "GET" or (first is not None and first.method == _LISTENING)
@@ -114,7 +114,7 @@ class McpCall(LimitedCall):
         self._plan(iter(mcp.features), asking, Send([server], call, call.body, sent))
 
     def _plan(self, features: Iterator[McpFeature], asking: Asking, send: Send) -> None:
-        """Asks the features in turn, and waits where one has to."""
+        """Lets each feature plan the exchange in turn, and waits where one has to."""
         for feature in features:
             waited = feature.plan(asking, send)
             if waited is not None:
@@ -128,7 +128,7 @@ class McpCall(LimitedCall):
     def _on_planned(
         self, features: Iterator[McpFeature], asking: Asking, send: Send, done: asyncio.Future[None]
     ) -> None:
-        """What a feature has waited for is there."""
+        """Called when the future of a waiting feature is done: continues with the features behind it."""
 
         def go_on() -> None:
             done.result()
@@ -139,11 +139,11 @@ class McpCall(LimitedCall):
 
     @property
     def _own(self) -> Own:
-        """What stands for the server's URLs."""
+        """The server's URLs as this client must see them."""
         return Own(self.request, self._admitted.path, self._server, self._mcp.servers.scheme)
 
     def _join(self, id: bytes) -> None:
-        """Takes part in a session."""
+        """Joins the session of this id, and opens it if it is unknown."""
         if id:
             self._session_id = id
             self._session = self._mcp.sessions.open(self._server.name, id, self._admitted.address.rollout)
@@ -151,14 +151,14 @@ class McpCall(LimitedCall):
             self._belong(self._session.rollout)
 
     def _belong(self, rollout: str) -> None:
-        """A call that names no rollout belongs to that of its session, and a new session to a new one."""
+        """Gives a call that names no rollout the rollout of its session."""
         call = self._admitted
         if call.address.origin == "implicit" and not call.address.session:
             call.address = replace(call.address, rollout=rollout)
             self.client.hints.last = rollout
 
     def _name(self, first: Sent | None) -> Asked | None:
-        """Names the span; what its message says of itself."""
+        """Sets the span's kind, name and trace. Returns the description of its first message; None without one."""
         record = self.record
         record.kind, record.span_id = "mcp", f"{getrandbits(64):016x}"
         if first is None:
@@ -175,7 +175,7 @@ class McpCall(LimitedCall):
         return about
 
     def _describe(self, first: Sent | None, about: Asked | None, headers: dict[bytes, bytes]) -> None:
-        """The attributes of the span."""
+        """Sets the attributes of the span."""
         session = fingerprint(self._session_id) if self._session_id else None
         protocol, more = headers.get(_PROTOCOL, b"").decode("latin-1")[:64] or None, dict[str, Any]()
         if first is not None and about is not None:
@@ -186,10 +186,10 @@ class McpCall(LimitedCall):
     def _counts(self) -> bool:
         return bool(self._waiting) and not self._listens
 
-    # What comes back ------------------------------------------------------------------------------------------------
+    # The answer -----------------------------------------------------------------------------------------------------
 
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """Learns the session, and whether a stream follows."""
+        """Joins the session that the answer opens, and reads its messages if it is a stream."""
         if connection.status == 404 and self.record.call.path.startswith(WELL_KNOWN + PREFIX):
             self._ask_root()
             return
@@ -211,14 +211,15 @@ class McpCall(LimitedCall):
             self._refuse_answer(refusal)
 
     def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
-        """Passes on a read."""
+        """Passes a read to the client."""
         try:
             super().on_data(connection, raw)
         except Refusal as refusal:
             self._refuse_answer(refusal)
 
     def _refuse_answer(self, refusal: Refusal) -> None:
-        """An answer that would have to be changed cannot be."""
+        """Called when an answer that must be changed cannot be changed: refuses it, or breaks it off if it
+        has begun."""
         self.cancel_upstream()
         if self.started and self.record.stream:
             self._cut_off("error", refusal.kind)
@@ -226,7 +227,7 @@ class McpCall(LimitedCall):
             self._fail(refusal)
 
     def _ask_root(self) -> None:
-        """The server has no metadata for its path: they may stand at the root of its host."""
+        """The server has no metadata for its path: asks for those at the root of its host."""
         self.cancel_upstream()
         self._move(State.PLANNING)
         self.record.call = replace(self.record.call, path=WELL_KNOWN)
@@ -234,8 +235,8 @@ class McpCall(LimitedCall):
         self._do("asked again", self._forward)
 
     def framing(self, connection: UpstreamConnection) -> Framing | None:
-        """A stream that names a path for messages (HTTP with SSE) gets one of ours instead; so do metadata. Answers of
-        a server are changed where a feature may want it."""
+        """Replaces the path for messages that a stream names (HTTP with SSE), and the URLs in metadata, by the
+        gateway's own. Answers of a server pass through a `Changer` if a feature may change them."""
         messages_come = self.request.method == "POST" or connection.events or connection.status >= 300
         if connection.status < 400 and messages_come and self._mcp.changes(self._server.name):
             self._changer = Changer(self._all_interests, self._renamed if self.request.method == "GET" else None)
@@ -258,7 +259,8 @@ class McpCall(LimitedCall):
         return data if ours is None else b" " + ours.encode()
 
     def _named(self, endpoint: str) -> str | None:
-        """The path below the client's own address that stands for one of the server; it names the session, too."""
+        """The path below the client's own address that stands for a path of the server; it identifies the
+        session, too."""
         ours = self._server.named(endpoint)
         if ours is None:
             return None
@@ -269,7 +271,7 @@ class McpCall(LimitedCall):
         for one in self._stream.feed(connection.pieces) if self._stream is not None else ():
             self._told(one)
         if connection.pieces and self._listens:
-            # Its messages are spans of their own; nobody knows how long it lives.
+            # A stream that listens may be endless, so its messages are spans of their own and its body is not kept.
             record = self.record
             record.response_bytes += sum(map(len, connection.pieces))
             record.first_byte_ns = record.first_byte_ns or int((monotonic() - self.request.started) * 1e9)
@@ -277,7 +279,7 @@ class McpCall(LimitedCall):
         super()._pass_on(connection, out)
 
     def _told(self, one: Sent) -> None:
-        """A message of the server."""
+        """Handles a message of the server."""
         self._watched(one)
         if one.kind == "answer":
             if one.id in self._waiting:
@@ -305,7 +307,7 @@ class McpCall(LimitedCall):
         shared = self._shared
         return Message(one, self.record, shared.recorder, shared.redactor, shared.epoch_ns, monotonic())
 
-    # Its end --------------------------------------------------------------------------------------------------------
+    # The end --------------------------------------------------------------------------------------------------------
 
     def _complete(self, connection: UpstreamConnection, out: bytes) -> None:
         self._settle(connection)
@@ -320,7 +322,7 @@ class McpCall(LimitedCall):
             super()._complete(connection, out)
 
     def _settle(self, connection: UpstreamConnection) -> None:
-        """What the whole answer means for the session and for the requests."""
+        """Updates the session and the open requests after the whole answer."""
         session, status = self._session, connection.status
         if status != 202 and not connection.events:
             self._waiting = {}
@@ -337,7 +339,7 @@ class McpCall(LimitedCall):
             self._mcp.sessions.end(self._server.name, self._session_id)
 
     def _follows(self, status: int) -> bool:
-        """Whether the answer may come in another exchange."""
+        """True if the answer may come in another exchange."""
         resumable = self._stream is not None and self._stream.resumable and not self._stream.unread
         return bool(self._waiting) and self._session is not None and (resumable or status == 202)
 
@@ -348,15 +350,15 @@ class McpCall(LimitedCall):
         return "ended_early" if self._waiting and not self._listens and not unread else super()._problem()
 
     def _set_aside(self, status: str, error: str) -> None:
-        """The exchange is over, its request is not answered: it is kept for the session."""
+        """Ends an exchange whose request is not answered, and gives the request to the session to keep."""
         assert self._session is not None
         self._end(status, error)
         shared, first = self._shared, next(iter(self._waiting))
         self._session.keep(first, Unanswered(self.record, shared.recorder, shared.epoch_ns, self._recorded))
 
     def on_client_gone(self) -> None:
-        """Leaving is how a client ends a stream that listens, and the official SDKs one that has brought the answer. Of
-        any other stream the rest may still come in another exchange."""
+        """A client ends a stream that listens by leaving; official SDKs also leave a stream once it has brought the
+        answer. The rest of any other stream may still come in another exchange."""
         if self.state >= State.ENDING:
             return
         if self._listens or (self.record.stream and not self._waiting):
@@ -391,7 +393,7 @@ class McpCall(LimitedCall):
         return self.request.method != "POST" and super()._repeats(connection, pool)
 
     def _refusal_body(self, refusal: Refusal) -> bytes:
-        """An error of JSON-RPC, with the id of the request; one for each of a batch."""
+        """A JSON-RPC error with the id of the request; one for each request of a batch."""
         ids = list(self._waiting) or [b"null"]
         errors = [refused(id, refusal) for id in ids]
         return errors[0] if len(errors) == 1 else b"[%b]" % b",".join(errors)

@@ -1,4 +1,4 @@
-"""Answers of a server that may be changed before they pass: a document when it is whole, a stream event by event.
+"""Answers of a server that may be changed before they pass: a document as a whole, a stream event by event.
 
 Nothing passes unread: an answer with a content encoding, and one that is too large to be held, is refused. Sans-I/O.
 """
@@ -19,9 +19,8 @@ _IDENTITY: Final = (None, b"identity")
 
 
 def changed(changer: Changer, connection: UpstreamConnection, chunked: bool) -> Framing | None:
-    """The way of an answer; None for one without a body. `chunked`: whether the client gets it in chunks. Raises
-    `UpstreamFault` for one that cannot be read.
-    """
+    """The framing of an answer; None for one without a body. `chunked`: True if the client gets it in chunks. Raises
+    `UpstreamFault` if the answer cannot be read."""
     if connection.status in (202, 204):
         return None
     if connection.status >= 300:
@@ -37,26 +36,26 @@ def changed(changer: Changer, connection: UpstreamConnection, chunked: bool) -> 
 
 
 def refused(id: bytes, refusal: Refusal) -> bytes:
-    """What a refusal answers to a request."""
+    """The JSON-RPC error that answers a refused request."""
     return error_of(id, refusal.status, refusal.message, refusal.kind, refusal.field, refusal.code, refusal.data)
 
 
 class Changer:
-    """Changes the answers that pass. `document` and `event` are those of `capture.answer.Cleaner`."""
+    """Changes passing answers. `document` and `event` are those of `capture.answer.Cleaner`."""
 
     ids = False
 
     def __init__(self, interests: Callable[[], Iterable[Interests]], named: Callable[[bytes], bytes] | None) -> None:
-        """`interests`: those of the exchange and of its session, as they are when an answer passes; `named`: changes
-        the data of a first event that is no message but names a path (HTTP with SSE)."""
+        """`interests`: those of the exchange and of its session at the time when an answer passes; `named`: changes the
+        data of a first event that is no message but names a path (HTTP with SSE)."""
         self._interests, self._named = interests, named
         self.refused: Refusal | None = None
-        """Why an answer was refused, the last that was."""
+        """The last refusal of an answer."""
         self.noted: dict[str, str] = {}
-        """What is said of changes on the span."""
+        """Attributes of the span that describe the changes."""
 
     def document(self, body: bytes) -> bytes:
-        """An answer in one piece, the same object when it stays as it is."""
+        """Changes an answer in one piece. Returns the same object if nothing changes."""
         read = messages(body)
         made = [self._made(one) for one in read]
         if all(new is one.raw for new, one in zip(made, read, strict=True)):
@@ -64,7 +63,7 @@ class Changer:
         return b"[%b]" % b",".join(made) if body.lstrip()[:1] == b"[" else made[0]
 
     def event(self, data: bytes) -> bytes:
-        """The data of an event, the same object when it stays as it is."""
+        """Changes the data of an event. Returns the same object if nothing changes."""
         named, self._named = self._named, None
         if named is not None and data.lstrip()[:1] not in (b"{", b"["):
             return named(data)
@@ -95,7 +94,7 @@ class Changer:
 
 
 class _Bounded:
-    """A way that holds back no more than `LIMIT` bytes."""
+    """A framing that holds back no more than `LIMIT` bytes."""
 
     ids = False
 
@@ -103,15 +102,12 @@ class _Bounded:
         self._framing = framing
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """What the client gets of the head and of the bytes in the same read."""
         return self._checked(self._framing.begin(connection, head, raw))
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """What the client gets of a read."""
         return self._checked(self._framing.go_on(connection, raw))
 
     def broken(self) -> bytes:
-        """What the client still gets of an answer that breaks off."""
         return self._framing.broken()
 
     def _checked(self, out: bytes) -> bytes:

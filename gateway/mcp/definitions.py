@@ -1,8 +1,8 @@
-"""Lists of servers are heard, or held to what was approved. The versions themselves are in `gateway.definitions`.
+"""Records the lists of servers, and holds them to their approved versions. The versions are in `gateway.definitions`.
 
-While changes are only warned of, an answer passes as it comes and is read afterwards. With `hold` an answer is read
-before it passes: a definition that has changed is given as it was approved, one that is new is left out. With `deny` a
-list that differs is refused, and so are calls of what has changed. An answer that cannot be read is then refused.
+With `warn` an answer passes unchanged and is read afterwards. With `hold` an answer is read before it passes: a changed
+definition is replaced by its approved version, a new one is left out. With `deny` a list that differs is refused, and
+so are calls of changed definitions. An answer that cannot be read is then refused.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from penstock.gateway.model.definitions import Kind
 from penstock.gateway.proxy.parts import Send
 
 HELD: Final = "penstock.mcp.held"
-"""Attribute of a span: what a client was given as it was approved, or not at all."""
+"""Attribute of a span: the definitions that were replaced by their approved versions, or left out."""
 _USES: Final[dict[str, Kind]] = {"tools/call": "tools", "prompts/get": "prompts", "resources/read": "resources"}
-"""Requests for something that a server has listed."""
+"""Requests that use a listed definition."""
 _ANY_PAGE: Final = "\0"
-"""A cursor that nobody awaits."""
+"""A cursor that matches no request."""
 _REFUSED: Final = 200
 """Status of a refusal: the exchange itself is in order, and clients look for the error of JSON-RPC in its body."""
 
 
 class HeldDefinitions:
-    """What servers list."""
+    """The feature that records lists, and holds or denies changed definitions."""
 
     def __init__(self, definitions: Definitions, metrics: Metrics) -> None:
         self._definitions, self._metrics = definitions, metrics
 
     def changes(self, server: str) -> bool:
-        """Where changes are held or denied."""
+        """True if the server's changes are held or denied."""
         return self._definitions.reads(server)
 
     def plan(self, asking: Asking, send: Send) -> asyncio.Future[None] | None:
-        """Asks for answers that list something, and refuses what is denied."""
+        """Watches or changes the answers to list requests; raises `ClientFault` for a call of a denied definition."""
         server, address = asking.server.name, asking.address
         whose = Whose(address.rollout, address.attempt, address.origin, address.mode)
         denies = self._definitions.on_change.get(server) == "deny"
@@ -62,7 +62,7 @@ class HeldDefinitions:
         return None
 
     def _unasked(self, server: str, whose: Whose, answer: bytes) -> bytes | Noted:
-        """An answer whose request is not known to have asked for a list, and which has one."""
+        """Holds a list in an answer whose request is unknown."""
         method = lists(answer)
         return answer if method is None else self._held(Exchange(server, method, _ANY_PAGE, whose), answer)
 
@@ -82,7 +82,7 @@ class HeldDefinitions:
         return Noted(found.answer, {HELD: described(found.changes) or "instructions"})
 
     def _check(self, server: str, one: Sent) -> None:
-        """Raises `ClientFault` for a call of what has changed."""
+        """Raises `ClientFault` for a call of a changed definition."""
         try:
             name = asked_for(one.method, one.raw)
         except Unreadable as error:

@@ -1,7 +1,7 @@
-"""The first event of HTTP with SSE names the path that takes messages: the client gets one of ours. Sans-I/O.
+"""Replaces the path for messages in the first event of HTTP with SSE by one of the gateway's own. Sans-I/O.
 
-A stream of streamable HTTP begins with anything else, or with nothing for hours. So bytes are held back only while they
-may be the beginning of that event; after that everything passes as it came.
+A stream of streamable HTTP begins with another event, or stays silent for hours. So bytes are held back only while they
+may be the beginning of that event; after that everything passes unchanged.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from penstock.gateway.http.upstream_connection import UpstreamConnection
 _FIRST: Final = re.compile(rb"\A(?:\xef\xbb\xbf)?event: ?endpoint(?:\r\n|\r|\n)data: ?([^\r\n]*)(?:\r\n|\r|\n){2}")
 _NAME: Final = (b"event: endpoint", b"event:endpoint", b"\xef\xbb\xbfevent: endpoint", b"\xef\xbb\xbfevent:endpoint")
 _LONGEST: Final = 8192
-"""Bytes of an event that may name a path."""
+"""Largest event that may name a path, in bytes."""
 
 
 class EndpointFraming:
-    """The way of one stream."""
+    """The framing of one stream."""
 
     __slots__ = ("_changed", "_held", "_named", "_plain", "_raw")
     ids = False
 
     def __init__(self, named: Callable[[str], str | None], plain: bool) -> None:
-        """`named`: our path for one of the server's; None to leave it. `plain`: whether the client takes no chunks."""
+        """`named`: returns the gateway's path for one of the server's, or None to leave it; `plain`: True if the client
+        takes no chunks (HTTP/1.0)."""
         self._named, self._plain = named, plain
         self._held: bytes | None = b""
         """Payload that may begin the event; None once that is settled."""
         self._raw = b""
-        """The same with its transfer framing."""
+        """`_held` with its transfer framing."""
         self._changed = False
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """The head at once."""
+        """Returns the head at once, with what `go_on` passes."""
         return head + (self.go_on(connection, raw) if raw else b"")
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """What the client gets of a read."""
+        """Returns the bytes of a read that go to the client."""
         payload = b"".join(connection.pieces)
         if self._held is None:
             return self._framed(connection, payload) if self._changed or self._plain else raw
@@ -68,7 +69,7 @@ class EndpointFraming:
         return chunk + (b"0\r\n\r\n" if connection.done else b"")
 
     def broken(self) -> bytes:
-        """What is held is no event."""
+        """Returns nothing: held bytes are an incomplete event."""
         return b""
 
 

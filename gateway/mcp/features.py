@@ -1,8 +1,8 @@
-"""What else is done with the exchanges of servers: policies, versions of definitions. Here is where it plugs in.
+"""The interface of features of exchanges with servers, such as policies and versions of definitions.
 
-A `McpFeature` looks at every exchange before it goes to its server. It may refuse it, change what is sent, let it wait
-for somebody, and ask for the answer to a request: to read it (`Asking.watch`) or to change it (`Asking.change`). Both
-hold wherever the answer passes: as a document, in the stream of its exchange, or in a later stream of the session.
+A `McpFeature` plans every exchange before it is sent to its server. It may refuse it, change the request, make it wait
+for a person, and subscribe to the answer of a request: to read it (`Asking.watch`) or to change it (`Asking.change`).
+Both hold wherever the answer passes: as a document, in the stream of its exchange, or in a later stream of the session.
 """
 
 from __future__ import annotations
@@ -23,54 +23,55 @@ from penstock.gateway.proxy.parts import Send
 
 @dataclass(slots=True)
 class Asking:
-    """An exchange before it goes to its server."""
+    """An exchange before it is sent to its server."""
 
     server: ServerPool
     address: Address
     """Its rollout, attempt, agent and mode."""
     request: Request
     messages: list[Sent]
-    """What the client sends; empty where it only listens. One that is unreadable is among them."""
+    """The client's messages, unreadable ones included; empty if it only listens."""
     record: Record
-    """Attributes may be added."""
+    """The record of the exchange; features may add attributes."""
     interests: Interests
 
     def watch(self, id: bytes, watch: Watch) -> None:
-        """Reads the answer to a request, after it has passed."""
+        """Has the answer to a request read after it has passed."""
         self.interests.of(id).watches.append(watch)
 
     def change(self, id: bytes, change: Change) -> None:
-        """Changes the answer to a request. Only for a feature that `changes` answers of this server."""
+        """Has the answer to a request changed. Only for a feature that `changes` answers of this server."""
         self.interests.of(id).changes.append(change)
 
     def change_unasked(self, change: Change) -> None:
-        """Changes every other answer that passes in this exchange, whatever it answers."""
+        """Has every other answer in this exchange changed, whatever request it answers."""
         self.interests.unasked.append(change)
 
 
 class McpFeature(Protocol):
-    """Something that is done with exchanges."""
+    """A feature of exchanges with servers."""
 
     def changes(self, server: str) -> bool:
-        """Whether it may change answers of a server: they are then asked for without content encoding, and one that
-        cannot be read is refused."""
+        """True if the feature may change answers of a server: these are then requested without content encoding, and
+        refused if they cannot be read."""
         ...
 
     def plan(self, asking: Asking, send: Send) -> asyncio.Future[None] | None:
-        """Looks at an exchange, and changes what is sent; raises `Refusal`. What it gives is waited for: its result
-        lets the exchange go on, a `Refusal` as its exception ends it."""
+        """Plans an exchange: may change what is sent, or raise `Refusal`. The exchange waits for the future that is
+        returned: its result continues the exchange, a `Refusal` as its exception ends it. None: the exchange need not
+        wait."""
         ...
 
 
 @dataclass(slots=True)
 class Mcp:
-    """What all exchanges with servers share."""
+    """The state that all exchanges with servers share."""
 
     servers: Servers
     sessions: Sessions
     features: tuple[McpFeature, ...] = ()
-    """In the order in which they are asked."""
+    """In the order in which they plan an exchange."""
 
     def changes(self, server: str) -> bool:
-        """Whether answers of a server may be changed."""
+        """True if a feature may change answers of a server."""
         return any(feature.changes(server) for feature in self.features)

@@ -1,12 +1,12 @@
-"""Kernels: policies of others, written in Python, that a rule asks (`verdict = "kernel"`). They run in threads.
+"""Kernels: policies of third parties, written in Python, that a rule asks (`verdict = "kernel"`). They run in threads.
 
-A kernel is named `module:name`, and what stands there is one of these; nothing of Microsoft's is imported here:
+A kernel is named `module:name`, which must be one of these; no package of Microsoft's is imported here:
 
-    a function             is given a `KernelCall`; gives True or False, or (whether, why); it may be asynchronous
+    a function             takes a `KernelCall`; returns True or False, or (allowed, reason); it may be asynchronous
     `intercept_tool_call`  an `MCPGateway` of the Agent Governance Toolkit (`agent_os.mcp_gateway`)
-    `evaluate`             a `PolicyEvaluator` of the same (`agent_os.policies`)
+    `evaluate`             a `PolicyEvaluator` of the same toolkit (`agent_os.policies`)
 
-A kernel that fails has not said yes.
+A kernel that fails denies the call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAILED: Final = "it failed; the log of the gateway says why"
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A tool call that a kernel decides about."""
+    """A tool call on which a kernel decides."""
 
     server: str
     tool: str
@@ -36,21 +36,21 @@ class KernelCall:
     rollout: str
     attempt: str
     agent: str | None
-    """Name of the agent, where its address gave one."""
+    """Name of the agent, if its address gave one."""
     mode: Mode
 
     @property
     def agent_id(self) -> str:
-        """Who calls, as kernels count calls: an attempt."""
+        """The caller, as kernels count calls: an attempt."""
         return f"{self.rollout}/{self.attempt}"
 
 
 Kernel = Callable[[KernelCall], tuple[bool, str]]
-"""(whether a call may run, why)."""
+"""Returns (allowed, reason)."""
 
 
 def load(rule: str, name: str) -> Kernel:
-    """The kernel of a rule; raises `ConfigError`."""
+    """Imports the kernel of a rule; raises `ConfigError`."""
     module, _, attribute = name.partition(":")
     try:
         found: Any = import_module(module)
@@ -75,7 +75,7 @@ def _asked(found: Any) -> Kernel | None:
 
 
 def _context(call: KernelCall) -> dict[str, Any]:
-    """What rules of the toolkit speak of. No argument can stand for what the gateway knows."""
+    """The variables of the toolkit's rules. No argument of the call can replace a value of the gateway's."""
     known = {"agent_id": call.agent_id, "tool_name": call.tool, "server": call.server, "mode": call.mode}
     return {**call.arguments, "params": call.arguments, **known}
 
@@ -87,17 +87,17 @@ def _said(answer: Any) -> tuple[bool, str]:
         allowed, reason = cast(tuple[Any, Any], answer)
     else:
         allowed, reason = getattr(answer, "allowed", answer), getattr(answer, "reason", "")
-    # Only a plain yes is one: an object that is merely there is not.
+    # Only True allows the call, not any truthy object.
     return allowed is True, str(reason or "")
 
 
 async def ask(kernel: Kernel, call: KernelCall, seconds: float) -> tuple[bool, str]:
-    """What it says, on a thread and in that time."""
+    """Asks a kernel, on a thread. Denies the call if it fails or takes more than `seconds`."""
     try:
         return await asyncio.wait_for(asyncio.to_thread(kernel, call), seconds)
     except TimeoutError:
         return False, f"it has not answered within {seconds:g} s (wait)"
     except Exception:
-        # Whatever strangers' code raises: nobody has said that the call may run.
+        # Third parties' code may raise anything: the call was not allowed.
         _log.exception("a kernel failed on a call of %s", call.tool)
         return False, FAILED

@@ -1,6 +1,6 @@
-"""A call that keeps to the limits of its server: a place for which it waits, time, and a breaker.
+"""A call within the limits of its server: concurrency, timeouts, and a circuit breaker.
 
-What it tells the limits is how it ends; everything else about a call of a server is in `call`.
+It tells the limits how it ends; everything else about a call of a server is in `call`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class LimitedCall(Call):
         super().__init__(shared, client, request, admitted)
         self._server: ServerPool
         self._listens = False
-        """Whether its answer is a stream that lives on."""
+        """True if its answer is an endless stream."""
         self._visit: Visit | None = None
-        """Its way through the limits; None before it has come to them."""
+        """Its passage through the limits; None before it has reached them."""
         self._since = request.started
-        """Since when the server has had time to answer."""
+        """Monotonic seconds since which the server has had time to answer."""
 
     @abstractmethod
     def _counts(self) -> bool:
-        """Whether it needs a place, and tells how the server is."""
+        """True if it needs a slot, and its outcome counts for the breaker."""
 
     def _reach(self, pool: Pool, fresh: bool = False) -> None:
-        """Connects, as soon as the limits allow it."""
+        """Connects as soon as the limits allow it."""
         limits = self._server.limits
         visit = self._visit = self._visit or Visit(limits, self._counts())
         if visit.entered:
@@ -57,7 +57,7 @@ class LimitedCall(Call):
         super()._reach(pool)
 
     def on_open(self) -> None:
-        """It has a place. How long it has waited is not the server's fault."""
+        """Called when it has a slot. The time that it has waited for the slot does not count against the server."""
         visit, pool = self._visit, self.record.pool
         if visit is None or visit.entered:
             super().on_open()
@@ -66,7 +66,7 @@ class LimitedCall(Call):
             self._do("sent", lambda: self._enter(visit, pool))
 
     def check(self, now: float, announce: float) -> None:
-        """Has it waited for its place for too long?"""
+        """Refuses the call if it has waited for its slot for too long."""
         super().check(now, announce)
         waits = self.state is State.WAITING and self._visit is not None and not self._visit.entered
         if waits and now - self._since > self._server.server.first_byte_timeout:
@@ -85,7 +85,7 @@ class LimitedCall(Call):
         return f"has not {what} its answer within {limit:g} s (mcp.servers.{self._server.name}.{setting})"
 
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """The server has begun to answer."""
+        """Tells the breaker that an answer has begun."""
         if self._visit is not None:
             self._visit.answered(connection.status)
         super().on_answer(connection, head, raw)

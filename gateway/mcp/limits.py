@@ -1,14 +1,14 @@
-"""How much of a server is used at a time: `max_concurrent`, and the breaker (`breaker_failures`, `breaker_seconds`).
+"""The limits of a server: `max_concurrent`, and the breaker (`breaker_failures`, `breaker_seconds`).
 
-What counts are requests of clients, in exchanges of their own. What does not count never waits: streams that listen,
-notifications, and the answers to what a server asks, without which a call that is under way could not end.
+Requests of clients count. Everything else never waits: streams that listen, notifications, and answers to a server's
+own requests, without which a running call could not end.
 
-They wait as calls of an upstream do (`upstreams.places`).
+Calls wait for a slot as calls of an upstream do (`upstreams.places`).
 
     visit = Visit(limits)
     if visit.must_wait():          # raises `UpstreamFault` while the breaker is open
-        limits.wait(call.on_open)  # called when there is a place; or limits.leave(call.on_open)
-    visit.enter()                  # raises `UpstreamFault` where the breaker has opened meanwhile
+        limits.wait(call.on_open)  # called when there is a slot; or limits.leave(call.on_open)
+    visit.enter()                  # raises `UpstreamFault` if the breaker has opened meanwhile
     visit.answered(status), visit.ended(status, error)
 """
 
@@ -26,17 +26,17 @@ from penstock.gateway.model.wording import counted
 from penstock.gateway.upstreams.places import Places
 
 FAILURES: Final = frozenset({"connect", "connect_timeout", "timeout", "upstream_closed", "upstream_protocol"})
-"""Reasons for which a call has failed on its way, beside statuses from 500. What a tool answers is none."""
+"""Errors of a call that count as failures of the server, beside statuses from 500. A tool's own error is none."""
 
 
 class Limits(Places):
-    """Those of one server, in one process. Asked in the event loop's thread."""
+    """The limits of one server in one process. Used in the event loop's thread."""
 
     def __init__(self, name: str, config: McpServer, clock: Callable[[], float] = monotonic) -> None:
         super().__init__(f"server {name!r}", config.max_concurrent)
         self.name, self.config, self.clock = name, config, clock
         self.refused: Counter[str] = Counter()
-        """Calls that were refused, by why."""
+        """Refused calls, by reason."""
         self.breaker = None
         if config.breaker_failures is not None:
             self.breaker = Breaker(config.breaker_failures, config.breaker_seconds)
@@ -73,19 +73,19 @@ class Limits(Places):
 
 
 class Visit:
-    """One call's way through the limits of its server."""
+    """One call's passage through the limits of its server."""
 
     __slots__ = ("_counts", "_limits", "_period", "_placed", "entered")
 
     def __init__(self, limits: Limits, counts: bool) -> None:
-        """`counts`: whether it needs a place, and tells how the server is."""
+        """`counts`: True if the call needs a slot, and its outcome counts for the breaker."""
         self._limits, self._counts = limits, counts
         self._placed = False
         self._period: int | None = None
         self.entered = False
 
     def must_wait(self) -> bool:
-        """Whether it has to wait for a place; raises `UpstreamFault` while the server is not asked at all."""
+        """True if it has to wait for a slot; raises `UpstreamFault` while the breaker refuses calls."""
         breaker = self._limits.breaker
         if breaker is not None and breaker.position is not Position.CLOSED:
             due = breaker.position is Position.OPEN and self._limits.clock() >= breaker.probe_at
@@ -94,7 +94,7 @@ class Visit:
         return self._counts and self._limits.full
 
     def enter(self) -> None:
-        """It takes its place and goes; raises `UpstreamFault` where the breaker has opened while it waited."""
+        """Takes a slot; raises `UpstreamFault` if the breaker has opened while the call waited."""
         limits = self._limits
         if self._counts and limits.breaker is not None:
             self._period = limits.breaker.enter(limits.clock())
@@ -104,12 +104,12 @@ class Visit:
         limits.running += self._counts
 
     def answered(self, status: int) -> None:
-        """An answer begins."""
+        """Called when an answer begins."""
         if self._period is not None and self._limits.breaker is not None and status < 500:
             self._period = self._limits.breaker.answered(self._period)
 
     def ended(self, status: str, error: str | None) -> None:
-        """It is over, with the status and the error of its span."""
+        """Called with the status and the error of the call's span."""
         limits, period, self._period = self._limits, self._period, None
         if period is not None and limits.breaker is not None:
             if error is not None and (error in FAILURES or error.startswith("http_5")):

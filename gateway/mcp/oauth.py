@@ -1,15 +1,15 @@
-"""Servers that want OAuth, below an address of ours (RFC 9728).
+"""Servers that require OAuth, below an address of the gateway (RFC 9728).
 
-A client that is refused looks for the server's metadata and checks that they name the very URL that it calls. So three
-things that the server says of itself become what stands for it here, and only where they are of the server's origin:
+A refused client looks for the server's metadata and checks that they name the very URL that it calls. So three values
+of the server's are replaced by the gateway's, if they are of the server's origin:
 
     WWW-Authenticate of a 401 or 403     the URL in `resource_metadata`
-    /.well-known/oauth-protected-resource/ADDRESS/mcp/NAME     is asked of the server; where it has none for its path,
-                                                               of the root of its host
+    /.well-known/oauth-protected-resource/ADDRESS/mcp/NAME     is requested from the server; if it has none for its
+                                                               path, from the root of its host
     the metadata                         `resource`
 
 The authorization server is the server's own, and clients go to it directly. It sees the gateway's URL as the resource
-of a token; one that knows its resources by name must know that one, too.
+of a token; one with a list of resources must have that URL in it, too.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _TOLD: Final = {
 }
 _READS: Final = ("GET", "HEAD", "OPTIONS")
 _LONGEST: Final = 1 << 20
-"""Bytes of a document that is looked into."""
+"""Largest document that is changed, in bytes."""
 
 
 def origin_of(headers: Headers, scheme: str) -> str:
-    """The scheme and host that a client calls. Proxies on the way have told them, the first of them by `Forwarded`
-    (RFC 7239) or by `X-Forwarded-Proto` and `X-Forwarded-Host`; otherwise they are `scheme` and `Host`. What is no
-    scheme and no host counts as not told."""
+    """The scheme and host that a client calls. Proxies on the way report them, the first proxy by `Forwarded` (RFC
+    7239) or by `X-Forwarded-Proto` and `X-Forwarded-Host`; otherwise they are `scheme` and `Host`. An invalid scheme or
+    host counts as not reported."""
     said: dict[bytes, str] = {}
     for low, _, value in headers:
-        # Each proxy adds its own behind what is there.
+        # Each proxy appends its value.
         said[low] = f"{said[low]}, {value.decode('latin-1')}" if low in said else value.decode("latin-1")
     told = [(name.lower(), quoted or plain) for name, quoted, plain in _FORWARDED.findall(said.get(b"forwarded", ""))]
     told += [(name, said.get(b"x-forwarded-" + name.encode(), "").partition(",")[0].strip()) for name in _TOLD]
@@ -60,25 +60,26 @@ def origin_of(headers: Headers, scheme: str) -> str:
 
 
 class Own:
-    """What stands for a server: its URLs as one client must see them."""
+    """The URLs of a server as one client must see them."""
 
     def __init__(self, request: Request, below: str, server: ServerPool, scheme: str = "http") -> None:
-        """`below`: the path of the request below the address of its rollout; `scheme`: of the gateway's own port."""
+        """`below`: the path of the request below the address of its rollout; `scheme`: that of the gateway's
+        own port."""
         path, mark, query = request.target.decode("latin-1").removeprefix(WELL_KNOWN).partition("?")
         self._origin = origin_of(request.headers, scheme)
         self._endpoint, own, _ = path.partition(OWN)
-        """The path that the client calls, as it writes it: clients compare it letter by letter."""
+        """The path that the client calls, as it writes it: clients compare it character by character."""
         self._query = "" if own else mark + query
         self.address = path.removesuffix(below.partition("?")[0].removeprefix(WELL_KNOWN))
-        """What stands before the path of a server: that of the rollout."""
+        """The path before that of a server: the address of the rollout."""
         self._server = server
 
     def challenge(self, head: bytes) -> bytes:
-        """The head of a refusal, its challenges naming metadata that are reached through the gateway."""
+        """The head of a refusal whose challenges name metadata that are reached through the gateway."""
         return _NAMED.sub(lambda found: found[1] + self.metadata(found[2].decode("latin-1")).encode() + found[3], head)
 
     def metadata(self, url: str) -> str:
-        """What stands for the URL of the server's metadata."""
+        """The gateway's URL for the URL of the server's metadata, or that URL itself if the gateway has none."""
         path = self._of_server(url)
         if path is not None and path.rstrip("/") in (WELL_KNOWN, WELL_KNOWN + self._server.path.rstrip("/")):
             return f"{self._origin}{WELL_KNOWN}{self._endpoint}{self._query}"
@@ -86,7 +87,7 @@ class Own:
         return url if ours is None else f"{self._origin}{self._endpoint}{OWN}{self._server.own_path(ours)}"
 
     def document(self, body: bytes) -> bytes:
-        """Metadata that name the server's address here; any other document as it is."""
+        """Metadata with the server's address at the gateway as their resource; any other document unchanged."""
         found = obj(loads(body))
         resource = text(found.get("resource"))
         if resource is None or "authorization_servers" not in found or self._of_server(resource) is None:
@@ -94,7 +95,7 @@ class Own:
         return orjson.dumps(found | {"resource": self._origin + self._endpoint + self._query})
 
     def _of_server(self, url: str) -> str | None:
-        """The path of a URL of the server; None for one of another host."""
+        """The path of a URL of the server; None for a URL of another host."""
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -103,26 +104,25 @@ class Own:
 
 
 class Document:
-    """The way of an answer that is changed when it is whole. Sans-I/O, as all framings."""
+    """The framing of an answer that is changed as a whole. Sans-I/O, as all framings."""
 
     ids = False
 
     def __init__(self, changed: Callable[[bytes], bytes], plain: bool) -> None:
-        """`plain`: whether the client takes no chunks."""
+        """`plain`: True if the client takes no chunks (HTTP/1.0)."""
         self._changed, self._plain = changed, plain
         self._head = b""
         self._pieces: list[bytes] = []
         self._held = 0
         self._passes = False
-        """Whether it is too long to be looked into."""
+        """True if it is too long to be changed."""
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """Nothing yet, unless it is whole."""
         self._head = head
         return self.go_on(connection, raw)
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """All of it, once it is whole."""
+        """Returns nothing before the document is complete, then all of it."""
         if self._passes:
             return self._framed(connection, connection.pieces)
         self._pieces += connection.pieces
@@ -145,12 +145,12 @@ class Document:
         return (b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b"") + b"0\r\n\r\n" * connection.done
 
     def broken(self) -> bytes:
-        """What came of it, which is no document."""
+        """Returns the held bytes: an incomplete document passes unchanged."""
         return b"" if self._passes else self._head + b"".join(self._pieces)
 
 
 def changeable(connection: UpstreamConnection) -> bool:
-    """Whether an answer is a document that can be looked into."""
+    """True if an answer is a JSON document that is small enough and can be read."""
     lengths = [value for name, value in connection.headers if name.lower() == b"content-length"]
     small = all(value.isdigit() and int(value) <= _LONGEST for value in lengths)
     return (
@@ -160,8 +160,8 @@ def changeable(connection: UpstreamConnection) -> bool:
 
 
 def metadata_call(request: Request, hints: Hints) -> Admitted | None:
-    """The call that asks for the metadata of a server; None for any other request. Raises `ClientFault` where they are
-    asked of no server. Clients ask for them without a key."""
+    """The call that asks for the metadata of a server; None for any other request. Raises `ClientFault` if the request
+    names no server. Clients ask for metadata without a key."""
     target = request.target.decode("latin-1")
     if not target.startswith(WELL_KNOWN):
         return None

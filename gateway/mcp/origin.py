@@ -1,4 +1,6 @@
-"""Who may reach the servers of this machine: programs on it, and no page of a foreign site (DNS rebinding)."""
+"""The check of who calls servers without agent tokens: local programs may, pages of foreign sites may not (DNS
+rebinding).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ _SCHEME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def check_origin(headers: Mapping[bytes, bytes], names: LocalNames) -> None:
-    """Raises `ClientFault` for what a page of a foreign site asks: the gateway may hold the keys of servers. (The
-    protocol wants servers to look at `Origin`; a server would see the gateway's host.)"""
+    """Raises `ClientFault` for a request of a foreign site's page: the gateway may hold the keys of servers. (The
+    protocol wants servers to check `Origin`, but a server would see the gateway's host.)"""
     for name in (b"host", b"origin"):
         value = headers.get(name, b"").decode("latin-1")
         host = value if name == b"host" else _SCHEME.sub("", value)

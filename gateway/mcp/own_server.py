@@ -1,6 +1,6 @@
-"""`/mcp/penstock`: Penstock's own server of tools, `penstock mcp serve` against this gateway, hosted like any other.
+"""`/mcp/penstock`: Penstock's own MCP server, `penstock mcp serve` against this gateway, hosted like any other.
 
-It is for those who may change things at the control API: the read key does not open it. It gets the admin key by its
+It requires the right to change things at the control API: the read key does not open it. It gets the admin key by its
 environment, never from a call.
 """
 
@@ -23,14 +23,14 @@ NAME: Final = "penstock"
 
 
 class OwnPool(HostedPool):
-    """The connections to it."""
+    """The connections to Penstock's own server."""
 
     def __init__(self, config: McpServer, bridge: Bridge, auth: Auth) -> None:
         super().__init__(NAME, config, bridge, auth.own_keys)
         self._auth = auth
 
     def check(self, headers: Mapping[bytes, bytes], token: bool) -> None:
-        """Raises `ClientFault` for who may not use the control API."""
+        """Raises `ClientFault` for a client that may not use the control API."""
         if token:
             raise ClientFault(403, "control", "agent tokens and keys for calls never open Penstock's own tools")
         named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
@@ -42,7 +42,7 @@ class OwnPool(HostedPool):
 
 
 def host_own(servers: Servers, bridge: Bridge, config: Config, auth: Auth, url: str) -> None:
-    """Makes it one of the servers, unless one of that name is configured. `url`: where it asks the gateway."""
+    """Adds Penstock's own server, unless one of that name is configured. `url`: the gateway's URL for the server."""
     if NAME in servers.pools:
         return
     env = {"PENSTOCK_GATEWAY": url}

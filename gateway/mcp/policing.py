@@ -1,7 +1,7 @@
-"""Policies on tool calls where they pass: refused, changed, or held until a person has said something.
+"""Policies on passing tool calls: these are refused, changed, or held until a person has decided.
 
-Whatever cannot be read is a call that a rule may be about (`gateway.policy.reading`), so nothing gets past a rule by
-its size, its encoding or its form. A batch is sent when all of its members may be.
+A call that cannot be read counts as one that a rule may be about (`gateway.policy.reading`), so no call evades a rule
+by its size, its encoding or its form. A batch is sent only if all of its members may be.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ from penstock.gateway.proxy.parts import Send
 from penstock.gateway.store.records import Entry
 
 LARGE: Final = 256 << 10
-"""Bytes of a message above which a thread reads it."""
+"""Messages of more bytes are read on a thread."""
 EVENT: Final = "policy"
-"""Name of the event that says what became of a call that has waited for a person."""
+"""Name of the event that records the decision on a call that has waited for a person."""
 CODE: Final = -32010
-"""JSON-RPC's code of a denied call: of those that the protocol leaves to implementations."""
+"""JSON-RPC's code of a denied call, from the range that the protocol leaves to implementations."""
 _VERDICT, _PROBLEM, _DRY, _WHO, _REASON, _QUESTION = (
     f"penstock.policy.{name}" for name in ("verdict", "problem", "dry", "who", "reason", "question")
 )
 _CHARSET: Final = re.compile(rb"""charset\s*=\s*"?(?:utf-?8|us-ascii)"?\s*(?=;|,|$)""", re.IGNORECASE)
 _REMEMBERED: Final = 10_000
-"""Rollouts whose mode is remembered."""
+"""Most rollouts whose mode is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A message, and what becomes of it."""
+    """A message and the decision on it."""
 
     id: bytes
-    """Of its request; empty where it is none."""
+    """Id of the request; empty for a message that is none."""
     value: Any
-    """All of it, read."""
+    """The whole message, parsed."""
     call: ToolCall | None
     decision: Decision
 
 
 class Around(Protocol):
-    """What policing needs of the gateway."""
+    """The gateway as policies need it."""
 
     def mode_of(self, rollout: str) -> Mode | None:
-        """What a rollout is for; None while it is not on the tape."""
+        """The mode of a rollout; None while it is not on the tape."""
         ...
 
     def tell(self, entry: Entry) -> None:
-        """Puts an event on the tape."""
+        """Writes an event to the tape."""
         ...
 
     def violated(self, rollout: str) -> None:
-        """Is told of rollouts with a hard violation."""
+        """Called for a rollout with a hard violation."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Around(Protocol):
 
 
 class Policing:
-    """Asks the rules about every exchange."""
+    """The feature that applies the policy rules to every exchange."""
 
     def __init__(self, rules: list[PolicyRule], hints_of: HintsOf, questions: Questions, around: Around) -> None:
         self._policy = Policy(rules, hints_of)
@@ -92,11 +92,11 @@ class Policing:
         self._by_mode = any(rule.mode for rule in rules)
 
     def changes(self, server: str) -> bool:
-        """Whether a rule may take something out of results of this server."""
+        """True if a rule may redact results of this server."""
         return self._policy.changes(server)
 
     def plan(self, asking: Asking, send: Send) -> asyncio.Future[None] | None:
-        """Decides about what is sent; raises `Refusal`."""
+        """Decides on the messages that are sent; raises `Refusal`."""
         server, mode = asking.server.name, self._mode(asking)
         if not send.body or not self._policy.concerns(server, mode):
             return None
@@ -105,14 +105,14 @@ class Policing:
         return self._act(asking, send, self._judge(asking, send.body, server, mode))
 
     async def _aside(self, asking: Asking, send: Send, server: str, mode: Mode) -> None:
-        """The same for a large message, on a thread."""
+        """Judges a large message on a thread."""
         judged = await asyncio.to_thread(self._judge, asking, send.body, server, mode)
         waited = self._act(asking, send, judged)
         if waited is not None:
             await waited
 
     def _mode(self, asking: Asking) -> Mode:
-        """What the rollout is for: as the tape has it, because an address says what its agent likes."""
+        """The rollout's mode from the tape, because an agent can put any mode into its address."""
         rollout, said = asking.address.rollout, asking.address.mode
         if not self._by_mode:
             return said
@@ -123,10 +123,10 @@ class Policing:
                 self._modes.popitem(last=False)
         return known or said
 
-    # What is decided ------------------------------------------------------------------------------------------------
+    # Decisions ------------------------------------------------------------------------------------------------------
 
     def _judge(self, asking: Asking, body: bytes, server: str, mode: Mode) -> list[Judged]:
-        """What becomes of each message."""
+        """The decision on each message."""
         try:
             _check_form(asking.request)
             value = strict(body)
@@ -146,7 +146,7 @@ class Policing:
             return [Judged(b"", None, None, self._policy.unreadable(server, mode, str(unreadable)))]
 
     def _act(self, asking: Asking, send: Send, judged: list[Judged]) -> asyncio.Future[None] | None:
-        """Does what was decided."""
+        """Carries out the decisions. Returns a future if kernels or a person must be asked; raises `Refusal`."""
         for one in judged:
             _mark(asking, one.decision)
         denied = next((one for one in judged if one.decision.verdict == "deny"), None)
@@ -155,7 +155,7 @@ class Policing:
         if any(one.decision.verdict == "redact" for one in judged):
             self._redact(asking, send, judged)
         if send.call.packed is not None and send.body is send.call.body:
-            # The very bytes that were read: what an encoding can hide does not go on.
+            # Sends the very bytes that were judged: an encoded body could hold others.
             send.body = bytes(memoryview(send.body))
         questions = [one for one in judged if one.decision.verdict == "ask"]
         kernels = [one for one in judged if one.decision.verdict == "kernel"]
@@ -174,17 +174,17 @@ class Policing:
         if rule.hard:
             asking.record.attributes = {**asking.record.attributes, POLICY_HARD: True}
             self._around.violated(asking.address.rollout)
-        # Where nobody looks for an answer of JSON-RPC in this exchange, the status says it.
+        # If the client expects no JSON-RPC answer in this exchange, the status reports the refusal.
         elsewhere = asking.server.own_path(asking.record.call.path) != ""
         asked = not elsewhere and any(one.kind == "request" for one in asking.messages)
         denied = ClientFault(200 if asked else 400, POLICY_VIOLATION, message)
         denied.code, denied.data = CODE, {"reason": "policy", "rule": rule.name}
         return denied
 
-    # What is changed ------------------------------------------------------------------------------------------------
+    # Redaction ------------------------------------------------------------------------------------------------------
 
     def _redact(self, asking: Asking, send: Send, judged: list[Judged]) -> None:
-        """Takes out of arguments now, and of results when they pass."""
+        """Redacts arguments now, and results when they pass."""
         values = [self._without_arguments(asking, one) for one in judged]
         for new, one in zip(values, judged, strict=True):
             if new is not one.value:
@@ -214,10 +214,10 @@ class Policing:
             return one.value
         return {**call.message, "params": {**call.message["params"], "arguments": arguments}}
 
-    # Who is asked ---------------------------------------------------------------------------------------------------
+    # Questions ------------------------------------------------------------------------------------------------------
 
     async def _ask_kernels(self, asking: Asking, judged: list[Judged], questions: list[Judged]) -> None:
-        """Waits until kernels, and then a person, have said yes to all of them."""
+        """Waits until kernels, and then a person, have allowed all of the calls."""
         address = asking.address
         for one in judged:
             rule, call = one.decision.rule, one.call
@@ -237,7 +237,7 @@ class Policing:
             await self._ask(asking, questions)
 
     def _ask(self, asking: Asking, judged: list[Judged]) -> asyncio.Future[None]:
-        """Waits until a person has said yes to all of them."""
+        """Waits until a person has approved all of the calls."""
         waited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         open_ones: dict[str, Question] = {}
 
@@ -286,7 +286,7 @@ class Policing:
         )
 
     def _answered(self, asking: Asking, question: Question, end: End | str) -> None:
-        """What was said is on the span, and an event of its own says who said it."""
+        """Notes the decision on the span, and writes an event that says who made it."""
         verdict, who, reason = (
             (end.verdict, end.who or NOBODY, end.why or None) if isinstance(end, PolicyAnswer) else (end, None, None)
         )
@@ -302,7 +302,7 @@ class Policing:
 
 
 def _why(end: End) -> str:
-    """Why a call that has waited is not run, for the agent's model."""
+    """The reason why a call that has waited is not run, for the agent's model."""
     if isinstance(end, PolicyAnswer):
         return "a person refused it" + (f": {end.why}" if end.why else "")
     return "nobody approved it in time" if end == "timeout" else "the gateway stops"
@@ -320,7 +320,7 @@ def _mark(asking: Asking, decision: Decision) -> None:
 
 
 def _whole(call: ToolCall, decision: Decision) -> Decision:
-    """The decision; a denial where results must be changed that come in another way."""
+    """The decision; a denial if results must be redacted that come later, as a task's."""
     rule = decision.rule
     if call.as_task and rule is not None and rule.redact is not None and rule.redact.results:
         return decision._replace(verdict="deny", problem="its result is to come later, as that of a task")
@@ -328,7 +328,7 @@ def _whole(call: ToolCall, decision: Decision) -> Decision:
 
 
 def _without_results(name: str, redact: Redaction, raw: bytes) -> bytes:
-    """An answer without what a rule takes out of it."""
+    """An answer with its result redacted. Raises `UpstreamFault` if it cannot be read."""
     try:
         answer = strict(raw)
         result = answer.get("result")
@@ -346,7 +346,7 @@ def _without_results(name: str, redact: Redaction, raw: bytes) -> bytes:
 
 
 def _check_form(request: Request) -> None:
-    """Raises `Unreadable` for a request that its server could read in another way."""
+    """Raises `Unreadable` for a request that its server could read differently."""
     if request.method != "POST":
         raise Unreadable(f"it is a {request.method} with a body")
     for name, _, value in request.headers:
@@ -355,7 +355,7 @@ def _check_form(request: Request) -> None:
 
 
 def _check_headers(request: Request, message: Any, call: ToolCall | None) -> None:
-    """Raises `Unreadable` where headers (of revision 2026-07-28) tell of another call than the body."""
+    """Raises `Unreadable` if headers (of revision 2026-07-28) name another call than the body."""
     method = message.get("method")
     for name, _, value in request.headers:
         said = value.decode("latin-1").strip()

@@ -1,4 +1,4 @@
-"""What of a stream goes to the tape apart from the exchange that it came in.
+"""Spans of messages in a stream that are recorded apart from the exchange that carried them.
 
 Message     a request or a notification of the server: a span of its own
 Unanswered  a request of the client whose answer comes in another exchange
@@ -18,12 +18,12 @@ from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.records import Entry
 
 SENDER = "penstock.mcp.sender"
-"""Attribute of what the server has sent of itself."""
+"""Attribute of messages that the server has sent on its own."""
 _OVERHEAD = 1024
 
 
 class Message:
-    """A request or a notification that came in a stream; with the client's answer, where it was answered."""
+    """A request or a notification of the server in a stream, with the client's answer, if any."""
 
     __slots__ = ("_entry", "_epoch_ns", "_of", "_recorder", "_redactor", "_sent", "_started", "answer", "end_ns",
                  "error", "status")  # fmt: skip
@@ -31,7 +31,7 @@ class Message:
     def __init__(
         self, sent: Sent, of: Record, recorder: Recorder, redactor: Redactor, epoch_ns: int, now: float
     ) -> None:
-        """`of`: the exchange in whose stream it came; `now`: when, in seconds of the monotonic clock."""
+        """`of`: the exchange in whose stream it came; `now`: its time, in seconds of the monotonic clock."""
         self._sent, self._of, self._recorder, self._redactor = sent, of, recorder, redactor
         self._epoch_ns = epoch_ns
         self._started = epoch_ns + int(now * 1e9)
@@ -42,20 +42,20 @@ class Message:
         self.end_ns: int | None = None
 
     def begin(self) -> None:
-        """A request: it is seen as open until it is answered."""
+        """Announces a request, which is open until it is answered."""
         self._recorder.announce(self)
 
     def noted(self) -> None:
-        """A notification: it is over."""
+        """Ends a notification at once."""
         self._end("ok", None, self._started)
 
     def answered(self, answer: bytes, now: float) -> None:
-        """The client has answered."""
+        """Called with the client's answer."""
         self.answer = answer
         self._end("ok", None, self._epoch_ns + int(now * 1e9))
 
     def given_up(self) -> None:
-        """The client has not answered."""
+        """Called when the client will not answer."""
         self._end("error", "unanswered", self._started)
 
     def _end(self, status: str, error: str | None, end_ns: int) -> None:
@@ -101,7 +101,7 @@ class Message:
         entry.body = self._body(entry)
 
     def _body(self, entry: Entry) -> Body:
-        """The bytes; takes secrets out of what the entry says of them, too."""
+        """The bytes of the message without secrets; masks these in the entry's other fields, too."""
         of = self._of
         secrets = self._redactor.secrets(of.request.headers, of.request.target.decode("latin-1")).noting()
         url = "" if of.pool is None else secrets.text(redact_url(of.pool.url(of.call.path)))
@@ -121,7 +121,7 @@ class Unanswered:
     __slots__ = ("_done", "_epoch_ns", "_record", "_recorder", "_without")
 
     def __init__(self, record: Record, recorder: Recorder, epoch_ns: int, done: Callable[[bool], None]) -> None:
-        """`record`: with the end that it has if no answer comes; `done`: called when it is on the tape."""
+        """`record`: with the status that it has if no answer comes; `done`: called when it is on the tape."""
         self._record, self._recorder, self._epoch_ns, self._done = record, recorder, epoch_ns, done
         self._without: tuple[str, str | None] = record.status, record.error
         record.status = "open"
@@ -133,8 +133,8 @@ class Unanswered:
         return self._record.weight
 
     def answered(self, answer: bytes, now: float) -> None:
-        """The answer came in another exchange: it is kept behind what came of the stream in this one, or in place of
-        the word that the request was accepted."""
+        """Called when the answer came in another exchange: appends it to the recorded stream of this one, or replaces
+        the recorded acceptance (202) by it."""
         record = self._record
         if record.stream:
             answer = b"data: %b\n\n" % answer.replace(b"\n", b"\ndata: ")
@@ -146,7 +146,7 @@ class Unanswered:
         self._recorder.put(record, self._done)
 
     def given_up(self) -> None:
-        """No answer came."""
+        """Called when no answer will come."""
         self._record.status, self._record.error = self._without
         self._recorder.put(self._record, self._done)
 

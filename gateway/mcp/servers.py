@@ -1,4 +1,4 @@
-"""The servers of tools by their addresses.
+"""The MCP servers by their addresses.
 
     /mcp/NAME                the server's endpoint, `[mcp.servers.NAME] url`, or the bridge before the processes of its
                              `command` (`mcp.hosted`)
@@ -32,21 +32,21 @@ from penstock.gateway.upstream_settings import Upstream
 from penstock.gateway.upstreams.pool import Pool, connect_inside
 
 OWN: Final = "/@"
-"""Stands before a path that the server has named."""
+"""Precedes a path that the server has named."""
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
-"""Stands before the path of a resource whose metadata are asked for (RFC 9728, section 3.1)."""
+"""Precedes the path of a resource whose metadata are requested (RFC 9728, section 3.1)."""
 _OF_THE_BRIDGE: Final = frozenset({OWNER.lower().encode(), NAMED.lower().encode()})
 _NAMED: Final = 10_000
-"""Paths of one server that are remembered: each is one of its open streams."""
+"""Most paths of one server that are remembered: each is one of its open streams."""
 _LONGEST: Final = 8192
-"""Characters of a path that is remembered."""
+"""Most characters of a path that is remembered."""
 
 
 class ServerPool(Pool):
     """The connections to one server."""
 
     attributes: Mapping[str, Any] = {}
-    """Of the spans of its calls."""
+    """Attributes of the spans of its calls."""
 
     def __init__(self, name: str, config: McpServer, own_keys: Sequence[str]) -> None:
         upstream = Upstream.model_construct(
@@ -62,7 +62,7 @@ class ServerPool(Pool):
         self._paths: OrderedDict[str, None] = OrderedDict()
 
     def target(self, path: str) -> str:
-        """The path to ask the server for. Raises `ClientFault` for one that the server has not named."""
+        """The path to request from the server. Raises `ClientFault` for a path that the server has not named."""
         if path.startswith(WELL_KNOWN):
             return WELL_KNOWN + (self.path.rstrip("/") if path != WELL_KNOWN else "")
         below, mark, query = self._below(path).partition("?")
@@ -75,41 +75,40 @@ class ServerPool(Pool):
         raise ClientFault(404, "path", message, "path")
 
     def url(self, path: str) -> str:
-        """Where a call went; that of the server for a path that it has not named, or not lately."""
+        """The URL of a call; the server's own URL for a path that it has not named, or not lately."""
         try:
             return super().url(path)
         except ClientFault:
             return super().url(PREFIX + self.name)
 
     def check(self, headers: Mapping[bytes, bytes], token: bool) -> None:
-        """Raises `ClientFault` for a call that this server is not for. `token`: whether it has an agent token, or a
+        """Raises `ClientFault` for a call that may not use this server. `token`: True if it has an agent token, or a
         key for calls."""
 
     def headers(self, headers: Headers, address: Address) -> Headers:
-        """Those of a request as they are sent: the client's own."""
+        """The headers that are sent: the client's own."""
         return headers
 
     def own_path(self, path: str) -> str:
-        """The path of the server that one below a rollout's address stands for; empty for the endpoint itself."""
+        """The server's path for a path below a rollout's address; empty for the endpoint itself."""
         below = self._below(path)
         return below.removeprefix(OWN) if path.startswith(PREFIX) and below.startswith(OWN) else ""
 
     def _below(self, path: str) -> str:
-        """What follows the name. A client whose URL ends with a slash has it before a named path, too."""
+        """The path behind the server's name. If a client's URL ends with a slash, one precedes a named path, too."""
         below = path[len(PREFIX) + len(self.name) :]
         return below[1:] if below.startswith("/" + OWN) else below
 
     def named(self, endpoint: str) -> str | None:
-        """Remembers a path that the server names for the messages of a stream, and gives what stands for it below its
-        address; None if it is on another host, where no agent may be sent.
-        """
+        """Remembers a path that the server names for the messages of a stream, and returns the path that stands for it
+        below the server's address; None if it is on another host, to which no agent may be sent."""
         try:
             whole = urlsplit(urljoin(self.origin + self.path, endpoint))
         except ValueError:
             return None
         if f"{whole.scheme}://{whole.netloc}" != self.origin or len(endpoint) > _LONGEST:
             return None
-        # As a client writes it in its request.
+        # Quoted as a client will write it in its request.
         path = quote(whole.path + (f"?{whole.query}" if whole.query else ""), safe=punctuation)
         self._paths[path] = None
         self._paths.move_to_end(path)
@@ -119,20 +118,20 @@ class ServerPool(Pool):
 
 
 class WantedServer(ServerPool):
-    """A server as agents behind a sidecar call it: by its own URL, so what it says of itself passes as it is."""
+    """A server that agents behind a sidecar call by its own URL. Its URLs pass unchanged."""
 
     def __init__(self, pool: ServerPool, own_keys: Sequence[str]) -> None:
-        """`pool`: the same server below its address here, with which it shares its limits."""
+        """`pool`: the same server below its address here, with which this one shares its limits."""
         super().__init__(pool.name, pool.server, own_keys)
         self.heads.verbatim = True
         self.limits = pool.limits
 
     def has(self, path: str) -> bool:
-        """Whether a path of its host is one of the server: its endpoint, or one that it has named."""
+        """True if a path of the host is one of the server: its endpoint, or one that it has named."""
         return path.partition("?")[0] == (self.path or "/") or path in self._paths
 
     def target(self, path: str) -> str:
-        """The path as it is."""
+        """The path unchanged: it is the server's own."""
         return path
 
     def own_path(self, path: str) -> str:
@@ -140,13 +139,13 @@ class WantedServer(ServerPool):
         return path if path in self._paths else ""
 
     def named(self, endpoint: str) -> str | None:
-        """Remembers a path that the server names, and gives it."""
+        """Remembers a path that the server names, and returns it; None if it is on another host."""
         ours = super().named(endpoint)
         return None if ours is None else ours[len(PREFIX) + len(self.name) + len(OWN) :]
 
 
 class HostedPool(ServerPool):
-    """The connections to a server that the gateway hosts: to the bridge before its processes."""
+    """The connections to the bridge in front of a hosted server's processes."""
 
     attributes: Mapping[str, Any] = {"network.transport": "pipe"}
 
@@ -159,7 +158,7 @@ class HostedPool(ServerPool):
         await connect_inside(self._bridge.protocol, connection)
 
     def headers(self, headers: Headers, address: Address) -> Headers:
-        """The client's own, and whose call it is."""
+        """The client's headers, with the rollout and attempt of the call."""
         kept = [header for header in headers if header[0] not in _OF_THE_BRIDGE]
         kept.append((b"penstock-owner", OWNER.encode(), f"{address.rollout}/{address.attempt}".encode()))
         if address.origin != "implicit":
@@ -168,15 +167,15 @@ class HostedPool(ServerPool):
 
 
 class Servers:
-    """All that are configured."""
+    """All configured MCP servers, by name."""
 
     def __init__(self, config: Config, own_keys: Sequence[str], bridge: Bridge) -> None:
         configured = config.mcp.servers.items()
         self.local_only = config.loopback
-        """Whether only this machine can connect, so that no key is needed."""
+        """True if only this machine can connect, so that no key is needed."""
         self.names = config.local_names()
         self.scheme = "http" if config.tls.certificate is None else "https"
-        """What clients call, where no proxy in front says otherwise."""
+        """The scheme that clients call, unless a proxy in front reports another."""
         self.pools = {
             name: ServerPool(name, one, own_keys) if one.command is None else HostedPool(name, one, bridge, own_keys)
             for name, one in configured
@@ -191,7 +190,7 @@ class Servers:
         self._bridge.expire()
 
     def measure(self, metrics: Metrics) -> None:
-        """Says how they are."""
+        """Sets the gauges of all servers."""
         for name, pool in self.pools.items():
             limits = pool.limits
             metrics.mcp_waiting[(name,)] = limits.waiting
@@ -201,18 +200,19 @@ class Servers:
 
     @property
     def hosts(self) -> list[Upstream]:
-        """The hosts of servers, for calls of agents behind a sidecar; what is no call of a server gets no key of it."""
+        """The hosts of servers, for calls of agents behind a sidecar; a request for another path of such a host gets no
+        key of the server."""
         return [
             Upstream.model_construct(name=pool.name, base_url=pool.origin, connect_timeout=pool.server.connect_timeout)
             for pool in self._wanted
         ]
 
     def wanted(self, host: tuple[str, int], path: str) -> WantedServer | None:
-        """The server that an agent behind a sidecar has called; None where its host has something else there."""
+        """The server that an agent behind a sidecar has called; None if the path belongs to no server."""
         return next((one for one in self._wanted if one.address == host and one.has(path)), None)
 
     def find(self, path: str) -> ServerPool:
-        """The server of a path below a rollout's address; raises `ClientFault` where there is none."""
+        """The server of a path below a rollout's address; raises `ClientFault` if there is none."""
         name = path.removeprefix(WELL_KNOWN).partition("?")[0][len(PREFIX) :].partition("/")[0]
         found = self.pools.get(name)
         if found is None:

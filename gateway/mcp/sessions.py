@@ -1,12 +1,12 @@
-"""What a session still owes: requests whose answer comes in another exchange, or never.
+"""Open requests of sessions: their answers come in another exchange, or never.
 
-Up to revision 2025-11-25 a server may end the stream of a request before it has answered; the client then opens
-another stream and gets the answer there. In the older HTTP with SSE every answer comes that way. And the server asks
+Up to revision 2025-11-25 a server may end the stream of a request before it has answered; the client then opens another
+stream and gets the answer there. In the older HTTP with SSE every answer comes that way. And the server sends requests,
 too (sampling, elicitation, roots): the client's answer is a POST of its own. A `Session` keeps both kinds until the
-answer passes. It is found by the id that the server gave it; without one, nothing can come in another exchange.
+answer passes. It is found by the id that the server gave it; without one, no answer can come in another exchange.
 
-Everything here happens in the event loop. Nothing is on the tape twice: what is kept here is handed to the recorder
-once, by `Kept.end`.
+Everything here happens in the event loop. Nothing is on the tape twice: a kept request is handed to the recorder once,
+by `Kept.answered` or `Kept.given_up`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any, Final, Protocol, TypeVar
 from penstock.gateway.mcp.interests import Interests
 
 OPEN: Final = 100_000
-"""Sessions that are remembered, the newest; of more, the oldest are forgotten."""
+"""Most sessions that are remembered, the newest."""
 PATIENCE_S: Final = 3600.0
 """Seconds for which an answer may still come in another exchange."""
 OWED: Final = 1000
-"""Requests of one side that a session keeps, the newest; of more, the oldest are given up."""
+"""Most requests of one side that a session keeps, the newest; older ones are given up."""
 OWED_BYTES: Final = 64 << 20
-"""Bytes of them."""
+"""Most bytes of them."""
 UNWANTED: Final = 1000
-"""Requests of one session that are known to be cancelled, the newest."""
+"""Most requests of one session that are remembered as cancelled, the newest."""
 EARLY: Final = 8
-"""Answers of one session that nobody waits for yet, the newest."""
+"""Most answers of one session that are kept before their exchanges have ended, the newest."""
 EARLY_BYTES: Final = 8 << 20
-"""Bytes of them."""
+"""Most bytes of them."""
 PASSED: Final = 256
-"""Messages of one session by which those are told that a server says again, the newest."""
+"""Most messages of one session that are remembered, the newest, to recognise those that a server repeats."""
 _LONG: Final = 128
-"""Bytes of an id that is kept as it is."""
+"""Longest id that is kept unhashed, in bytes."""
 
 
 class Kept(Protocol):
@@ -48,18 +48,18 @@ class Kept(Protocol):
         ...
 
     def answered(self, answer: bytes, now: float) -> None:
-        """It came, in another exchange: the request goes to the tape as answered."""
+        """Called when the answer came in another exchange: the request goes to the tape as answered."""
         ...
 
     def given_up(self) -> None:
-        """It will not come: the request goes to the tape as it is."""
+        """Called when no answer will come: the request goes to the tape as it is."""
         ...
 
 
 _Owed = dict[bytes, tuple[Kept, float]]
 T = TypeVar("T")
 _NOTHING: Final[dict[Any, Any]] = {}
-"""Stands for all that a session does not keep: there may be very many. Nothing is ever put into it."""
+"""Stands for each empty collection of a session, because there may be very many. Nothing is ever put into it."""
 
 
 class Session:
@@ -69,37 +69,38 @@ class Session:
 
     def __init__(self, rollout: str) -> None:
         self.rollout = rollout
-        """The rollout of the call that opened it; that of later calls that name none."""
+        """The rollout of the call that opened it; later calls that name none belong to it, too."""
         self.interests = Interests()
-        """What is done with the answers to its requests."""
+        """Watches and changes of the answers to its requests."""
         self._asked: _Owed = _NOTHING
         """Requests of the client, by id, and when their exchanges ended."""
         self._asking: _Owed = _NOTHING
-        """Requests of the server, by id, and since when."""
+        """Requests of the server, by id, and since when they are open."""
         self._early: dict[bytes, bytes] = _NOTHING
         """Answers that came before the exchanges of their requests had ended, by id."""
         self._unwanted: dict[bytes, None] = _NOTHING
-        """Requests that the client does not want any more, by id."""
+        """Requests that the client has cancelled, by id."""
         self._passed: dict[tuple[str, int], None] = _NOTHING
-        """What the server has said in numbered events: the number and the hash of the message."""
+        """The number and the hash of messages that the server has sent in numbered events."""
 
     def cancel(self, id: bytes) -> None:
-        """The client does not want the answer to a request any more."""
+        """Called when the client cancels a request."""
         self._unwanted = _newest(self._unwanted, id, UNWANTED)
 
     def unwanted(self, ids: Iterable[bytes]) -> bool:
-        """Whether the client has cancelled one of these requests."""
+        """True if the client has cancelled one of these requests."""
         return bool(self._unwanted) and not self._unwanted.keys().isdisjoint(ids)
 
     def passed(self, event: str, raw: bytes) -> bool:
-        """Whether the server has said this before, in an event of this number; from now on it has."""
+        """True if the server has sent this message before, in an event of this number. Remembers the message."""
         key = event, hash(raw)
         known = key in self._passed
         self._passed = _newest(self._passed, key, PASSED)
         return known
 
     def keep(self, id: bytes, request: Kept) -> None:
-        """Keeps a request of the client whose exchange has ended without the answer, unless that has come already."""
+        """Keeps a request of the client whose exchange has ended without the answer, unless the answer has come
+        already."""
         if (early := self._early.pop(id, None)) is not None:
             request.answered(early, monotonic())
         else:
@@ -120,19 +121,19 @@ class Session:
         return kept
 
     def server_answers(self, id: bytes, answer: bytes) -> bool:
-        """An answer of the server passes; False if nobody waits for it here."""
+        """Called with an answer of the server; False if no kept request waits for it."""
         return self._settle(self._asked, id, answer)
 
     def answers_early(self, id: bytes, answer: bytes) -> None:
-        """An answer passes for which nobody waits yet: in HTTP with SSE a server may give it before it says that it has
-        taken the message which asks."""
+        """Keeps an answer for which no kept request waits yet: in HTTP with SSE a server may send it before it accepts
+        the POST with the request."""
         self._early = self._early or {}
         self._early[id] = answer
         while len(self._early) > EARLY or sum(map(len, self._early.values())) > EARLY_BYTES:
             self._early.pop(next(iter(self._early)))
 
     def client_answers(self, id: bytes, answer: bytes) -> bool:
-        """An answer of the client passes; False if the server has not asked."""
+        """Called with an answer of the client; False if the server has not asked."""
         return self._settle(self._asking, id, answer)
 
     @staticmethod
@@ -143,19 +144,19 @@ class Session:
         return found is not None
 
     def withdrawn(self, id: bytes, by_client: bool) -> Kept | None:
-        """A request that its sender has cancelled: it is kept no longer."""
+        """Removes and returns a request that its sender has cancelled."""
         found = (self._asked if by_client else self._asking).pop(id, None)
         return None if found is None else found[0]
 
     def give_up(self, before: float) -> None:
-        """Lets go of what has been kept since before that moment; seconds of the monotonic clock."""
+        """Gives up requests that are kept since before that moment, in seconds of the monotonic clock."""
         for kept in (self._asked, self._asking):
             for id in [id for id, (_, since) in kept.items() if since <= before]:
                 kept.pop(id)[0].given_up()
 
     @property
     def owes(self) -> bool:
-        """Whether anything is kept."""
+        """True if a request is kept."""
         return bool(self._asked or self._asking)
 
 
@@ -169,11 +170,11 @@ class Sessions:
         return len(self._open)
 
     def find(self, server: str, id: bytes) -> Session | None:
-        """A session that is known."""
+        """The session of that id; None if it is unknown."""
         return self._open.get(_key(server, id))
 
     def open(self, server: str, id: bytes, rollout: str) -> Session:
-        """The session of that id; a new one of this rollout if it was not known, as after a restart."""
+        """The session of that id; a new one of this rollout if it is unknown, as after a restart."""
         key = _key(server, id)
         session = self._open.get(key)
         if session is None:
@@ -186,18 +187,18 @@ class Sessions:
         return session
 
     def end(self, server: str, id: bytes) -> None:
-        """The session is over: the client has ended it, or the server does not know it."""
+        """Called when the client has ended the session, or the server does not know it."""
         session = self._open.pop(_key(server, id), None)
         if session is not None:
             session.give_up(monotonic())
 
     def sweep(self, now: float) -> None:
-        """Gives up what has been kept for too long."""
+        """Gives up requests that are kept for too long."""
         for session in self._owing():
             session.give_up(now - PATIENCE_S)
 
     def close(self) -> None:
-        """The gateway stops: what is kept goes to the tape as it is."""
+        """Called when the gateway stops: all kept requests go to the tape as they are."""
         for session in self._owing():
             session.give_up(monotonic())
 
@@ -206,12 +207,12 @@ class Sessions:
 
 
 def _key(server: str, id: bytes) -> tuple[str, bytes]:
-    """A client may send ids of any length, so those that no server gives are not kept themselves."""
+    """Hashes long ids: a client may send ids of any length, which no server has given."""
     return server, id if len(id) <= _LONG else sha256(id).digest()
 
 
 def _newest(kept: dict[T, None], key: T, limit: int) -> dict[T, None]:
-    """Adds to what is remembered, and forgets the oldest of more than that."""
+    """Adds a key, and forgets the oldest above the limit."""
     kept = kept or {}
     kept.pop(key, None)
     kept[key] = None

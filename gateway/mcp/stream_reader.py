@@ -1,6 +1,6 @@
-"""Reads the messages of a stream of events beside its way to the client. Sans-I/O.
+"""Reads the messages of a stream of events while it passes to its client. Sans-I/O.
 
-What is held and unpacked is bounded: of a stream with more than that nothing further is read. Its bytes pass.
+Held and unpacked bytes are limited: beyond the limit the stream is read no further. Its bytes pass.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from penstock.gateway.dialects.mcp import Sent, messages
 from penstock.gateway.mcp.sessions import Session
 
 LONGEST: Final = 32 << 20
-"""Bytes of an event that is read."""
+"""Largest event that is read, in bytes."""
 UNPACKED: Final = 8 << 20
-"""Bytes that one read may hold without its content encoding."""
+"""Most bytes of one read after its content encoding is removed."""
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 _PLAIN: Final = (None, b"identity")
 _PACKED: Final = (b"gzip", b"deflate")
@@ -24,28 +24,28 @@ _BLANK: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 
 
 class StreamReader:
-    """One stream."""
+    """The reader of one stream."""
 
     __slots__ = ("_begun", "_events", "_packed", "_resumes", "_session", "resumable")
 
     def __init__(self, encoding: bytes | None, session: Session | None = None, resumes: bool = False) -> None:
-        """`encoding`: content encoding. Of one that is not known here nothing is read. `resumes`: whether the client
-        goes on where an earlier stream of the session was; the server then says again what the client has missed."""
+        """`encoding`: content encoding; a stream with an unknown one is not read. `resumes`: True if the client
+        continues an earlier stream of the session; the server then repeats the messages that the client has missed."""
         self._events: sse.Parser | None = sse.Parser() if encoding in (*_PLAIN, *_PACKED) else None
         self._packed = zlib.decompressobj(_GZIP_OR_ZLIB) if encoding in _PACKED else None
         self._session, self._resumes = session, resumes
         self._begun = 0
-        """Bytes of the event that is not whole."""
+        """Bytes of the incomplete event."""
         self.resumable = False
-        """Whether the stream has numbered its events, so that another one may go on from there."""
+        """True if the stream has numbered its events, so that another stream may continue it."""
 
     @property
     def unread(self) -> bool:
-        """Whether messages pass that cannot be read."""
+        """True if messages pass that cannot be read."""
         return self._events is None
 
     def feed(self, pieces: Iterable[bytes]) -> Iterator[Sent]:
-        """The messages that are whole now, without those of the server that passed in an earlier stream."""
+        """The messages that are complete now, without those of the server that passed in an earlier stream."""
         for event in self._whole(pieces):
             self.resumable = self.resumable or bool(event.id)
             for one in messages(event.data.encode()) if event.type == "message" else ():

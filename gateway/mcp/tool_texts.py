@@ -1,9 +1,9 @@
-"""What servers say of their tools, in the version that a rollout is given: releases of tool texts, in `tools/list`.
+"""Descriptions of tools in the version that a rollout is given: releases of tool texts, in `tools/list`.
 
-The description of a tool is changed where it is the text of a resource of kind `tool-text`; its name and its schema
-never are. The rollout is pinned before the list is asked for: to the resources of tools that the server has listed
-before or, where nobody knows these, of all. In requests of models the same resources are found and written by
-`gateway.prompts`, as prompts are.
+The description of a tool is changed if it is the text of a resource of kind `tool-text`; its name and its schema never
+are. The rollout is pinned before the list is requested: to the resources of tools that the server has listed before or,
+if these are unknown, to all. In requests to models the same resources are found and written by `gateway.prompts`, as
+prompts are.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _DIALECT: Final = Mcp()
 
 
 class ToolTexts:
-    """Descriptions of tools that releases change."""
+    """The feature that changes descriptions of tools to released versions."""
 
     def __init__(self, shared: Shared, definitions: Definitions) -> None:
         self._shared, self._definitions = shared, definitions
         self._found: dict[str, tuple[Recogniser, frozenset[str], list[str]]] = {}
-        """Resources by server, and what they were found by."""
+        """Resources by server, with the recogniser and the list of tools that they were found by."""
 
     def changes(self, server: str) -> bool:
-        """Where a resource may describe a tool of this server."""
+        """True if a resource may describe a tool of this server."""
         return bool(self._resources(server))
 
     def _resources(self, server: str) -> list[str]:
@@ -58,7 +58,7 @@ class ToolTexts:
         return found[2]
 
     def plan(self, asking: Asking, send: Send) -> asyncio.Future[None] | None:
-        """Pins the rollout, and changes the list when it comes."""
+        """Pins the rollout, and has the list changed when it comes."""
         asked = [one.id for one in asking.messages if one.kind == "request" and one.method == _LIST]
         found = Uses(self._resources(asking.server.name) if asked else [], None, None)
         if not found.resources:
@@ -84,7 +84,7 @@ class ToolTexts:
         return done
 
     def _pins_of(self, call: Admitted, found: Uses, error: BaseException | None) -> Mapping[str, Pin]:
-        """What the rollout is given. `error`: why the tape did not take it."""
+        """The pins of the rollout. `error`: the reason why the tape did not take them."""
         shared = self._shared
         if error is not None and shared.refuses_gaps(call.address.mode):
             raise GatewayFault(503, "tape", f"this rollout cannot be given its versions: {error}")
@@ -103,7 +103,7 @@ class ToolTexts:
     def _written(
         self, rollout: str, server: str, recogniser: Recogniser, versions: Mapping[str, Template], answer: bytes
     ) -> bytes:
-        """The list with these versions in it. What is not recognised passes untouched and is counted."""
+        """The list with these versions in it. Descriptions that are not recognised pass unchanged and are counted."""
         metrics = self._shared.metrics
         places = _DIALECT.tool_texts(answer)
         made = write(answer, find_tools(places, recogniser, partial(_called, server)), versions)
@@ -116,5 +116,5 @@ class ToolTexts:
 
 
 def _called(server: str, sent: str, name: str) -> bool:
-    """Whether agents mean this tool of a server by the name that they send."""
+    """True if agents mean this tool of the server by the name that they send."""
     return same_name(sent, server, name) is Alike.SAME

@@ -1,5 +1,5 @@
-"""Penstock's own MCP server: tools with which a coding agent reads the tape and proposes what would be better.
+"""Penstock's own MCP server: tools with which a coding agent reads the tape and proposes improvements.
 
-It speaks to a running gateway through the typed client, as every command does, and to nothing else. It may import
-`client`, `display`, `model` and what lies below them; `server` alone knows the SDK. Begin with `tool`, then `server`.
+It calls a running gateway through the typed client, as every command does, and nothing else. It may import `client`,
+`display`, `model` and what lies below them; only `server` imports the SDK. Begin with `tool`, then `server`.
 """

@@ -1,7 +1,7 @@
 """The tool that compares two versions by the rollouts that each has served.
 
-The newest spans say which version served which rollout; the rollouts say how it went. A rollout that has seen both
-versions is left out. What was asked for to try a release (replays, mirrored calls, rehearsals) is left out too.
+The newest spans tell which version served which rollout; the rollouts tell the outcome. Rollouts that have seen both
+versions are left out, and so are calls that were made to try a release (replays, mirrored calls, rehearsals).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.policy.report import mean
 
 SPANS, ROLLOUTS = 20_000, 5_000
-"""How many of the newest are looked at."""
+"""Most spans and rollouts that are read, the newest."""
 SEVERAL = 5
-"""Rollouts of each version that are named."""
+"""Most rollouts of each version that are named."""
 
 
 class CompareVersions(Arguments):
@@ -105,7 +105,7 @@ class Comparison(Answer):
 
 @dataclass(slots=True)
 class Side:
-    """What is gathered of a version."""
+    """The rollouts of one version, with call durations in ns and costs."""
 
     version: str
     rollouts: list[RolloutSummary] = field(default_factory=list[RolloutSummary])
@@ -114,11 +114,10 @@ class Side:
 
     @property
     def rewards(self) -> list[float]:
-        """Of its rollouts that have one."""
+        """The rewards of the rollouts that have one."""
         return [one.reward for one in self.rollouts if one.reward is not None]
 
     def figures(self) -> VersionFigures:
-        """As they are shown."""
         ended = [one for one in self.rollouts if one.status in FINAL]
         times = [one.created_ns for one in self.rollouts]
         worst = sorted((one for one in self.rollouts if one.reward is not None), key=lambda one: one.reward or 0.0)
@@ -183,7 +182,7 @@ async def _rollouts(client: Client, filter: str) -> list[RolloutSummary]:
 def sides(
     name: str, versions: tuple[str, str], spans: Sequence[Span], rollouts: Sequence[RolloutSummary]
 ) -> tuple[Side, Side, int]:
-    """What each version has served, and how many rollouts have seen more than one version."""
+    """Returns the rollouts of each version, and the number of rollouts that have seen more than one version."""
     served = dict[str, set[str]]()
     for span in spans:
         if name in (span.versions or {}):
@@ -203,7 +202,7 @@ def sides(
 
 
 def _calls(mine: dict[str, Side], name: str, spans: Sequence[Span]) -> None:
-    """Lengths of the calls that a version served; of each rollout the newest cost."""
+    """Adds the durations of the calls that a version served, and the newest cost of each rollout."""
     priced = set[str]()
     for span in spans:
         side = mine.get(span.rollout)
@@ -219,7 +218,7 @@ def _calls(mine: dict[str, Side], name: str, spans: Sequence[Span]) -> None:
 
 
 def randomised(name: str, versions: tuple[str, str], spans: Sequence[Span]) -> bool:
-    """Whether one release has given each of these rollouts its version."""
+    """True if one release has assigned all of these rollouts their version."""
     served = [span for span in spans if (span.versions or {}).get(name) in versions]
     releases = {frozenset(arm.partition(":")[0] for arm in (span.arm or "").split(",")) for span in served}
     return len(releases) == 1 and releases != {frozenset({""})}

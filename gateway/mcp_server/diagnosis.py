@@ -1,4 +1,4 @@
-"""The tool that says of a rollout whether it can be trained on, and why not."""
+"""The tool that tells whether a rollout can be trained on, and why not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.gateway.model.answers import Diagnosis, Finding
 from penstock.gateway.model.base import Id
 
 PLACES = 10
-"""Places that are named of one finding."""
+"""Most places that are named for one kind of finding."""
 
 
 class Diagnose(Arguments):
@@ -71,7 +71,7 @@ async def diagnose(context: Context, asked: Diagnose) -> Said:
 
 
 def _gathered(found: Diagnosis) -> list[FindingTold]:
-    """Each kind once, what blocks first."""
+    """Each kind of finding once, blocking ones first."""
     kinds = dict[str, FindingTold]()
     for place, finding in _places(found):
         told = kinds.get(finding.code)

@@ -1,7 +1,7 @@
-"""Lines of stdin for the SDK, read by a thread that nobody waits for.
+"""Lines of stdin for the SDK, read by a thread that the process does not wait for at its end.
 
 The SDK's own reader holds Ctrl-C back until the next line arrives. This one reads the descriptor itself, without a lock
-of the interpreter's, so that the process can end while it waits.
+of the interpreter, so that the process can end while it waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PIECE = 1 << 16
 
 
 class Lines:
-    """Lines of a descriptor, from when they are made."""
+    """Lines of a descriptor, read from its creation on."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -30,7 +30,7 @@ class Lines:
 
     def _read(self) -> None:
         waiting = bytearray()
-        # The loop is closed when the server has ended first.
+        # The loop is closed if the server has ended first.
         with suppress(RuntimeError):
             while piece := self._piece():
                 waiting += piece
@@ -43,7 +43,7 @@ class Lines:
             self._put(None)
 
     def _piece(self) -> bytes:
-        """What has come; nothing at the end, and after an error there is no more either."""
+        """The next bytes; empty at the end and after an error."""
         try:
             return os.read(self._descriptor, PIECE)
         except OSError:

@@ -1,6 +1,7 @@
-"""Pages of the API's lists: as many rows as were asked for, and the cursor of the rest.
+"""Reads pages of the API's lists: up to the requested number of rows, and the cursor for the rest.
 
-A selective filter may find nothing on many pages. After a few of them an answer is given, with the cursor to go on.
+A selective filter may match nothing on many pages. After `PAGES` pages the answer is returned, with the cursor to
+continue.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ P = TypeVar("P", bound=Page)
 R = TypeVar("R")
 
 PAGES = 20
-"""Pages that are asked for in one answer."""
+"""Most pages that are read for one answer."""
 
 
 class Asked(Protocol):
-    """What the tools that list have among their arguments."""
+    """Arguments that all tools that list have."""
 
     @property
     def filter(self) -> str: ...
@@ -32,7 +33,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[R]):
-    """Rows, and how to go on."""
+    """Rows, and the cursor of the next ones."""
 
     rows: list[R]
     next: str | None
@@ -40,7 +41,7 @@ class Found(Generic[R]):
 
 
 async def turned(client: Client, path: str, model: type[P], rows_of: Callable[[P], list[R]], asked: Asked) -> Found[R]:
-    """Rows of the list at `path`, whose pages are of `model`."""
+    """Reads rows of the list at `path`, whose pages are of type `model`."""
     rows, cursor, scanned = list[R](), asked.cursor, 0
     for _ in range(PAGES):
         params = {"filter": asked.filter or None, "limit": asked.limit - len(rows), "cursor": cursor}

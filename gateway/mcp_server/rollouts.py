@@ -22,9 +22,9 @@ from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span
 
 BRIEF = 200
-"""Characters of a task, of a name, or of what a span says, in a list."""
+"""Most characters of a task, a name, or the content of a span, in a list."""
 LINE = 600
-"""Characters of a span on a line."""
+"""Most characters of a span on a line."""
 FILTERS = """A filter is terms with spaces between, all of which must hold; a leading - negates, commas separate \
 alternatives, * is a wildcard, quotes hold spaces. Times and lengths have units (us ms s m h d). Examples:
   reward<0.5 started>2h            went badly in the last two hours
@@ -193,7 +193,7 @@ async def list_spans(context: Context, asked: ListSpans) -> Said:
 
 
 def line(span: Span) -> str:
-    """A span on one line."""
+    """A span as one line."""
     return clean(cut(display.span_line(span).plain, LINE))
 
 

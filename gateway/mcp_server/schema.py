@@ -1,4 +1,4 @@
-"""JSON schemas of arguments and answers, as short as a model may read them; wrong arguments in plain words. Pure."""
+"""JSON schemas of arguments and answers, as short as possible for models; errors of arguments in plain words. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pydantic import BaseModel, ValidationError
 from penstock.gateway.model.wording import sentence
 
 SEVERAL = 5
-"""Errors that are told at once."""
+"""Most errors that are reported at once."""
 NULL = {"type": "null"}
 
 Schema = dict[str, Any]
 
 
 def schema(model: type[BaseModel]) -> Schema:
-    """Without titles and the docstrings of classes. What may be null need not be there, and its type is said alone."""
+    """The schema without titles and the docstrings of classes. A nullable member is not required, and has only its
+    other type."""
     made = _object(model.model_json_schema())
     return {name: value for name, value in made.items() if name != "description"}
 
@@ -49,7 +50,7 @@ def _field(given: Schema) -> Schema:
 
 
 def problems(error: ValidationError, model: type[BaseModel]) -> str:
-    """What is wrong with arguments, a sentence each."""
+    """The errors of arguments, a sentence each."""
     found = [_problem(one, model) for one in cast("list[Mapping[str, Any]]", error.errors(include_url=False))]
     return "; ".join(found[:SEVERAL])
 

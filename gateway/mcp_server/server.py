@@ -1,7 +1,7 @@
-"""The tools as an MCP server on stdin and stdout: the one module that knows the SDK.
+"""The tools as an MCP server on stdin and stdout: the one module that imports the SDK.
 
-Every failure of a tool is a result marked as an error, in words from which a model can go on. Nothing but the protocol
-is written to stdout: what anything else prints goes to stderr.
+Every failure of a tool is a result marked as an error, in words with which a model can continue. Only the protocol is
+written to stdout; all other output goes to stderr.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.gateway.mcp_server.words import cut
 
 NAME = "penstock"
 UNKNOWN = "a coding agent"
-"""Who calls, where the client does not say."""
+"""The caller's name if the client gives none."""
 KEY = "put its admin key as PENSTOCK_ADMIN_KEY into the environment of this server's entry in the client's settings"
 START = "start it with `penstock serve`, or name another with --gateway URL in this server's entry"
 HINTS = (
@@ -38,19 +38,19 @@ HINTS = (
     (re.compile(r"`penstock resource list`"), "list_resources"),
     (re.compile(r"`penstock release list`"), "list_releases"),
 )
-"""Commands that the gateway names in its refusals, and the tools that do the same."""
+"""Commands that the gateway names in its refusals, and the tools for the same."""
 PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 async def serve(client: Client, write: bool) -> None:
-    """Serve until stdin ends."""
+    """Serves one client until stdin ends."""
     server = make_server(client, write)
     lines = cast("anyio.AsyncFile[str]", Lines(0))
     try:
         async with stdio_server(stdin=lines) as (read_stream, write_stream):
             await server.run(read_stream, write_stream, server.create_initialization_options())
     except* BrokenPipeError:
-        # The client has gone without closing stdin first; there is nobody to tell.
+        # The client has left without closing stdin first: there is nothing to report.
         pass
 
 
@@ -79,7 +79,7 @@ def make_server(client: Client, write: bool) -> Server[Any]:
 
 
 def listing(tool: AnyTool) -> types.Tool:
-    """A tool as clients see it."""
+    """The description of a tool for clients."""
     return types.Tool(
         name=tool.name,
         title=tool.title,
@@ -97,7 +97,7 @@ def listing(tool: AnyTool) -> types.Tool:
 
 
 async def act(tool: AnyTool, context: Context, arguments: dict[str, Any]) -> Said:
-    """What a tool answers. Whatever goes wrong is `Refused`, with the way out."""
+    """Runs a tool. Every failure is raised as `Refused`, with the way out."""
     try:
         return await tool.act(context, tool.arguments.model_validate(arguments))
     except ValidationError as e:
@@ -107,7 +107,7 @@ async def act(tool: AnyTool, context: Context, arguments: dict[str, Any]) -> Sai
     except Refused:
         raise
     except Exception as e:
-        # The boundary: a model is told that it was not its fault, and the traceback is on stderr for a person.
+        # The boundary: the model learns that it was not its fault, and the traceback is on stderr for a person.
         traceback.print_exc(file=sys.stderr)
         raise Refused(
             f"{tool.name} failed in the server itself ({type(e).__name__}), which is an error of Penstock: "
@@ -116,7 +116,8 @@ async def act(tool: AnyTool, context: Context, arguments: dict[str, Any]) -> Sai
 
 
 def way_out(error: ClientError) -> str:
-    """What the gateway refused, or why it was not reached, and what to do. Passwords in its URL are left out."""
+    """The gateway's refusal or the reason why it was not reached, and the way out. Passwords in its URL are
+    left out."""
     said = PASSWORD.sub("", str(error))
     if error.status is None or error.status in (401, 403):
         return f"{said.rstrip('.?')}. A person can {START if error.status is None else KEY}."
@@ -126,13 +127,13 @@ def way_out(error: ClientError) -> str:
 
 
 def _who(context: ServerRequestContext) -> str:
-    """The client's own name."""
+    """The client's own name, or `UNKNOWN`, followed by ` (MCP)`."""
     given = context.session.client_params
     name = given.client_info.name.strip() if given is not None else ""
     return f"{name[:100] or UNKNOWN} (MCP)"
 
 
 def _result(text: str, answer: dict[str, Any] | None = None, error: bool = False) -> types.CallToolResult:
-    # Tools bound what they say; this bound is for what nobody has thought of.
+    # Tools limit their texts themselves; this limit is for forgotten cases.
     content: list[types.ContentBlock] = [types.TextContent(text=cut(text, 2 * MOST_TEXT))]
     return types.CallToolResult(content=content, structured_content=answer, is_error=error)

@@ -1,4 +1,4 @@
-"""Tools that say how things stand: figures, the queue, releases."""
+"""Tools that show the state: figures, the queue, releases."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from penstock.gateway.model.release import Entry, Release, ReleaseView
 from penstock.gateway.model.rollout import Totals
 
 MODELS, WORKERS, ENTRIES = 30, 50, 10
-"""How many are shown of each."""
+"""Most models, workers and decisions that are shown."""
 WHY = 500
-"""Characters of a reason."""
+"""Most characters of a reason."""
 
 
 class ShowStats(Arguments):

@@ -1,7 +1,8 @@
-"""What two small samples of rewards tell: an interval for the difference of their means, or that it is too early. Pure.
+"""Compares two small samples of rewards: an interval for the difference of their means, or None if it is too early.
+Pure.
 
 Welch's interval with Student's t. It is right for one look at independent rollouts; it is not the anytime-valid test of
-releases, which may be looked at as often as one likes.
+releases, which is valid however often one looks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from penstock.gateway.policy.report import mean
 
 FEWEST = 10
-"""Rewards of each version, below which nothing is said."""
+"""Fewest rewards of each version for an interval."""
 
 
 class Difference(NamedTuple):
@@ -26,7 +27,7 @@ class Difference(NamedTuple):
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> Difference | None:
-    """None where there is too little to tell, where nothing varies, or more than can be computed with."""
+    """The difference of the means. None with too few rewards, without variance, or if it cannot be computed."""
     if min(len(one), len(other)) < FEWEST:
         return None
     try:

@@ -1,7 +1,7 @@
-"""What a tool is: a name, what a model is told of it, its arguments, and the function that answers.
+"""The definition of a tool: a name, a description for models, its arguments, and the function that answers.
 
-An answer is said twice, as clients differ in what they show a model: as fields, and as text. Both are bounded, and both
-say how to get the rest. A tool that cannot answer raises `Refused` in plain words, with the way out.
+An answer is given twice, as fields and as text, because clients differ in which of them they show a model. Both are
+limited, and both tell how to get the rest. A tool that cannot answer raises `Refused` in plain words, with the way out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound="Arguments")
 
 MOST_TEXT = 20_000
-"""Characters of an answer's text."""
+"""Most characters of an answer's text."""
 
 Characters = Annotated[int, Field(ge=500, le=MOST_TEXT)]
 Cursor = Annotated[str | None, Field(max_length=1000)]
@@ -43,7 +43,7 @@ class Answer(Noun):
 
 
 class Said(NamedTuple):
-    """An answer, twice."""
+    """An answer, as fields and as text."""
 
     answer: Answer
     text: str
@@ -51,17 +51,15 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a tool works with."""
+    """The client of the gateway, and the caller."""
 
     client: Client
     who: str
-    """The program that calls, for what is kept under a name."""
+    """The calling program, for entries that are kept under a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool(Generic[A]):
-    """A tool of the server."""
-
     name: str
     title: str
     description: str
@@ -69,9 +67,9 @@ class Tool(Generic[A]):
     answer: type[Answer]
     act: Callable[[Context, A], Awaitable[Said]]
     writes: bool = False
-    """Whether it changes anything: then it is there only when the server was started with `--write`."""
+    """True if it changes anything: it is then offered only by a server that was started with `--write`."""
     idempotent: bool = True
-    """Whether the same call twice leaves what one leaves."""
+    """True if two equal calls leave the same as one."""
 
 
 AnyTool = Tool[Any]

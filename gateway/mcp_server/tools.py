@@ -1,4 +1,4 @@
-"""The table of all tools, and what a model is told of them as a whole. Pure."""
+"""The table of all tools, and the server's instructions for models. Pure."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LAST = {
 
 
 def instructions(write: bool) -> str:
-    """What a model is told of the server."""
+    """The server's instructions for models."""
     return READING.format(last=LAST[write])
 
 
 def listed(write: bool) -> list[AnyTool]:
-    """Tools that may be called."""
+    """The tools that may be called."""
     return [tool for tool in TOOLS if write or not tool.writes]
 
 

@@ -1,7 +1,7 @@
-"""Tools that read what was said: a rollout call by call, and one call whole.
+"""Tools that read conversations: a rollout call by call, and one whole call.
 
-Agents send the whole conversation with every call. A transcript tells of each call only the messages that no earlier
-call had; the few calls before a page are read too, so that it knows them.
+Agents send the whole conversation with every call. A transcript shows of each call only the messages that no earlier
+call had; the few calls before a page are read, too, so that their messages are known.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from penstock.gateway.model.turn import Message, Turn
 from penstock.gateway.model.turn import Tool as Offered
 
 SPANS, BEFORE = 50, 8
-"""Spans of one answer; calls before them that are looked at."""
+"""Most spans of one answer; calls before them that are read."""
 TASK, MESSAGE = 4000, 3000
-"""Characters that are shown of a task, and of a message."""
+"""Most characters of a task, and of a message."""
 FRAME = 20
-"""Characters that a message costs beside its text."""
+"""Characters that a message costs besides its text."""
 NAMES = 100
-"""Tools that are named of a call."""
+"""Most tools that are named for a call."""
 
 
 class ReadTranscript(Arguments):
@@ -93,12 +93,12 @@ class TranscriptTold(Answer):
 
 @dataclass(slots=True)
 class Budget:
-    """How much may still be said."""
+    """The characters that may still be shown."""
 
     left: int
 
     def take(self, text: str) -> str | None:
-        """The text, shortened; None when there is no room for it."""
+        """The text, shortened; None if there is no room for it."""
         if self.left <= 0:
             return None
         shown = cut(text, min(MESSAGE, max(self.left, 200)))
@@ -108,19 +108,19 @@ class Budget:
 
 @dataclass(slots=True)
 class Teller:
-    """Tells calls in order, and remembers what was told."""
+    """Describes calls in order, and remembers the messages that were shown."""
 
     budget: Budget
     conversations: rollout_tree.Conversations = field(default_factory=rollout_tree.Conversations)
     offered: list[str] = field(default_factory=list[str])
 
     def tell(self, span: Span, turn: Turn | None) -> SpanTold:
-        """A span, with what it added."""
+        """Describes a span with the messages that it added."""
         made = SpanTold(sequence=span.sequence, line=line(span), versions=span.versions)
         self.budget.left -= len(made.line)
         if turn is None:
             return made
-        # Only agents resend what was said, and what is on offer; two equal calls of a tool are two.
+        # Only model calls repeat earlier messages and the list of tools; two equal calls of a tool are two.
         resends = span.kind == "llm"
         names = _names(turn)
         if not resends or names != self.offered:
@@ -128,7 +128,7 @@ class Teller:
             self.budget.left -= sum(map(len, made.tools))
         made.repeated = self.conversations.known(turn.messages) if resends else 0
         said = [choice.message for choice in turn.choices]
-        # What the model said matters most: its share is taken before long requests use all the room.
+        # The answers matter most: their share is taken before long requests use all the room.
         made.answers = self._spoken(said)
         made.messages = self._spoken(turn.messages[made.repeated :])
         added = len(turn.messages) - made.repeated + len(said)
@@ -139,7 +139,7 @@ class Teller:
         return made
 
     def remember(self, turn: Turn) -> None:
-        """A call that later ones may begin as."""
+        """Remembers the messages and tools of a call, which later calls may repeat."""
         self.conversations.add(turn)
         self.offered = _names(turn)
 
@@ -173,7 +173,7 @@ async def read_transcript(context: Context, asked: ReadTranscript) -> Said:
             teller.remember(turn)
     spans = list[SpanTold]()
     for head in page:
-        # A page shows one span at least, so that reading always gets on.
+        # A page shows at least one span, so that reading always makes progress.
         if spans and teller.budget.left <= 0:
             break
         detail = details.get(head.sequence)
@@ -199,7 +199,7 @@ def _task(rollout: RolloutSummary) -> str | None:
 
 
 def _attempt(rollout: RolloutSummary, wanted: str | None) -> Attempt:
-    """The attempt that is meant."""
+    """The wanted attempt, or the newest. Raises `Refused` if there is none."""
     found = next((one for one in reversed(rollout.attempts) if wanted in (None, one.id)), None)
     if found is None and wanted is None:
         raise Refused(f"rollout {rollout.id!r} is {rollout.status} and has no attempt yet, so there is nothing to read")
@@ -232,7 +232,7 @@ def _transcript(told: TranscriptTold) -> Iterator[str]:
 
 
 def _indented(text: str) -> str:
-    """So that no line within a message can be taken for another message."""
+    """Indents lines, so that no line within a message can be taken for another message."""
     return text.replace("\n", "\n  ")
 
 

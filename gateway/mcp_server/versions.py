@@ -16,9 +16,9 @@ from penstock.gateway.model.base import Id
 from penstock.gateway.model.resource import Resource, ResourceView
 
 MOST = 100
-"""Resources of one answer, and versions."""
+"""Most resources of one answer, and most versions."""
 NOTE = 300
-"""Characters that a list shows of a note."""
+"""Most characters of a note in a list."""
 
 
 class ListResources(Arguments):
@@ -107,7 +107,7 @@ def _row(one: ResourceView) -> ResourceRow:
 
 
 async def resource_of(client: Client, name: str) -> ResourceView:
-    """The resource; the names of all where there is none of this name."""
+    """The resource of that name. Raises `Refused`, with the names of all, if there is none."""
     try:
         return await client.resource(name)
     except ClientError as e:
@@ -118,7 +118,7 @@ async def resource_of(client: Client, name: str) -> ResourceView:
 
 
 def version_of(found: ResourceView, wanted: str | None) -> Resource:
-    """One version, the stable one if none is named."""
+    """A version, the stable one if `wanted` is None. Raises `Refused` if there is none."""
     name = wanted or found.stable.version
     one = next((one for one in found.versions if one.version == name), None)
     if one is None:
@@ -221,7 +221,7 @@ class DiffTold(Answer):
 
 
 DIFF = 15_000
-"""Characters of a difference in one answer."""
+"""Most characters of a difference in one answer."""
 
 
 async def diff_versions(context: Context, asked: DiffVersions) -> Said:

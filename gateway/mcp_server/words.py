@@ -1,4 +1,4 @@
-"""Text for a model: tables of the display as plain lines, long texts in pieces, times, messages. Pure."""
+"""Text for a model: tables as plain lines, long texts in pieces, times, messages. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Piece(NamedTuple):
 
     text: str
     next: int | None
-    """Where the rest begins; None at the end."""
+    """The offset of the rest; None at the end."""
 
 
 def plain(*shown: RenderableType) -> str:
-    """What a pipe shows of it: no colours, and a row of a table is one line."""
+    """Renderables as a pipe gets them: without colours, each row of a table on one line."""
     console = Console(file=io.StringIO(), width=ENDLESS, highlight=False, emoji=False, markup=False, color_system=None)
     console.print(*shown, sep="\n", crop=False, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
@@ -30,13 +30,13 @@ def plain(*shown: RenderableType) -> str:
 
 
 def piece(text: str, offset: int, most: int) -> Piece:
-    """At most so many characters of a text."""
+    """Up to `most` characters of a text from an offset on."""
     end = offset + most
     return Piece(text[offset:end], end if end < len(text) else None)
 
 
 def cut(text: str, most: int) -> str:
-    """The beginning of a text, with a note of how much is missing. Line breaks stay."""
+    """The beginning of a text, with the number of missing characters. Line breaks stay."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} characters more"
 
 
@@ -46,7 +46,7 @@ def moment(ns: int | None) -> str | None:
 
 
 def message_text(message: Message) -> str:
-    """What a message says, calls of tools and their results included."""
+    """The text of a message, including tool calls and their results."""
     return "\n".join(clean(_part(part)) for part in message.parts)
 
 

@@ -1,6 +1,6 @@
-"""Tools that add to the tape: rewards, and proposals of prompts. They are there with `--write` only.
+"""Tools that add to the tape: rewards, and proposals of prompts. They are offered only with `--write`.
 
-Neither moves traffic: a version waits until a person starts a release of it.
+Neither changes which version agents get: a new version waits until a person starts a release of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 
 DIFF = 6000
-"""Characters of a difference that is shown after a proposal."""
+"""Most characters of the difference that is shown after a proposal."""
 
 
 class PostReward(Arguments):
@@ -145,7 +145,7 @@ async def propose(context: Context, asked: ProposeVersion) -> Said:
 
 
 def _keeps_slots(parent: Resource, text: str) -> None:
-    """A text that loses a slot can never be released, so it is refused here."""
+    """Raises `Refused` for a text that loses a slot, because it could never be released."""
     stable = parent.template
     try:
         candidate = Template.parse(text)

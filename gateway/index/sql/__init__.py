@@ -1,8 +1,8 @@
 """SQL over the tape, for people: a query runs in a process of its own that can read the files of the index and nothing
 else.
 
-DuckDB's own settings do not hold that: its SQL can write files and take gigabytes in spite of them. So the process
-gives up all rights first (`sandbox`: Landlock, limits of the kernel), then looks at the query (`syntax`), and answers;
-who asks (`runner`) kills it at its deadline. It serves one query, so that nothing of one is there for the next.
-`views` are the tables that a query sees.
+DuckDB's own settings do not ensure that: its SQL can write files and take gigabytes in spite of them. So the process
+gives up all rights first (`sandbox`: Landlock, limits of the kernel), then checks the query (`syntax`), and answers;
+`runner` kills it at its deadline. It serves one query, so that no data of one remains for the next. `views` are the
+tables that a query sees.
 """

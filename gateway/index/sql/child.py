@@ -1,7 +1,7 @@
 """The process of one query: `python -m penstock.gateway.index.sql.child`, started by `runner`.
 
 It reads a `Work` from its standard input, gives up its rights, runs the query and writes an `Outcome`, as MessagePack.
-Whoever has started it kills it at the deadline.
+`runner` kills it at the deadline.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MEMORY: Final = "1GB"
 _THREADS: Final = 2
 _UNREADABLE: Final = ("pandas", "polars")
 _STEP, _BATCH = 256, 5_000
-"""Rows that are fetched at once, and of those that become Parquet."""
+"""Rows that are fetched at once, and rows of a batch of Parquet."""
 _TYPES: Final[dict[str, Any]] = {"varchar": pa.string(), "bigint": pa.int64(), "double": pa.float64()}
 _SETTINGS: Final[Mapping[str, Any]] = {
     "threads": _THREADS,
@@ -51,21 +51,21 @@ T = TypeVar("T")
 
 
 class _Absent:
-    """Finds that these are not installed."""
+    """An import finder for which `_UNREADABLE` packages are not installed."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Raises `ModuleNotFoundError` for them; None is for others to answer."""
+        """Raises `ModuleNotFoundError` for these packages; None leaves all others to the other finders."""
         if name.partition(".")[0] in _UNREADABLE:
             raise ModuleNotFoundError(name, name=name)
 
 
 class TooLarge(Exception):
-    """One row is larger than an answer may be."""
+    """One row exceeds the size of an answer."""
 
 
 def main() -> None:
-    """Answers one query."""
+    """Reads one query from stdin and answers it."""
     work = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Work)
     opened = _tried(work, lambda: _opened(work))
     _say(READY)
@@ -94,15 +94,15 @@ def _tried(work: Work, do: Callable[[], T]) -> T | Failure:
     except duckdb.Error as error:
         return Failure("query", _brief(str(error), work.directory))
     except Exception as error:
-        # What it gives cannot be written so: an interval as Parquet, a date that Python has not.
+        # The result cannot be written in this format: an interval as Parquet, a date outside Python's range.
         return Failure("query", _brief(f"{type(error).__name__}: {error}", work.directory))
 
 
 def _opened(work: Work) -> duckdb.DuckDBPyConnection:
-    """A connection with the views, of a process that has given up its rights. Raises `NoSandbox`."""
-    # Afterwards no file of these can be read.
+    """A connection with the views, in a process that has given up its rights. Raises `NoSandbox`."""
+    # Loads the time zone's files now: in the sandbox they cannot be read.
     ZoneInfo("UTC")
-    # DuckDB and Arrow look for these with every value, and would fail at their files: they count as not installed.
+    # DuckDB and Arrow try to import these for every value, and their files cannot be read: hide them.
     sys.meta_path.insert(0, _Absent())
     if work.format == "parquet":
         import_module("pyarrow.parquet")
@@ -126,13 +126,13 @@ def _opened(work: Work) -> duckdb.DuckDBPyConnection:
 
 
 def answered(duck: duckdb.DuckDBPyConnection, work: Work) -> Result:
-    """The answer to a query."""
+    """Runs the query and returns its answer."""
     query = _checked(duck, work)
     return _parquet(duck, query, work) if work.format == "parquet" else _rows(duck.execute(query), work)
 
 
 def _checked(duck: duckdb.DuckDBPyConnection, work: Work) -> str:
-    """The query, made to answer no more rows than are wanted; raises `Forbidden`."""
+    """The query with a limit of rows; raises `Forbidden`."""
     if "\0" in work.query:
         raise Forbidden("there is a NUL in it, behind which DuckDB reads nothing")
     [(parsed,)] = duck.execute("select json_serialize_sql(cast(? as varchar))", [work.query]).fetchall()
@@ -145,7 +145,7 @@ def _checked(duck: duckdb.DuckDBPyConnection, work: Work) -> str:
 
 
 def _rows(found: Any, work: Work) -> Result:
-    """As many rows as are wanted and fit."""
+    """The rows, up to the limits of `work`."""
     columns = [{"name": str(name), "type": str(kind).lower()} for name, kind, *_ in found.description or ()]
     rows: list[bytes] = []
     text = io.StringIO()
@@ -179,7 +179,7 @@ def _fetched(found: Any) -> Iterator[Sequence[Any]]:
 
 
 def _parquet(duck: duckdb.DuckDBPyConnection, query: str, work: Work) -> Result:
-    """A Parquet file, made in memory. In base64 it is a third larger."""
+    """A Parquet file, made in memory. Base64 makes it a third larger."""
     pq: Any = import_module("pyarrow.parquet")
     found: Any = duck.sql(query)
     columns = [
@@ -206,7 +206,7 @@ def _parquet(duck: duckdb.DuckDBPyConnection, query: str, work: Work) -> Result:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: times as ISO texts, bytes as base64, what is no number as text."""
+    """A value for JSON: times as ISO texts, bytes as base64, integers from 2**53 and infinite numbers as text."""
     if value is None or isinstance(value, bool | int | str):
         return str(value) if isinstance(value, int) and abs(value) >= 2**53 and not isinstance(value, bool) else value
     if isinstance(value, float):
@@ -225,7 +225,7 @@ def _cell(value: Any) -> Any:
 
 
 def _brief(message: str, directory: str) -> str:
-    """What DuckDB says, without the paths of files, and without what Python adds."""
+    """DuckDB's message without the paths of files and without Python's traceback."""
     return message.partition("Traceback")[0].replace(directory, "…").strip()[:2000]
 
 

@@ -1,4 +1,4 @@
-"""What the process of a query is given, and what it answers: MessagePack in both directions."""
+"""The input and output of a query's process: MessagePack in both directions."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 READY: Final = b"ready"
-"""What the process says first, once it is about to run the query."""
+"""The first bytes that the process writes, just before it runs the query."""
 Format = Literal["rows", "csv", "parquet"]
 
 
 class Work(msgspec.Struct, frozen=True):
-    """One query."""
+    """One query with its data and limits."""
 
     query: str
     directory: str
-    """All files are in it, and nothing else can be read."""
+    """Holds all files; nothing else can be read."""
     files: dict[str, list[str]]
-    """Of each table of the index."""
+    """The files of each table of the index."""
     given: dict[str, list[dict[str, Any]]]
     """The rows of tables that are in no file."""
     format: Format
     rows: int
-    """At most so many."""
+    """Most rows of the answer."""
     bytes: int
-    """And no larger than this together."""
+    """Most bytes of the answer."""
     seconds: float
-    """How long it may take."""
+    """Longest run time."""
     enclosed: bool
-    """Whether it must give up its rights; false where an operator has asked for that."""
+    """True if the process must give up its rights; False only by an operator's setting."""
 
 
 class Result(msgspec.Struct, tag=True, frozen=True):
-    """The answer."""
+    """The answer to a query."""
 
     json: bytes
-    """As `model.sql.SqlAnswer` writes it: large answers are not read and written again."""
+    """As `model.sql.SqlAnswer` writes it: large answers are not parsed and written again."""
 
 
 class Failure(msgspec.Struct, tag=True, frozen=True):
-    """There is none."""
+    """The reason why a query has no answer."""
 
     kind: Literal["query", "memory", "too_large", "no_sandbox"]
     reason: str

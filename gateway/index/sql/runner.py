@@ -1,4 +1,4 @@
-"""Runs queries for the gateway: starts a process for each, bounds it, and kills it at its deadline."""
+"""Runs queries for the gateway: starts a process for each, limits it, and kills it at its deadline."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from penstock.sidecar.agent import pipes
 
 Sandbox = Literal["landlock", "none", "off"]
 MOST_BYTES: Final = 8 << 20
-"""Of an answer."""
+"""Largest answer."""
 AT_ONCE: Final = 2
-"""Queries that run at the same time; others wait."""
+"""Most queries that run at the same time; others wait."""
 MOST_WAITING: Final = 16
-"""Queries that run or wait; more are refused."""
+"""Most queries that run or wait; more are refused."""
 INDEX_S: Final = 10.0
-"""How long a query waits for an index that is starting, or that reads on."""
+"""Longest wait of a query for an index that is starting or catching up."""
 START_S: Final = 10.0
-"""How long its process may take to start, before its time is counted."""
+"""Longest start of a process; the query's own time begins after it."""
 _INHERITED: Final = ("PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""What the process is told of the gateway's environment, in which there may be keys."""
+"""Variables of the gateway's environment that the process gets; others may hold keys."""
 _OWN: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
-"""Else its allocators reserve more of its address space than a query needs."""
+"""Keep allocators from reserving more address space than a query needs."""
 _MUCH: Final = "it needed more memory or processor time than it may have"
 _ENDS: Final[dict[int | None, str]] = {
     -signal.SIGKILL: _MUCH,
@@ -47,7 +47,7 @@ COMMAND: Final = (sys.executable, "-P", "-m", "penstock.gateway.index.sql.child"
 
 
 class NotAnswered(Exception):
-    """A query that has no answer."""
+    """A query without an answer; `status` is that of HTTP."""
 
     def __init__(self, status: int, message: str, field: str) -> None:
         super().__init__(message)
@@ -55,10 +55,10 @@ class NotAnswered(Exception):
 
 
 class Queries:
-    """Those of one gateway. On the loop only."""
+    """The queries of one gateway. On the loop only."""
 
     def __init__(self, link: Link, path: Path, sandbox: Sandbox) -> None:
-        """`path`: where the index is."""
+        """`path`: the directory of the index."""
         self._link, self._path, self._sandbox = link, path, sandbox
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
@@ -98,7 +98,7 @@ class Queries:
         return Work(query, str(self._path), files, tables, format, rows, MOST_BYTES, seconds, enclosed)
 
     async def _files(self, links: _Links) -> dict[str, list[str]]:
-        """Those of the index, as soon as it has caught up; `links`: where links to those of a snapshot are made."""
+        """The files of the index, once it has caught up. `links`: makes links to those of a snapshot."""
         until = asyncio.get_running_loop().time() + INDEX_S
         while isinstance(found := await asyncio.to_thread(lambda: links.to(self._link.files())), str):
             await asyncio.to_thread(self._link.tend)
@@ -113,8 +113,8 @@ class Queries:
 
 
 class _Links:
-    """Other names for the files of a snapshot, under which they stay for as long as a query needs them. A thread makes
-    them, and another one may have to delete them before that one has ended."""
+    """Links to the files of a snapshot, which keep them for as long as a query needs them. One thread makes them, and
+    another may have to delete them before the first has ended."""
 
     def __init__(self, index: Path) -> None:
         self._path, self._now = index / LINKED / uuid4().hex, index / NOW
@@ -126,17 +126,17 @@ class _Links:
             if isinstance(files, str) or self._deleted:
                 return files
             try:
-                # The mode is the last one's only: each is made by itself.
+                # `mode` holds for the last directory only, so each is made by itself.
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._path.mkdir(mode=0o700, exist_ok=True)
                 return {table: [self._link(Path(name)) for name in names] for table, names in files.items()}
             except FileNotFoundError:
                 return "a newer snapshot was taken meanwhile"
             except OSError:
-                return files  # a file system without links: most often the files are there for long enough
+                return files  # no hard links on this file system: most often the files stay for long enough
 
     def _link(self, path: Path) -> str:
-        """What is no part of a snapshot stays anyway."""
+        """Links a file of a snapshot. Any other file stays without a link."""
         if self._now not in path.parents:
             return str(path)
         link = self._path / path.name
@@ -145,7 +145,7 @@ class _Links:
         return str(link)
 
     def delete(self) -> None:
-        """There are none from now on."""
+        """Deletes all links, and makes no further ones."""
         with self._lock:
             self._deleted = True
             shutil.rmtree(self._path, ignore_errors=True)
@@ -163,7 +163,7 @@ def _json(outcome: Outcome) -> bytes:
 
 
 async def outcome_of(work: Work) -> Outcome:
-    """What a process of its own makes of a query. Raises `NotAnswered` where it does not start."""
+    """Runs a query in a process of its own. Raises `NotAnswered` if that does not start."""
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | _OWN
     with ExitStack() as theirs:
         process = await asyncio.create_subprocess_exec(
@@ -191,8 +191,8 @@ async def outcome_of(work: Work) -> Outcome:
 
 
 async def _answer(process: asyncio.subprocess.Process, work: Work) -> bytes:
-    """All that it says; it says `READY` before its time begins to count. Raises `TimeoutError`, and
-    `NotAnswered` where it does not say that."""
+    """The process's output behind `READY`, from which on its time counts. Raises `TimeoutError`, and `NotAnswered` if
+    it is not ready in time."""
     assert process.stdout is not None
     try:
         async with asyncio.timeout(START_S):
@@ -201,7 +201,7 @@ async def _answer(process: asyncio.subprocess.Process, work: Work) -> bytes:
         message = f"the process of a query was not ready in {START_S:g} s: the machine is busy; ask again in a moment"
         raise NotAnswered(503, message, "query") from None
     if beginning != READY:
-        # It has ended, or is not what it should be.
+        # It has ended, or writes something else.
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), 1)
         return b""

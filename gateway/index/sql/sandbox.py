@@ -1,9 +1,9 @@
-"""What a process gives up before it runs SQL of others: files but those of one directory, the network, and memory and
-processor time without bound.
+"""Rights that a process gives up before it runs users' SQL: files outside one directory, the network, and unlimited
+memory and processor time.
 
-Landlock (Linux 5.13 and later; https://docs.kernel.org/userspace-api/landlock.html) takes rights from the thread that
-asks and from those that it starts: so it comes before DuckDB starts any. Rights that are handled and not given to a
-path are gone. TCP is handled from version 4 of its interface on, signals and abstract sockets from version 6 on.
+Landlock (Linux 5.13 and later; https://docs.kernel.org/userspace-api/landlock.html) takes rights from the calling
+thread and from those that it starts: so it comes before DuckDB starts any. A handled right is lost except for paths
+with a rule for it. TCP is handled from version 4 of its interface on, signals and abstract sockets from version 6 on.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Final
 
 MEMORY_BYTES: Final = 2 << 30
-"""Address space. DuckDB is told half of it, because it does not count all that it takes."""
+"""Limit of the address space. DuckDB's own limit is half of it, because DuckDB does not count all that it allocates."""
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38
 _FILES: Final = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""How many rights over files each version of the interface knows; later ones know no more."""
+"""The number of file access rights in each version of the interface; later versions have no more."""
 _READ_FILE, _LIST = 0b100, 0b1000
 _NEEDED: Final = (Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-"""DuckDB asks how much memory its group may have, and does not start where it cannot."""
+"""DuckDB reads the memory limit of its cgroup, and does not start if it cannot."""
 _TCP, _TCP_FROM = 0b11, 4
 _SCOPES, _SCOPES_FROM = 0b11, 6
 
@@ -33,12 +33,12 @@ class NoSandbox(Exception):
 
 
 def version() -> int:
-    """Of the kernel's interface; 0 where there is none."""
+    """The version of the kernel's Landlock interface; 0 without Landlock."""
     return max(0, _libc().syscall(_CREATE_RULESET, None, 0, _VERSION))
 
 
 def limit(seconds: float) -> None:
-    """Bounds what this process may use. It may write no file at all."""
+    """Limits the resources of this process. It can write no file at all."""
     for what, most in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
         (resource.RLIMIT_FSIZE, 0),
@@ -50,7 +50,7 @@ def limit(seconds: float) -> None:
 
 
 def enclose(directory: Path) -> None:
-    """From here on nothing but this directory can be read, and nothing reached. Raises `NoSandbox`."""
+    """Restricts this process to reading this directory, without network. Raises `NoSandbox`."""
     known = version()
     if not known:
         raise NoSandbox("this kernel has no Landlock")

@@ -1,6 +1,6 @@
-"""What a query may be: one statement that reads the views and nothing else. Looks at it as DuckDB has parsed it. Pure.
+"""Checks that a query is one statement that reads only the views, in the tree that DuckDB has parsed. Pure.
 
-The sandbox is what holds; this says early and in words what would not work.
+The sandbox is the protection; this check gives early errors in words.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any, Final, cast
 
 Tree = dict[str, Any]
 TABLE_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest", "generate_subscripts"})
-"""Those that read nothing."""
+"""Table functions that read no file."""
 FORBIDDEN: Final = frozenset({"current_setting", "getenv", "getvariable", "nextval", "currval", "write_log"})
-"""Functions that tell of the process, or change it."""
+"""Functions that reveal the process, or change it."""
 _NAME: Final = re.compile(r"[^\W\d]\w*")
 _NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 
 
 class Forbidden(ValueError):
-    """A query that is not run: why."""
+    """A query that is not run; the text says why."""
 
 
 def check(parsed: Tree, views: Collection[str]) -> None:
-    """Raises `Forbidden`. `parsed`: what `json_serialize_sql` says of the query."""
+    """Raises `Forbidden`. `parsed`: the query's tree from `json_serialize_sql`."""
     if parsed.get("error"):
         message = str(parsed.get("error_message"))
         if message.startswith("Only SELECT"):
@@ -65,7 +65,7 @@ def _listed(tables: Collection[str]) -> str:
 
 
 def _ctes(tree: Tree) -> Iterator[str]:
-    """The names that a WITH gives."""
+    """The names that a WITH defines."""
     listed = cast("Tree", tree.get("cte_map") or {}).get("map")
     for one in cast("list[Tree]", listed if isinstance(listed, list) else []):
         yield str(one.get("key"))
@@ -74,7 +74,7 @@ def _ctes(tree: Tree) -> Iterator[str]:
 
 
 def _trees(value: Any) -> Iterator[Tree]:
-    """Every object in it. An explicit stack: a query may be nested deeper than Python recurses."""
+    """Every object of a tree. Uses an explicit stack: a query may be nested deeper than Python recurses."""
     rest: list[Any] = [value]
     while rest:
         one = rest.pop()

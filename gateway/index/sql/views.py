@@ -1,6 +1,6 @@
-"""The tables that a query sees: each with its columns, what they mean, and where they come from. Pure.
+"""The views of a query: each with its columns, their meanings, and their sources. Pure.
 
-A span is named by `span` in all of them: the number of the change that tells of it. Times are UTC.
+In all of them `span` identifies a span: the number of the change that recorded it. Times are UTC.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ class Column(NamedTuple):
     """A column of a view."""
 
     type: str
-    """DuckDB's."""
+    """DuckDB's type."""
     source: str
     """An expression over the table below."""
     help: str
 
 
 class View(NamedTuple):
-    """A view, over a table of the index or over rows that are given."""
+    """A view over a table of the index or over given rows."""
 
     help: str
     table: str
-    """`spans`, `rollouts`, `attempts` or `passages` of the index; else the rows that are given under this name."""
+    """`spans`, `rollouts`, `attempts` or `passages` of the index; else the given rows of this name."""
     where: str
     columns: Mapping[str, Column]
 
@@ -202,12 +202,12 @@ VIEWS: Final[dict[str, View]] = {
     ),
 }  # fmt: skip
 GIVEN: Final = ("releases", "runs")
-"""The views whose rows are given: they are in no file of an index."""
+"""The views of given rows: they are in no file of an index."""
 
 
 def statements(files: Mapping[str, Sequence[str]]) -> list[str]:
-    """What makes the views. `files`: those of each table; given rows are copied from tables of the same name with an
-    underscore before it, of the columns that `given` says."""
+    """The SQL that makes the views. `files`: those of each table. Given rows are copied from tables of the same name
+    with an underscore before it and the columns of `given`."""
     return [
         f"create {'table' if view.table in GIVEN else 'view'} {name} as {_select(view, files)}"
         for name, view in VIEWS.items()

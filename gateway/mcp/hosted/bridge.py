@@ -1,8 +1,9 @@
-"""Streamable HTTP in front of the processes: what `mcp.call` speaks to in place of a server with a URL.
+"""Streamable HTTP in front of the hosted processes: `mcp.call` calls it in place of a server with a URL.
 
-Whoever connects has passed the gateway already: its address, its token, its `Origin`. The connections are socket pairs,
-so nobody else can. A request that a process cannot answer gets an error of JSON-RPC with status 200, because some
-clients wait for ever after any other status; what concerns the transport has the status that the protocol says.
+A client of the bridge has passed the gateway's checks already: its address, its token, its `Origin`. Its connections
+are socket pairs, so there are no other clients. A request that a process cannot answer gets a JSON-RPC error with
+status 200, because some clients wait for ever after any other status; errors of the transport have the status that the
+protocol demands.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.server_settings import McpServer
 
 OWNER: Final = "Penstock-Owner"
-"""Header in which a call says whose it is: rollout and attempt."""
+"""Header of a call with its rollout and attempt."""
 NAMED: Final = "Penstock-Named"
-"""Header that is there when the client has named them."""
+"""Header that is present if the client has named its rollout."""
 _SESSION: Final = "Mcp-Session-Id"
 _PROTOCOL: Final = "MCP-Protocol-Version"
 _STATELESS: Final = "2026-07-28"
@@ -34,15 +35,15 @@ _STATELESS: Final = "2026-07-28"
 _VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 _EVENTS: Final = {"Content-Type": EVENT_STREAM.decode(), "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _UNSUPPORTED: Final = -32022
-"""Code of a server that does not know a revision, but knows how to say so."""
+"""JSON-RPC error code of a server that knows revision negotiation but not the revision asked for."""
 _STATUS: Final = {-32601: 404, -32700: 400, -32600: 400, -32602: 400, -32020: 400, -32021: 400, _UNSUPPORTED: 400}
-"""HTTP statuses of errors, by their codes, since revision 2026-07-28."""
+"""HTTP statuses of JSON-RPC errors since revision 2026-07-28, by code."""
 _SECONDS: Final = 1.0
 _HEAD: Final = 64 << 10
 
 
 class Bridge:
-    """All servers that the gateway hosts."""
+    """The HTTP server in front of all hosted servers."""
 
     def __init__(self, servers: Iterable[tuple[str, McpServer]], secrets: Secrets, rollouts: Rollouts) -> None:
         self._secrets, self._rollouts = secrets, rollouts
@@ -63,25 +64,24 @@ class Bridge:
         )
 
     async def start(self) -> None:
-        """Before the first connection."""
+        """Called before the first connection."""
         await self._runner.setup()
 
     def add(self, name: str, config: McpServer) -> None:
-        """Hosts a further server."""
         self._hosts[name] = Host(name, config, self._secrets, self._rollouts)
 
     async def stop(self) -> None:
-        """Ends all processes."""
+        """Ends all processes, then the HTTP server."""
         _ = await asyncio.gather(*(host.close() for host in self._hosts.values()))
         await self._runner.cleanup()
 
     def expire(self) -> None:
-        """Ends sessions that nobody has used for too long."""
+        """Ends sessions that have been idle for too long."""
         for host in self._hosts.values():
             host.expire(monotonic())
 
     def protocol(self) -> RequestHandler:
-        """The bridge's end of a connection."""
+        """The bridge's end of a new connection."""
         server = self._runner.server
         assert server is not None
         return server()
@@ -100,7 +100,7 @@ class Bridge:
 
 
 async def _of_session(host: Host, request: web.Request) -> web.StreamResponse:
-    """A GET, which listens, or a DELETE."""
+    """Answers a GET, which listens, or a DELETE."""
     if _SESSION not in request.headers and request.headers.get(_PROTOCOL, "") >= _STATELESS:
         return web.Response(status=405, headers={"Allow": "POST"})
     session = _session(host, request)
@@ -120,7 +120,7 @@ async def _of_session(host: Host, request: web.Request) -> web.StreamResponse:
 
 
 class _Post:
-    """A POST: messages of the client."""
+    """A POST with messages of the client."""
 
     def __init__(self, host: Host, request: web.Request) -> None:
         self._host, self._request = host, request
@@ -131,7 +131,6 @@ class _Post:
         self._stateless = False
 
     async def serve(self) -> web.StreamResponse:
-        """Its answer."""
         if not self._request.content_type.startswith("application/json"):
             return _refused(415, "content_type", "messages are application/json")
         if not _accepts(self._request, "application/json", EVENT_STREAM.decode()):
@@ -162,7 +161,7 @@ class _Post:
         return [one.id for one in self._asks]
 
     async def _find(self) -> Session | web.Response:
-        """The session of the messages: one that is known, a new one, or that of an address."""
+        """The session of the messages: a known one, a new one, or that of an address. A response if there is none."""
         request, first = self._request, self._sent[0]
         if _SESSION in request.headers:
             return _session(self._host, request)
@@ -188,17 +187,17 @@ class _Post:
             return self._whole(session, exchange, first, given)
         finally:
             if begins and exchange.waiting:
-                # The client left without knowing what it has begun.
+                # The client left without the id of the session that it has begun.
                 self._host.end(session)
-            # Without sessions, leaving is how a client cancels; with them, it may not mean it.
+            # Without sessions a client cancels by leaving; with sessions it may come back for the answer.
             await session.left(exchange, cancels=self._stateless)
 
     def _whole(self, session: Session, exchange: Exchange, answer: bytes, given: dict[str, str]) -> web.Response:
-        """An answer that came alone."""
+        """The response with an answer that came without other messages."""
         code = refused_with(answer)
         earlier = self._stateless and exchange.asks[0].method == "server/discover" and code != _UNSUPPORTED
         if code is not None and (given or earlier):
-            # Nothing has begun, or it is a server of an earlier revision, which will be asked to initialize.
+            # No session has begun, or the server has an earlier revision and the client will initialize.
             if session.idle:
                 self._host.end(session)
             given = {}
@@ -206,7 +205,7 @@ class _Post:
 
 
 def _session(host: Host, request: web.Request) -> Session | web.Response:
-    """The session that a request names."""
+    """The session that a request names; a response with the error if there is none."""
     id = request.headers.get(_SESSION)
     if id is None:
         return _refused(400, "session", f"{_SESSION} is missing: a session begins with initialize")
@@ -217,7 +216,7 @@ def _session(host: Host, request: web.Request) -> Session | web.Response:
 async def _stream(
     request: web.Request, stream: Stream, headers: dict[str, str], first: bytes | None = None
 ) -> web.StreamResponse:
-    """What comes, as events."""
+    """Sends lines as events until the stream ends."""
     response = web.StreamResponse(headers=_EVENTS | headers)
     await response.prepare(request)
     line = first if first is not None else await stream.next()
@@ -228,7 +227,7 @@ async def _stream(
 
 
 def _accepts(request: web.Request, *types: str) -> bool:
-    """Whether a client takes all of these; one that says nothing takes everything."""
+    """True if a client accepts all of these media types; one without Accept accepts everything."""
     named = [one.partition(";")[0].strip().lower() for one in request.headers.get("Accept", "*/*").split(",")]
     return all({type, type.partition("/")[0] + "/*", "*/*"} & {*named} for type in types)
 

@@ -1,4 +1,6 @@
-"""Processes and the tape: the end of one is an event of its rollout; the end of an attempt ends its processes."""
+"""Links processes with the tape: the end of a process is an event of its rollout; the end of an attempt ends its
+processes.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,19 @@ from penstock.gateway.store.records import Entry
 
 NAME: Final = "mcp server ended"
 SERVER, ENDED, STDERR = "penstock.mcp.server", "penstock.mcp.ended", "penstock.mcp.stderr"
-"""Attributes: whose process it was, how it ended, its last lines."""
+"""Attributes: the server of the process, how it ended, its last lines on stderr."""
 _log = logging.getLogger("penstock.mcp")
 
 
 class Ends:
-    """Of processes and of attempts."""
+    """The tape as hosted processes use it (`host.Rollouts`)."""
 
     def __init__(self, dispatcher: Dispatcher, tape: Reader, now_ns: Callable[[], int]) -> None:
         self._dispatcher, self._tape, self._now_ns = dispatcher, tape, now_ns
         self._telling: set[asyncio.Task[list[int]]] = set()
 
     def tell(self, ending: Ending) -> None:
-        """Puts the end of a process on the tape."""
+        """Writes the end of a process to the tape."""
         entry = _event(ending, self._now_ns())
         if entry is not None:
             task = asyncio.get_running_loop().create_task(self._dispatcher.add([entry]))
@@ -37,7 +39,7 @@ class Ends:
             task.add_done_callback(self._told)
 
     def over(self, owner: Owner) -> bool:
-        """Whether an attempt has ended. One that is not on the tape has hardly begun."""
+        """True if an attempt has ended. False for one that is not yet on the tape."""
         rollout, attempt = owner
         found = [one for one in self._tape.attempts(rollout) if one.id == attempt] if rollout else []
         return any(one.status not in LIVE for one in found)
@@ -49,7 +51,8 @@ class Ends:
 
 
 def _event(ending: Ending, now_ns: int) -> Entry | None:
-    """None for one that was told to end and has said nothing, and for one of those who named no rollout."""
+    """The event of an ended process. None if it was stopped and wrote nothing but messages, or if its client named no
+    rollout."""
     rollout, attempt = ending.owner
     if not rollout or (ending.asked and not ending.said):
         return None

@@ -1,4 +1,4 @@
-"""The processes of one server: how many there are, how long they live, and when the next may start."""
+"""The processes of one server: their limit, their idle time, and the wait before the next start."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.server_settings import McpServer
 
 _LONGEST_S: Final = 60.0
-"""Between two starts of a server that ends before it has answered anything."""
+"""Longest wait between two starts of a server that ends before it has answered anything."""
 _LOOK_S: Final = 5.0
-"""How often it is looked whether the attempt of an unused session has ended."""
+"""Interval at which an unused session checks whether its attempt has ended."""
 _log = logging.getLogger("penstock.mcp")
 
 
 class CannotStart(Exception):
-    """No process is started now. `reason`: short; the text says why and what to do."""
+    """No process can be started now. `reason`: short; the text says why and what to do."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -38,25 +38,23 @@ class Ending(NamedTuple):
     session: str
     how: str
     asked: bool
-    """Whether it was told to end."""
+    """True if the gateway stopped it."""
     said: str
 
 
 class Rollouts(Protocol):
-    """What the tape has to do with processes."""
+    """The tape as hosted processes use it."""
 
     def tell(self, ending: Ending) -> None:
-        """A process has ended."""
+        """Called when a process has ended."""
         ...
 
     def over(self, owner: Owner) -> bool:
-        """Whether the attempt has ended that a process belongs to."""
+        """True if the attempt that a process belongs to has ended."""
         ...
 
 
 class Host:
-    """Starts the processes of one server, and ends them."""
-
     def __init__(self, name: str, config: McpServer, secrets: Secrets, rollouts: Rollouts) -> None:
         self.name, self._config, self._secrets, self._rollouts = name, config, secrets, rollouts
         self._sessions: dict[str, Session] = {}
@@ -67,19 +65,20 @@ class Host:
     # Sessions -------------------------------------------------------------------------------------------------------
 
     def begin(self, owner: Owner) -> Session:
-        """A new session, for the client to know it by its id; raises `CannotStart`."""
+        """Starts a process for a new session with an id; raises `CannotStart`."""
         session = self._start(owner)
         session.id = randomness.token_urlsafe(24)
         self._sessions[session.id] = session
         return session
 
     def find(self, id: str, rollout: str) -> Session | None:
-        """The session of that id, for a client of the same rollout."""
+        """The session of that id; None if it is unknown or belongs to another rollout."""
         session = self._sessions.get(id)
         return session if session is not None and session.owner[0] == rollout else None
 
     async def share(self, owner: Owner, ids: Iterable[bytes]) -> Session:
-        """A process for requests of these ids, where the protocol has no sessions; raises `CannotStart`."""
+        """Returns a process in which none of these ids is in use, for revisions without sessions: waits, or starts one;
+        raises `CannotStart`."""
         while True:
             own = self._shared.get(owner, [])
             holders = [session.holder(ids) for session in own]
@@ -94,11 +93,11 @@ class Host:
             _ = await busy[0].over.wait()
 
     def shared(self, owner: Owner) -> Session | None:
-        """The process of an address, where the protocol has no sessions and one runs."""
+        """The first running process of an address, for revisions without sessions; None without one."""
         return next(iter(self._shared.get(owner, ())), None)
 
     def end(self, session: Session) -> None:
-        """Nobody needs it any more."""
+        """Forgets a session and stops its process."""
         self._forget(session)
         session.process.stop()
 
@@ -139,7 +138,7 @@ class Host:
                 del self._shared[session.owner]
 
     def expire(self, now: float) -> None:
-        """Ends what nobody has used for too long, and soon what belongs to an attempt that has ended."""
+        """Ends sessions that are idle for too long, and within seconds those whose attempt has ended."""
         for session in [one for one in self._all if not (one.in_use or one.process.asked)]:
             unused = now - session.touched
             if unused > self._config.idle_timeout:
@@ -153,12 +152,12 @@ class Host:
         try:
             return self._rollouts.over(owner)
         except Exception as error:
-            # A damaged record concerns its own session, and none of what else is looked after at the same time.
+            # A damaged record must not keep the other sessions from being checked.
             _log.warning("MCP server %r: whether the attempt of a session has ended is not known: %s", self.name, error)
             return False
 
     async def close(self) -> None:
-        """Ends all, and waits until nothing of them is left, if that takes no longer than it must."""
+        """Stops all processes and waits until they are gone, for at most twice the grace time and a second."""
         for session in list(self._all):
             session.process.stop()
         tasks = [session.task for session in self._all]

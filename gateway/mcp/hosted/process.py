@@ -1,7 +1,7 @@
-"""One process of a server: its lines, what it says on stderr, and how it ended.
+"""One process of a server: its lines, its stderr, and how it ended.
 
-Between the gateway and the server stands a warden (`sidecar.agent.supervisor`). It kills whatever the server has
-started and left behind, also when the gateway dies. It is no part of the way of a line: the pipes are the server's own.
+A warden (`sidecar.agent.supervisor`) stands between the gateway and the server. It kills all processes that the server
+has started and left behind, also when the gateway dies. Lines do not pass through it: the pipes are the server's own.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from penstock.gateway.model.server_settings import McpServer
 from penstock.sidecar.agent.warden import Started, follow, start
 
 LINE: Final = 64 << 20
-"""Bytes of a line; a process that writes a longer one is ended."""
+"""Largest line in bytes; a process that writes a longer one is killed."""
 GRACE_S: Final = 2.0
-"""Between the end of stdin and TERM, and between TERM and KILL."""
+"""Seconds between the end of stdin and TERM, and between TERM and KILL."""
 _READ: Final = 1 << 16
 _SAID, _SAID_LINE = 20, 1000
-"""Lines of stderr that are kept, the last, and characters of each."""
+"""The number of last lines of stderr that are kept, and the characters of each."""
 _LOGGED, _WINDOW_S = 100, 10.0
-"""Lines of a process that are logged within so many seconds."""
+"""Most lines of a process that are logged within so many seconds."""
 _DRAIN_S: Final = 2.0
-"""How long output is waited for when the tree is gone."""
+"""Longest wait for output after the process tree has ended."""
 _PASSED: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ")
 """Variables of the gateway's environment that every server gets."""
 _log = logging.getLogger("penstock.mcp")
 
 
 class TooLong(Exception):
-    """A line has no end."""
+    """A line exceeds the limit."""
 
 
 class Process:
-    """A server that runs. `run` starts it and comes back when nothing of it is left."""
+    """A running server. `run` starts it and returns when its whole process tree has ended."""
 
     def __init__(
         self, name: str, config: McpServer, secrets: Secrets, on_line: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        """`secrets`: what may not be told, whoever says it."""
+        """`secrets`: masked wherever the process's output is kept."""
         self.name, self._config, self._secrets, self._on_line = name, config, secrets, on_line
         self.said: deque[str] = deque(maxlen=_SAID)
-        """What it said last, besides messages."""
+        """Its last lines on stderr, and lines on stdout that are no messages."""
         self.how = ""
-        """How it ended, in words; empty while it runs."""
+        """The way it ended, in words; empty while it runs."""
         self.asked = False
-        """Whether it was told to end."""
+        """True if the gateway stopped it."""
         self.pid = 0
         self._why, self._gone = "", False
         self._control: socket.socket | None = None
@@ -65,7 +65,7 @@ class Process:
         self._window, self._in_window = 0.0, 0
 
     async def run(self) -> None:
-        """From its start to its end, which is in `how` then."""
+        """Runs the process to its end, and sets `how`."""
         try:
             made = await self._spawn()
         except (OSError, ValueError) as error:
@@ -98,7 +98,7 @@ class Process:
         return await start(config.command or (), told, asyncio.subprocess.PIPE, env, config.cwd)
 
     async def write(self, line: bytes) -> None:
-        """Sends it a line. Raises `OSError` when it does not read any more."""
+        """Writes a line to stdin. Raises `OSError` if the process no longer reads."""
         await self._started.wait()
         async with self._writing:
             child = self._child
@@ -108,7 +108,8 @@ class Process:
             await child.stdin.drain()
 
     def stop(self) -> None:
-        """Ends it as servers on stdin expect: their input ends; TERM and KILL are for those that do not care."""
+        """Stops it as servers on stdin expect: closes its stdin; TERM and KILL follow for a process that
+        ignores this."""
         if self.asked:
             return
         self.asked = True
@@ -117,12 +118,12 @@ class Process:
         self._stopping = asyncio.get_running_loop().call_later(GRACE_S, self._order, b"T")
 
     def give_up(self) -> None:
-        """It does not listen any more, or cannot answer: nobody can use it."""
+        """Ends a process that no longer reads or cannot answer."""
         if not self.asked:
             self._order(b"T")
 
     def kill(self, why: str) -> None:
-        """Ends it at once. `why`: what it did, in words."""
+        """Kills the process tree at once. `why`: the process's fault, in words."""
         self._why = self._why or why
         self._order(b"K")
 
@@ -131,7 +132,7 @@ class Process:
             with suppress(OSError):
                 _ = self._control.send(order)
 
-    # What it says ---------------------------------------------------------------------------------------------------
+    # Output ---------------------------------------------------------------------------------------------------------
 
     async def _read(self, stdout: asyncio.StreamReader) -> None:
         try:
@@ -157,7 +158,7 @@ class Process:
         self.note(rest)
 
     def note(self, line: bytes) -> None:
-        """Keeps what is no message, and logs it: not all of what a process says without end."""
+        """Keeps and logs a line that is no message; of very many lines only some are logged."""
         text = self._secrets.text(line[: 4 * _SAID_LINE].decode("utf-8", "replace").rstrip())[:_SAID_LINE]
         if not text:
             return
@@ -173,7 +174,7 @@ class Process:
 
 
 def environment(name: str, config: McpServer) -> dict[str, str]:
-    """The variables of a server: nothing of the gateway's own but what every program needs and what is named."""
+    """The environment variables of a server: a few that every program needs, and the configured ones."""
     base = {key: os.environ[key] for key in _PASSED if key in os.environ}
     return base | config.keys(name) | config.env
 
@@ -196,7 +197,7 @@ async def _lines(stream: asyncio.StreamReader, longest: int) -> AsyncGenerator[b
 
 
 def _ending(told: dict[str, Any], why: str) -> str:
-    """How it ended, as the warden tells. `why`: what it was killed for."""
+    """The way it ended, from the warden's report. `why`: the reason for which it was killed."""
     if error := told.get("error"):
         return str(error)
     if "status" not in told:

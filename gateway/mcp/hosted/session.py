@@ -1,4 +1,4 @@
-"""A process, its client, and who waits for what."""
+"""One process with its client: assigns each line of the process to the exchange that it belongs to."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.server_settings import McpServer
 
 LISTEN: Final = "subscriptions/listen"
-"""The request whose answer is a stream that lives on (2026-07-28)."""
+"""The request whose answer is an endless stream (2026-07-28)."""
 Owner = tuple[str, str]
-"""Rollout and attempt that a session belongs to; empty ones where the client named none."""
+"""Rollout and attempt that a session belongs to; empty strings if the client named none."""
 _SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 _OF_A_REQUEST: Final = frozenset({"notifications/message", "notifications/cancelled"})
-"""Notifications of a server that come because of a request, without saying which."""
+"""Notifications that a server sends because of a request, without naming it."""
 _CANCELLED_S: Final = 2.0
-"""How long a request that its client has cancelled may still be answered."""
+"""Seconds in which a request that its client has cancelled may still be answered."""
 _log = logging.getLogger("penstock.mcp")
 
 
 class Session:
-    """One process of a server."""
+    """One process of a server with its open requests."""
 
     def __init__(
         self, name: str, config: McpServer, secrets: Secrets, owner: Owner, ended: Callable[[Session], None]
     ) -> None:
-        """`ended` is called when nothing of the process is left."""
+        """`ended`: called when the whole process tree has ended."""
         self.name, self.owner = name, owner
         self.process = Process(name, config, secrets, self._on_line)
         self.id = ""
-        """What the client calls it; empty where the protocol has no sessions."""
+        """The session id of the client; empty for revisions without sessions."""
         self.answered = False
-        """Whether the process has answered anything."""
+        """True if the process has answered anything."""
         self.touched = monotonic()
-        """When its client was last heard of."""
+        """Monotonic seconds of the last sign of its client."""
         self.looked = 0.0
-        """When it was last looked whether its attempt has ended."""
+        """Monotonic seconds of the last check whether its attempt has ended."""
         self.listener = Stream()
-        """What belongs to no request."""
+        """Lines that belong to no request."""
         self._open: dict[bytes, Exchange] = {}
         self._ended = ended
         self.task = asyncio.get_running_loop().create_task(self._run())
@@ -62,28 +62,28 @@ class Session:
             self._ended(self)
 
     def words(self) -> str:
-        """How it ended, and what it said last."""
+        """The way the process ended and its last lines, as a sentence."""
         said = " | ".join(list(self.process.said)[-3:])
         return f"MCP server {self.name!r} {self.process.how}; its last words: {said or 'none'}"
 
     @property
     def in_use(self) -> bool:
-        """Whether a client waits for something of it."""
+        """True if a client waits for lines of the process."""
         return self.listener.attached or any(one.attached for one in self._open.values())
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is open, also nothing whose client has gone."""
+        """True if no request is open, not even one whose client has left."""
         return not self._open
 
     def holder(self, ids: Iterable[bytes]) -> Exchange | None:
-        """The exchange that has one of these ids under way."""
+        """The exchange in which one of these ids is open."""
         return next((self._open[id] for id in ids if id in self._open), None)
 
     # From the client ------------------------------------------------------------------------------------------------
 
     async def ask(self, sent: list[Sent], line: bytes) -> Exchange:
-        """Sends requests; what belongs to them is in the exchange, until `left` is called with it."""
+        """Sends requests. The exchange collects the lines that belong to them until `left` is called with it."""
         asks = [one for one in sent if one.kind == "request"]
         found = {_written(about["progressToken"]) for one in asks if "progressToken" in (about := meta(one))}
         tokens = {one for one in found if one is not None}
@@ -92,7 +92,7 @@ class Session:
         try:
             await self.send(sent, line)
         except asyncio.CancelledError:
-            # Its client has gone before the process had it: nobody will answer it.
+            # The client left before the process got the requests: they will not be answered.
             exchange.leave()
             for one in asks:
                 self._open.pop(one.id, None)
@@ -110,24 +110,24 @@ class Session:
             exchange.answered(id)
 
     async def send(self, sent: list[Sent], line: bytes) -> None:
-        """Sends what needs no answer."""
+        """Sends messages that need no answer."""
         self.touched = monotonic()
         try:
             await self.process.write(line)
         except OSError:
-            # It has ended, or will: that is told to who waits.
+            # The process has ended or will end, which answers its open requests with an error.
             self.process.give_up()
         for one in sent:
             if (unwanted := cancelled(one)) is not None and unwanted in self._open:
                 asyncio.get_running_loop().call_later(_CANCELLED_S, self._give_up, unwanted, self._open[unwanted])
 
     def _give_up(self, id: bytes, exchange: Exchange) -> None:
-        """A request that was cancelled need not be answered: its client is told that it is over."""
+        """Answers a cancelled request with an error if the process has not answered it."""
         if self._open.get(id) is exchange:
             self._fail(id, 499, "the client has cancelled this request", "client_cancelled")
 
     async def left(self, exchange: Exchange, cancels: bool) -> None:
-        """The client has had the answer, or has gone. `cancels`: the latter means that it does not want it any more."""
+        """Called when the client has the answer, or has left. `cancels`: True if leaving cancels the open requests."""
         exchange.leave()
         self.touched = monotonic()
         for id in [id for id in exchange.waiting if cancels and self._open.get(id) is exchange]:
@@ -137,7 +137,7 @@ class Session:
             await self.send(messages(line), line)
 
     def listen(self) -> Stream:
-        """A stream of what belongs to no request; an earlier one ends."""
+        """Opens the stream of lines that belong to no request; an earlier one ends."""
         if self.listener.dropped:
             _log.warning(
                 "MCP server %r: %d messages were dropped before anybody listened", self.name, self.listener.dropped
@@ -157,7 +157,7 @@ class Session:
         if any(one.kind == "unreadable" for one in told):
             self.process.note(b"(stdout) " + line[:2000])
             return
-        # Between tokens it is a space, and in an event it would be the end of a line.
+        # A CR between tokens may become a space; in an event it would end the line.
         line = line.replace(b"\r", b" ")
         streams = list[Stream]()
         for one in told:
@@ -175,7 +175,7 @@ class Session:
             await stream.room()
 
     def _place(self, one: Sent) -> Stream | None:
-        """Whom a message that is no answer belongs to."""
+        """The stream of a message that is no answer; None to drop it."""
         if one.method == "notifications/progress":
             of = token(one)
             return next((found for found in self._open.values() if of in found.tokens), None) or self._nobody
@@ -191,12 +191,13 @@ class Session:
 
     @property
     def _nobody(self) -> Stream | None:
-        """Where what belongs to no request goes; nowhere where the protocol has no such stream."""
+        """The stream of messages that belong to no request; None for revisions without sessions, which have no such
+        stream."""
         return self.listener if self.id else None
 
 
 def _written(value: Any) -> bytes | None:
-    """An id or a token as canonical JSON; None for one that nobody can have, such as a number without bounds."""
+    """An id or a token as canonical JSON; None for a value that no id can have, such as a number without bounds."""
     try:
         return orjson.dumps(value)
     except TypeError:

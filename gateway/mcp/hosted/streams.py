@@ -1,4 +1,4 @@
-"""What a process has said and a client has not read yet."""
+"""Lines that a process has written and a client has not read yet."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 from penstock.gateway.dialects.mcp import Sent
 
 _FULL: Final = 1 << 20
-"""Bytes that wait, from which on the process is read no further."""
+"""Waiting bytes above which the process is read no further."""
 _WAITING, _WAITING_BYTES = 1000, 8 << 20
-"""Messages, and bytes, that wait for somebody to listen."""
+"""Most messages, and bytes, that wait while no client listens."""
 
 
 class Stream:
-    """Lines on their way to one client. `next` gives them in order."""
+    """Lines for one client. `next` returns them in order."""
 
     def __init__(self) -> None:
         self.attached = False
-        """Whether a client is there to read them."""
+        """True if a client reads them."""
         self.dropped = 0
-        """Lines that were dropped, because too many waited for somebody to listen."""
+        """Lines that were dropped because too many waited while no client listened."""
         self._lines: deque[bytes] = deque()
         self._size = 0
         self._ended = False
@@ -31,11 +31,10 @@ class Stream:
 
     @property
     def last(self) -> bool:
-        """Whether nothing comes after what `next` has given."""
+        """True if no line follows those that `next` has returned."""
         return self._ended and not self._lines
 
     def put(self, line: bytes) -> None:
-        """Adds a line."""
         self._lines.append(line)
         self._size += len(line)
         if self._size > _FULL:
@@ -43,13 +42,12 @@ class Stream:
         self._changed.set()
 
     def end(self) -> None:
-        """No more follow."""
         self._ended = True
         self._room.set()
         self._changed.set()
 
     async def next(self) -> bytes | None:
-        """The next line; None when there is none any more."""
+        """Returns the next line, waiting for it; None at the end of the stream."""
         while not self._lines:
             if self._ended:
                 return None
@@ -62,7 +60,7 @@ class Stream:
         return line
 
     async def room(self) -> None:
-        """Waits for a client that is slow. One that is not there does not count."""
+        """Waits for a slow client. Without a client, drops the oldest lines above the limit."""
         if self.attached:
             await self._room.wait()
         else:
@@ -71,12 +69,12 @@ class Stream:
                 self.dropped += 1
 
     def leave(self) -> None:
-        """The client has gone."""
+        """Called when the client has left."""
         self.attached = False
         self._room.set()
 
     def take_over(self, other: Stream) -> None:
-        """Takes what waits in another one, which ends."""
+        """Takes the waiting lines of another stream and ends that."""
         for line in other._lines:
             self.put(line)
         other._lines.clear()
@@ -84,20 +82,20 @@ class Stream:
 
 
 class Exchange(Stream):
-    """Requests of a client, in one POST, and what belongs to them."""
+    """The requests of a client in one POST, and the lines that belong to them."""
 
     def __init__(self, asks: list[Sent], tokens: set[bytes], listens: bool) -> None:
-        """`tokens`: those under which it wants to hear of progress; `listens`: its answer never ends."""
+        """`tokens`: its progress tokens; `listens`: True if its answer is an endless stream."""
         super().__init__()
         self.asks, self.tokens, self.listens = asks, tokens, listens
         self.attached = True
         self.waiting = {one.id for one in asks}
         """Ids that are not answered."""
         self.over = asyncio.Event()
-        """Its ids may be used again."""
+        """Set when its ids may be used again."""
 
     def answered(self, id: bytes) -> None:
-        """One of its requests is answered: the last one ends it."""
+        """Removes an answered request; the last one ends the exchange."""
         self.waiting.discard(id)
         if not self.waiting:
             self.end()

@@ -1,7 +1,7 @@
-"""`POST /wrapped`, below the address of a rollout: what has passed a wrapper.
+"""`POST /wrapped`, below the address of a rollout: frames of lines that have passed a wrapper.
 
 When the request is answered, its frames are durable. The answer says which frames the wrapper must keep, and which it
-must send again because this gateway does not have them: those of requests that wait for their answers, after a restart.
+must send again because this gateway has lost them in a restart: those of requests that wait for their answers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.gateway.store.records import Entry
 
 FRAMES: Final = "application/octet-stream"
 SESSIONS: Final = 10_000
-"""Sessions that are in memory, the last that were heard of; what is on the tape of others is read back."""
+"""Most sessions in memory, the most recently used; others are read back from the tape."""
 
 
 class About(Noun):
@@ -91,11 +91,11 @@ class Wrapped:
         task = asyncio.ensure_future(self._in_turn(source, secrets, some, about.lost))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        # A wrapper that leaves must not stop it half way: memory and tape would say different things.
+        # A wrapper that disconnects must not interrupt this: memory and tape would then differ.
         return answer(await asyncio.shield(task))
 
     async def _in_turn(self, source: Source, secrets: Secrets, some: list[Frame], lost: list[int]) -> Taken:
-        """One request of a session at a time."""
+        """Takes the requests of a session one at a time."""
         name = saved.key_of(source.rollout, source.attempt, source.session)
         turn = self._turns.get(name)
         if turn is None:
@@ -110,7 +110,7 @@ class Wrapped:
             pipe = Pipe(source, saved.read(note), self._limit)
         pipe.secrets = secrets
         before = pipe.saved()
-        # Large messages are read here, and no call may wait for that.
+        # On a thread: reading large messages would hold up calls.
         entries = await asyncio.to_thread(_read, pipe, some, lost)
         after = pipe.saved()
         if after != before and not pipe.need:
@@ -121,7 +121,7 @@ class Wrapped:
             self._definitions.overheard(Exchange(source.server, sent.method, cursor_of(sent.raw), whose), listed)
         pipe.listed.clear()
         if not pipe.over:
-            # Only now: when the tape does not take it, what is in memory would be ahead.
+            # Only now: if the tape had refused the spans, the memory would be ahead of it.
             self._pipes[name] = pipe
             if len(self._pipes) > SESSIONS:
                 self._pipes.popitem(last=False)
@@ -137,7 +137,7 @@ WRAPPED: Final = web.AppKey("wrapped", Wrapped)
 
 
 def add_to(application: web.Application, made: Wrapped) -> None:
-    """Serves it. The dispatch has checked the scope in the path: see `gateway.server.bridge`."""
+    """Adds the route. The dispatch has checked the scope in the path: see `gateway.server.bridge`."""
     application[WRAPPED] = made
     for scope in ("none", "{kind}/{rid}/{aid}"):
         application.router.add_post(f"{AGENT}{scope}{PATH}", made.post)

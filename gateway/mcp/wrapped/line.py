@@ -1,4 +1,4 @@
-"""Puts the lines of one direction together again, from the frames that they came in."""
+"""Joins the frames of one direction to lines."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ class Line(NamedTuple):
     """A line that has passed."""
 
     raw: bytes
-    """As far as it is kept, with its end."""
+    """The bytes that are kept, with its end if it is whole."""
     size: int
     """Bytes that passed."""
     tail: bytes
-    """Its last bytes, where it is not kept whole."""
+    """Its last bytes, if it is not kept whole."""
     begun_ns: int
     ended_ns: int
     sequences: tuple[int, ...]
-    """Of the frames that it came in."""
+    """Sequence numbers of its frames."""
 
     @property
     def cut(self) -> bool:
-        """Whether a part of it is missing."""
+        """True if a part of it is missing."""
         return self.size > len(self.raw)
 
     def messages(self) -> list[Sent]:
-        """What it says; nothing for an empty line."""
+        """Its messages; none for an empty line."""
         if self.cut:
             return [cut_message(self.raw, self.tail)]
         said = self.raw.strip()
@@ -37,7 +37,7 @@ class Line(NamedTuple):
 
 
 class Assembler:
-    """Keeps what has come of a line, up to a limit."""
+    """Joins frames to lines, and keeps each up to a limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -48,10 +48,10 @@ class Assembler:
         self._kept = self._size = self._begun_ns = 0
         self._tail = b""
         self.sequences: tuple[int, ...] = ()
-        """Of the frames of a line that has not ended."""
+        """Sequence numbers of the frames of the incomplete line."""
 
     def add(self, frame: Frame) -> Line | None:
-        """The line that ends with this frame."""
+        """Adds a frame, and returns the line that ends with it, if any."""
         self._begun_ns = self._begun_ns or frame.time_ns
         self.sequences += (frame.sequence,)
         if frame.size == len(frame.data):
@@ -60,7 +60,7 @@ class Assembler:
                 self._tail = (self._tail + frame.data[room:])[-TAIL:]
             self._keep(frame.data[:room])
         else:
-            # The wrapper has left out a part: this is the end.
+            # The wrapper has left out a part of the line: this data is its end.
             self._tail = frame.data[-TAIL:]
         self._size += frame.size
         return self.end(frame.time_ns) if frame.last else None
@@ -70,7 +70,7 @@ class Assembler:
         self._kept += len(data)
 
     def end(self, time_ns: int, broken: bool = False) -> Line | None:
-        """What has come of a line. `broken`: its end will never come."""
+        """Returns the line as far as it has come; None if no frame has. `broken`: its end will never come."""
         if not self.sequences:
             return None
         raw = b"".join(self._pieces)

@@ -1,4 +1,4 @@
-"""The frames of a wrapper as an operation inside a write transaction."""
+"""Writes the frames of a wrapper within a write transaction."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from penstock.gateway.store.transaction import Transaction
 
 
 def keep(transaction: Transaction, entries: Sequence[Entry], name: str, saved: bytes, now: int) -> None:
-    """Writes spans, and under a name how far their session has come: both or nothing."""
+    """Writes spans and, under a name, the progress of their session: both or nothing."""
     for entry in entries:
         entry.sequence = 0
-        # The wrapper's clock is another machine's, perhaps.
+        # The wrapper's clock may be that of another machine.
         transaction.record(entry, seen_ns=min(now, max(entry.start_ns, entry.end_ns or 0)))
     QueueOperations(transaction).note(name, saved)

@@ -24,7 +24,7 @@ TRANSPORT = {"network.transport": "pipe"}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Whose messages they are."""
+    """The session that messages belong to."""
 
     rollout: str
     attempt: str
@@ -34,15 +34,15 @@ class Source:
 
 
 class Passing:
-    """A request, a notification, or what is neither, on its way to the tape."""
+    """A message, such as a request or a notification, on its way to the tape."""
 
     def __init__(self, sent: Sent, line: Line, index: int, by_client: bool, source: Source) -> None:
-        """`index`: its place in the line."""
+        """`index`: the message's place in the line."""
         self.sent, self.line, self.index, self.by_client = sent, line, index, by_client
         self.span_id = _span_id(f"{source.session} {line.sequences[-1]} {index}")
         self.parent: str | None = None
         self.gap = False
-        """Whether lines were lost since."""
+        """True if lines were lost since."""
         self.status: str = "ok"
         self.error: str | None = None
         self.end_ns = line.ended_ns
@@ -53,7 +53,7 @@ class Passing:
 
     @property
     def progress_token(self) -> Any:
-        """What its progress is reported under; None where it wants none."""
+        """The token of the request's progress reports; None if it wants none."""
         if self._token is None:
             params = obj(obj(loads(self.sent.raw)).get("params"))
             self._token = (obj(params.get("_meta")).get("progressToken"),)

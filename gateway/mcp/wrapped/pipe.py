@@ -1,8 +1,8 @@
 """One session of a wrapper: its frames become lines, its lines messages, its messages spans.
 
-A request of either side is kept until its answer passes, as in every session of a server (`mcp.sessions`). It goes to
-the tape when it is over. Until then the wrapper keeps its bytes, and sends them again to a gateway that was started
-anew (`restore`).
+A request of either side is kept until its answer passes, as in every session of a server (`mcp.sessions`). Its span is
+written when it has ended. Until then the wrapper keeps its bytes, and sends them again to a restarted gateway
+(`restore`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from penstock.gateway.store.codec import Body
 from penstock.gateway.store.records import Entry
 
 ENDS = {"client": ("cancelled", "client_gone"), "server": ("error", "ended_early")}
-"""What becomes of requests without an answer when a side has ended the session."""
+"""Status and error of requests without an answer, by the side that has ended the session."""
 KILLED = ("interrupted", "wrapper_died")
 UNANSWERED = ("error", "unanswered")
 GAP_NAME = "recording_gap"
 _PROGRESS = "notifications/progress"
 _NEAR = 1000
-"""Requests among which the one is looked for whose progress is reported, the newest: of more, a server that reports a
-lot would keep the gateway busy.
-"""
+"""Most requests, the newest, that are searched for the one of a progress report: with more, a server that reports a lot
+would keep the gateway busy."""
 
 
 class _Kept:
@@ -43,58 +42,55 @@ class _Kept:
 
     @property
     def weight(self) -> int:
-        """Bytes that it holds in memory."""
         return len(self.passing.sent.raw)
 
     def answered(self, answer: bytes, now: float) -> None:
-        """The other side has answered."""
         self._pipe.settle(self.passing, answer)
 
     def given_up(self) -> None:
-        """It has not."""
         self._pipe.settle(self.passing, None)
 
 
 class Pipe:
-    """A session, as far as it has come."""
+    """A session with its open requests."""
 
     def __init__(self, source: Source, saved: Saved, limit: int) -> None:
-        """`saved`: what the tape has of it; `limit`: bytes of a line that are kept."""
+        """`saved`: the session's progress on the tape; `limit`: bytes of a line that are kept."""
         self.source = source
         self.secrets = NONE
-        """What no span may hold."""
+        """Values that no span may hold."""
         self.done, self.over, self._protocol = saved.done, saved.over, saved.protocol
         self._session = Session(source.rollout)
         self._lines = {kind: Assembler(limit) for kind in (CLIENT, SERVER)}
         self._waiting: dict[str, Passing] = {}
         """Requests without their answers, by span id."""
         self._asked: dict[str, Passing] = {}
-        """Those of them that the client has sent."""
+        """Those of `_waiting` that the client has sent."""
         self._owed = {(one.sequences[-1], one.index): one for one in saved.owed}
         self._needed = set(saved.open())
-        """Frames that are owed and whose bytes are not here."""
+        """Frames of open requests whose bytes are not in memory."""
         self._entries: list[Entry] = []
         self.listed: list[tuple[Sent, bytes]] = []
-        """What the server has listed: requests and their answers. Who reads it empties it."""
+        """Requests for lists with their answers. The reader empties it."""
         self._line: Line | None = None
-        """The line that is read now."""
+        """The line that is being read."""
         self._why: tuple[str, str] = UNANSWERED
 
-    # -- what is on the tape -----------------------------------------------------------------------------------------
+    # -- progress on the tape ----------------------------------------------------------------------------------------
 
     def saved(self) -> Saved:
-        """How far it has come."""
+        """The session's progress, for the tape."""
         owed = [Owed(list(one.line.sequences), one.index, one.parent, one.gap) for one in self._waiting.values()]
         begun = [list(line.sequences) for line in self._lines.values() if line.sequences]
         return Saved(self.done, self.over, self._protocol, owed, begun)
 
     @property
     def need(self) -> list[int]:
-        """Frames that must come again before it can go on."""
+        """Frames that must come again before the session can go on."""
         return sorted(self._needed)
 
     def restore(self, some: Iterable[Frame], lost: Iterable[int]) -> None:
-        """Takes frames that are owed, in their order. `lost`: what the wrapper has no more."""
+        """Takes repeated frames of open requests, in their order. `lost`: frames that the wrapper no longer has."""
         for frame in some:
             if frame.sequence in self._needed and frame.kind in self._lines:
                 self._needed.discard(frame.sequence)
@@ -111,10 +107,10 @@ class Pipe:
                 passing.parent, passing.gap = owed.parent, owed.gap
                 self._wait(passing)
 
-    # -- what passes -------------------------------------------------------------------------------------------------
+    # -- new frames --------------------------------------------------------------------------------------------------
 
     def take(self, some: Iterable[Frame]) -> list[Entry]:
-        """Reads frames that are new; the spans that are over by them."""
+        """Reads new frames, and returns the spans that end by them."""
         self._entries = []
         for frame in some:
             if frame.sequence <= self.done or self.over:
@@ -146,7 +142,7 @@ class Pipe:
 
     def _wait(self, passing: Passing) -> None:
         ask = self._session.keep if passing.by_client else self._session.asks
-        # One with the same id that waits is given up by this.
+        # This gives up an open request of the same id.
         ask(passing.sent.id, _Kept(self, passing))
         self._waiting[passing.span_id] = passing
         if passing.by_client:
@@ -155,7 +151,7 @@ class Pipe:
     def _answered(self, passing: Passing) -> None:
         settle = self._session.client_answers if passing.by_client else self._session.server_answers
         if not settle(passing.sent.id, passing.sent.raw):
-            # Nobody has asked, or has cancelled it since.
+            # No request is open for it, or it was cancelled.
             self._put(passing)
 
     def _withdraw(self, sent: Sent, by_client: bool) -> None:
@@ -167,7 +163,7 @@ class Pipe:
             self._why = UNANSWERED
 
     def settle(self, passing: Passing, answer: bytes | None) -> None:
-        """A request is over."""
+        """Ends a request with its answer; None without one."""
         line = self._line
         _ = self._asked.pop(passing.span_id, None)
         if self._waiting.pop(passing.span_id, None) is None or line is None:
@@ -188,21 +184,21 @@ class Pipe:
     def _put(self, passing: Passing) -> None:
         self._entries.append(passing.entry(self._protocol, self.secrets))
 
-    # -- which request it belongs to ---------------------------------------------------------------------------------
+    # -- parents of the server's messages ----------------------------------------------------------------------------
 
     def _asked_within(self) -> str | None:
-        """The request of the client in which a server asks: the only one that is under way."""
+        """The client's request within which a server's request comes: the only open one, else None."""
         return next(iter(self._asked)) if len(self._asked) == 1 else None
 
     def _about(self, sent: Sent) -> str | None:
-        """The request whose progress a server reports; of anything else it says, the one that it asks within."""
+        """The request whose progress a server reports; for any other message, `_asked_within`."""
         if sent.method != _PROGRESS:
             return self._asked_within()
         token = obj(obj(loads(sent.raw)).get("params")).get("progressToken")
         asked = islice(reversed(self._asked.values()), _NEAR)
         return next((one.span_id for one in asked if token is not None and one.progress_token == token), None)
 
-    # -- what is not said in messages --------------------------------------------------------------------------------
+    # -- gaps and the end of a session -------------------------------------------------------------------------------
 
     def _gap(self, frame: Frame) -> None:
         said = obj(loads(frame.data))
@@ -218,7 +214,7 @@ class Pipe:
         self._entries.append(entry)
 
     def _break(self, kind: int, frame: Frame) -> None:
-        """A line whose end will never come."""
+        """Ends a line whose end will never come."""
         line = self._lines[kind].end(frame.time_ns, broken=True)
         if line is not None:
             self._read(line, kind == CLIENT)

@@ -1,4 +1,4 @@
-"""How far a session has come, as the tape has it: what a gateway needs to go on with it after a restart."""
+"""The progress of a session on the tape, from which a gateway continues after a restart."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import msgspec
 
 
 class Owed(msgspec.Struct, array_like=True):
-    """A request without its answer. Its bytes are the wrapper's to send again."""
+    """A request without its answer. The wrapper keeps its bytes and sends them again."""
 
     sequences: list[int]
-    """Of the frames of its line."""
+    """Sequence numbers of the frames of its line."""
     index: int
     """Its place in that line."""
     parent: str | None = None
     gap: bool = False
-    """Whether lines were lost since."""
+    """True if lines were lost since."""
 
 
 class Saved(msgspec.Struct, array_like=True):
-    """A session of a wrapper."""
+    """The progress of one session."""
 
     done: int = 0
-    """Its frames up to this number are on the tape, or owed."""
+    """Frames up to this number are on the tape, or of open requests or lines."""
     over: bool = False
     protocol: str | None = None
     owed: list[Owed] = []
     begun: list[list[int]] = []
-    """Frames of lines that have not ended, for each direction."""
+    """Frames of incomplete lines, for each direction."""
 
     def open(self) -> list[int]:
         """The frames that the wrapper must keep, in order."""
@@ -35,7 +35,7 @@ class Saved(msgspec.Struct, array_like=True):
 
 
 def key_of(rollout: str, attempt: str, session: str) -> str:
-    """The name of its note on the tape. A session belongs to its rollout: no other can speak for it."""
+    """The name of a session's note on the tape. It includes the rollout, so that no other rollout can write it."""
     return f"wrapped {rollout}/{attempt}/{session}"
 
 
@@ -43,10 +43,10 @@ _decode = msgspec.json.Decoder(Saved).decode
 
 
 def read(note: bytes | None) -> Saved:
-    """What the tape has of a session; of a new one nothing."""
+    """Decodes a session's note; a new session has none."""
     return Saved() if note is None else _decode(note)
 
 
 def written(saved: Saved) -> bytes:
-    """The same as the tape keeps it."""
+    """Encodes the note of a session."""
     return msgspec.json.encode(saved)

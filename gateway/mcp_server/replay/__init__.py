@@ -1,6 +1,6 @@
 """`penstock mcp replay`: the recorded servers of a rollout as one MCP server, so that agents can be tried without them.
 
-`load` asks the gateway, `recording` makes calls of spans, `matching` finds the one that a request asks for, `offer`
-says what there is (the beginning of a session, and lists), `player` speaks. All but `load` and `player` are pure. Begin
-with `player`.
+`load` reads the spans from the gateway, `recording` makes calls of them, `matching` finds the recorded call of a
+request, `offer` answers the beginning of a session and lists, `player` is the server. All but `load` and `player` are
+pure. Begin with `player`.
 """

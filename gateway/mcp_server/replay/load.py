@@ -1,4 +1,4 @@
-"""What of a rollout can be played, asked of the gateway: every refusal comes before a client hears a word."""
+"""Loads the calls of a rollout that can be played. All refusals come before the server answers a client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_NAMED = 5
 
 
 async def load(client: Client, rollout: str, attempt: str | None, server: str | None) -> list[Call]:
-    """The recorded calls of servers of tools; raises `ClientError` where there is nothing that can be played."""
+    """The recorded calls of MCP servers; raises `ClientError` if there are none that can be played."""
     attempt = attempt or await _only_attempt(client, rollout)
     spans = {one.sequence: one async for one in client.spans(rollout, attempt) if one.kind in ("tool", "mcp")}
     exchanges = list[Exchanged]()
@@ -44,7 +44,7 @@ async def _only_attempt(client: Client, rollout: str) -> str:
 
 
 def _refuse_collisions(calls: Sequence[Call], where: str) -> None:
-    """What two servers have under one name is never chosen between silently."""
+    """Raises `ClientError` if two servers have tools, prompts or resources of one name: none is chosen silently."""
     found = list(Offer(calls).collisions())
     if found:
         named = "; ".join(f"{what} {name!r}: {', '.join(who)}" for what, name, who in found[:_MOST_NAMED])

@@ -1,15 +1,15 @@
-"""Which recorded call a request asks for. Pure.
+"""Finds the recorded call that a request asks for. Pure.
 
-Two requests are the same when their methods are, and their params as canonical JSON. What is left out: `_meta`, which
-says who asks, how and within which trace (progressToken, traceparent, protocol version, capabilities, a client's own
-ids), and nothing of what is asked; params that are null, and arguments that are empty; and that 1.0 is 1. Of requests
-that open a session only the method counts.
+Two requests are the same if their methods and their params, as canonical JSON, are. Ignored are `_meta`, which holds
+the client, the protocol and the trace (progressToken, traceparent, protocol version, capabilities, a client's own ids)
+but nothing of the request's content; params that are null; empty arguments; and the difference between 1.0 and 1. Of
+requests that open a session only the method counts.
 
-A round of a multi-round request is known by the `requestState` that the round before it gave. What its client puts into
-`inputResponses` may differ: the recorded round that has the same comes first, then the others in their order.
+A round of a multi-round request is identified by the `requestState` from the round before it. The client's
+`inputResponses` may differ: a recorded round with the same ones comes first, then the others in their order.
 
-Equal requests are answered in recorded order. After the last one, a tool is not run again: nobody knows what it would
-have said. Everything else gets the last answer once more.
+Equal requests are answered in recorded order. After the last one, a call of a tool is refused, because its next result
+is unknown. Every other request gets the last answer once more.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from penstock.gateway.dialects.mcp import CALL
 from penstock.gateway.mcp_server.replay.recording import Call, target_of
 
 OPENING: Final = ("initialize", "server/discover")
-"""Methods whose params say who asks, and nothing else."""
+"""Methods whose params describe only the client."""
 NO_METHOD, NO_PARAMS = -32601, -32602
-"""JSON-RPC's codes for a method that is not there, and for params that are wrong."""
+"""JSON-RPC's codes for an unknown method and for wrong params."""
 _META: Final = "_meta"
 _RESPONSES: Final = "inputResponses"
 _SHOWN, _LONGEST = 3, 80
 _EXACT: Final = 1 << 53
-"""Up to here a float says which whole number it is."""
+"""Largest whole number up to which floats are exact."""
 _NOTHING: Final = "nothing"
 
 
@@ -48,7 +48,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """What is said of a request that was not recorded."""
+    """The error for a request that was not recorded."""
 
     code: int
     message: str
@@ -57,14 +57,14 @@ class Miss:
 
 @dataclass(slots=True)
 class _Group:
-    """Equal calls."""
+    """Equal calls; `left`: those that have not been played."""
 
     calls: list[Call] = field(default_factory=list[Call])
     left: list[Call] = field(default_factory=list[Call])
 
 
 class Matcher:
-    """The calls of a recording, and which have been played."""
+    """The calls of a recording, and those that have been played."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
@@ -75,7 +75,7 @@ class Matcher:
             group.left.append(call)
 
     def take(self, method: str, params: Any) -> Call | Miss:
-        """The call that a request asks for; it counts as played."""
+        """Returns the recorded call of a request and marks it as played."""
         group = self._groups.get(key(method, params))
         if group is None:
             return self._nothing_like_it(method, params)
@@ -108,12 +108,12 @@ class Matcher:
 
 
 def key(method: str, params: Any) -> str:
-    """What two requests have in common that are the same."""
+    """A text that is the same for equal requests."""
     return method if method in OPENING else canonical([method, _asked(method, params), _RESPONSES in obj(params)])
 
 
 def _asked(method: str, params: Any) -> Any:
-    """What of params counts."""
+    """The part of params that counts."""
     if params is not None and not isinstance(params, dict):
         return params
     kept = {name: one for name, one in obj(params).items() if name not in (_META, _RESPONSES) and one is not None}
@@ -123,7 +123,7 @@ def _asked(method: str, params: Any) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """JSON in which equal values are equal."""
+    """JSON that is the same for equal values."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
 
 
@@ -136,7 +136,8 @@ def _plain(value: Any) -> Any:
 
 
 def nearest(calls: Iterable[Call], params: Any) -> tuple[Call, list[Difference]]:
-    """The call that differs least, the first of several, and how. One about the same tool is nearer than any other."""
+    """The call with the fewest differences, the first of several, and these. A call of the same tool is nearer than any
+    other."""
     compared = [(call, _compared(call, params)) for call in calls]
     return min(compared, key=lambda one: (any(d.pointer in ("/name", "/uri") for d in one[1]), len(one[1])))
 
@@ -148,7 +149,7 @@ def _compared(call: Call, params: Any) -> list[Difference]:
 
 
 def differences(recorded: Any, asked: Any, at: str = "") -> Iterator[Difference]:
-    """Where two values differ, as deep as they can be compared; JSON pointers."""
+    """The places where two values differ, as deep as they can be compared, as JSON pointers."""
     if isinstance(recorded, dict) and isinstance(asked, dict):
         one, other = cast("dict[str, Any]", recorded), cast("dict[str, Any]", asked)
         for name in dict.fromkeys([*one, *other]):

@@ -1,7 +1,7 @@
-"""What a recording says of itself: how a session begins, and the lists of what there is. Pure.
+"""The offer of a recording: the beginning of a session, and the lists of tools, prompts and resources. Pure.
 
-Of one server the recorded answers are played. What it was not asked for, and what several servers have to say together,
-is made here of what is on the tape.
+For one server the recorded answers are played. Answers that were not recorded, and answers for several servers
+together, are made here from the tape.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LISTS: Final = {
     "resources/list": ("resources", "uri"),
     "resources/templates/list": ("resourceTemplates", "uriTemplate"),
 }
-"""Method -> where its result has the list, and what in it is unique."""
+"""Method -> the member of its result that holds the list, and the unique member of an element."""
 _USES: Final = {CALL: "tools/list", "prompts/get": "prompts/list", "resources/read": "resources/list"}
 _CAPABILITIES: Final = {"tools": "tools", "prompts": "prompts", "resources": "resources", "completion": "completions",
                         "logging": "logging"}  # fmt: skip
-"""First part of a method -> what a server says to have it."""
+"""First part of a method -> the capability that declares it."""
 _VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 _INFO: Final = "io.modelcontextprotocol/serverInfo"
 _LAST_WITH_SESSIONS: Final = "2025-11-25"
@@ -33,7 +33,7 @@ NAME: Final = "penstock-replay"
 
 
 class Offer:
-    """What the servers of a recording have, one or several."""
+    """The tools, prompts, resources and capabilities of the recorded servers, one or several."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
@@ -41,7 +41,7 @@ class Offer:
         self._recorded = {call.method for call in calls if "result" in fields(call.answer or b"")}
 
     def collisions(self) -> Iterator[tuple[str, str, list[str]]]:
-        """(what, name, servers) of all that several servers have under one name."""
+        """(kind, name, servers) of every name that several servers have."""
         for method, (what, _) in LISTS.items():
             owners: dict[str, list[str]] = {}
             for server in self.servers:
@@ -50,7 +50,7 @@ class Offer:
             yield from ((what, name, who) for name, who in owners.items() if len(who) > 1)
 
     def made(self, method: str, params: Any) -> dict[str, Any] | None:
-        """A result for a request whose recorded answer cannot be played; None where there is none."""
+        """A result for a request whose recorded answer cannot be played; None if there is none."""
         if len(self.servers) == 1 and method in self._recorded:
             return None
         if method == INITIALIZE:
@@ -63,7 +63,7 @@ class Offer:
 
     @property
     def modern(self) -> bool:
-        """Whether all servers were spoken with in a revision without sessions."""
+        """True if all servers were used in a revision without sessions."""
         return all(self._versions(server) for server in self.servers)
 
     def _versions(self, server: str) -> list[str]:
@@ -122,13 +122,13 @@ class Offer:
         found = list[Any]()
         for server in self.servers:
             listed = self._listed(server, method)
-            # What was called without being listed is known by its name only.
+            # Of a tool that was called without being listed only the name is known.
             found += listed or [_unlisted(what, unique, name) for name in dict.fromkeys(self._names(server, method))]
         known = found or any(call.method == method for call in self._calls)
         return {what: found, **(_FRESH if self.modern else {})} if known else None
 
     def _names(self, server: str, method: str) -> Iterator[str]:
-        """What a server has, and what was used of it."""
+        """The names that a server has listed, and those that were used."""
         for one in objs(self._listed(server, method)):
             if (name := text(one.get(LISTS[method][1]))) is not None:
                 yield name
@@ -137,7 +137,7 @@ class Offer:
                 yield name
 
     def _listed(self, server: str, method: str) -> list[Any]:
-        """The pages of the last time that somebody read the list."""
+        """The pages of the list when it was last read."""
         pages = list[Any]()
         for call in self._of(server):
             result = result_of(call) if call.method == method else None
@@ -155,7 +155,7 @@ class Offer:
 
 
 _FRESH: Final = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
-"""What a result has besides in a revision without sessions."""
+"""Additional members of a result in a revision without sessions."""
 
 
 def _unlisted(what: str, unique: str, name: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The server that plays a recording: lines of JSON-RPC in, lines out.
 
-Results go out as the bytes that were recorded. Written anew are only the ids (the client's own, where it asked), the
-token of progress, and line ends between values, which a line cannot have. Nothing is waited for but the client's
-answers to what a recorded server asks: those are taken whatever they say, because the recording goes on in one way
-only, and a note says where they differ.
+Results are sent as the recorded bytes. Only the ids (the client's own in answers to it), the progress token, and line
+ends between values, which a line cannot have, are replaced. The player waits only for the client's answers to a
+recorded server's requests. It accepts any answer, because the recording has only one continuation, and a note says
+where it differs.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class Player:
     """One client's session with a recording."""
 
     def __init__(self, calls: Sequence[Call], write: Callable[[bytes], None], note: Callable[[str], None]) -> None:
-        """`write`: takes a line without its end; `note`: says something to a person."""
+        """`write`: writes a line, which is given without its end; `note`: shows a message to a person."""
         self._matcher, self._offer = Matcher(calls), Offer(calls)
         self._write, self._note = write, note
         self._asked = 0
-        """Requests that have been made of the client."""
+        """The number of requests sent to the client."""
         self._asking: dict[bytes, asyncio.Future[bytes | None]] = {}
-        """Those that it has not answered, by id."""
+        """Requests that the client has not answered, by id."""
         self._playing: dict[bytes, asyncio.Task[bytes]] = {}
         """Calls that are being played, by the client's id."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = False
-        """Whether the client says no more."""
+        """True if the client sends no more lines."""
 
     async def play(self, lines: AsyncIterable[str]) -> None:
-        """Answers until the lines end, and then what can still be answered."""
+        """Answers until the lines end, and then the requests that can still be answered."""
         async for line in lines:
             if data := line.strip().encode():
                 self._take(data)
@@ -80,7 +80,7 @@ class Player:
         task.add_done_callback(self._tasks.discard)
 
     async def _hand_in(self, answers: list[asyncio.Task[bytes]], batch: bool) -> None:
-        """Writes the answers to a line, those to several in one as a list."""
+        """Writes the answers to one line, those to a batch as a list."""
         made = await asyncio.gather(*answers, return_exceptions=True)
         lines = [one for one in made if isinstance(one, bytes) and one]
         for failed in made:
@@ -90,12 +90,12 @@ class Player:
             self._write(b"[" + b",".join(lines) + b"]" if batch else lines[0])
 
     def _answer(self, sent: Sent) -> asyncio.Task[bytes]:
-        """What is played is decided now, so that requests are matched in their order."""
+        """Chooses the recorded call now, so that requests are matched in their order, and starts to play it."""
         params = value_of(fields(sent.raw).get("params"))
         made = self._offer.made(sent.method, params)
         found = _result(sent.id, made) if made is not None else self._matcher.take(sent.method, params)
         if isinstance(found, Miss):
-            if sent.method != DISCOVER:  # Clients ask every server, whether it knows that or not.
+            if sent.method != DISCOVER:  # Clients send this to every server, whether it knows the method or not.
                 self._note(f"{sent.method}: {found.message}")
             found = _error(sent.id, found.code, found.message, found.data)
         task = asyncio.get_running_loop().create_task(self._say(sent, params, found))
@@ -108,7 +108,7 @@ class Player:
             del self._playing[id]
 
     async def _say(self, sent: Sent, params: Any, found: bytes | Call) -> bytes:
-        """The answer to a request, after what was said before it; empty where it stays open."""
+        """The answer to a request, after the messages that preceded it; empty if the request stays open."""
         if isinstance(found, bytes):
             return found
         token = obj(obj(params).get("_meta")).get("progressToken")
@@ -125,7 +125,7 @@ class Player:
         return _error(sent.id, _FAILED, why, {"reason": "no_answer", "span": found.place})
 
     async def _ask(self, step: Step, call: Call) -> None:
-        """Asks the client what the server asked, and takes what it answers."""
+        """Sends a server's recorded request to the client, and waits for the answer if the server did."""
         self._asked += 1
         id = b'"replay-%d"' % self._asked
         self._asking[id] = waiting = asyncio.get_running_loop().create_future()
@@ -160,9 +160,9 @@ def _outcome(raw: bytes) -> dict[str, Any]:
 
 
 def _notification(sent: Sent, id: bytes, token: Any) -> bytes | None:
-    """What a server told, for this request; None for what says nothing to this client."""
+    """A server's notification for this request; None if it has no meaning for this client."""
     if sent.method == "notifications/cancelled":
-        return None  # It takes back a request of the server, which has another id now.
+        return None  # It cancels a request of the server, which has another id now.
     params = fields(bytes(fields(sent.raw).get("params") or b"{}"))
     if sent.method == _PROGRESS:
         if token is None:
@@ -176,7 +176,7 @@ def _notification(sent: Sent, id: bytes, token: Any) -> bytes | None:
 
 
 def _with(raw: bytes, **other: bytes) -> bytes:
-    """A message with other fields, as one line; what stays keeps its bytes."""
+    """A message with other fields, as one line; all other fields keep their bytes."""
     said = fields(raw) | {name: msgspec.Raw(value) for name, value in other.items()}
     return _encode(said).translate(_ONE_LINE)
 

@@ -1,9 +1,9 @@
 """Calls as a client made them, read from the spans of an attempt. Pure.
 
-A call is a request with what the server said until its answer: notifications, and requests of its own with the client's
-answers to them. In streamable HTTP all of that is in the answer to the request. Where it came in another stream (the
-older HTTP with SSE, or one that listens) it belongs to the call that was under way then: to the one whose token it
-names, else to the only or the newest one of its session.
+A call is a request with the server's messages up to its answer: notifications, and requests of its own with the
+client's answers to them. In streamable HTTP all of these are in the answer to the request. A message in another stream
+(the older HTTP with SSE, or one that listens) belongs to a call that was running then: to the one whose token it names,
+else to the only or the newest one of its session.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from penstock.gateway.dialects.mcp import Sent, message, messages
 from penstock.gateway.model.span import Span
 
 LISTENING: Final = "subscriptions/listen"
-"""A request whose answer is a stream that lives on: what it says later is no part of an answer."""
+"""A request whose answer is an endless stream: later messages are no part of an answer."""
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 _SENDER: Final = "penstock.mcp.sender"
 _SESSION: Final = "mcp.session.id"
 _ANY: Final = object()
-"""In place of a session: each of them."""
+"""In place of a session: any session."""
 _BY_THE_WAY: Final = (401, 404)
-"""HTTP statuses that are between client and server: log in, open another session."""
+"""HTTP statuses that only make the client log in or open another session."""
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Exchanged(NamedTuple):
-    """A span of an attempt, with its bytes."""
+    """A span of an attempt, with its bodies."""
 
     span: Span
     request: bytes
@@ -43,32 +43,30 @@ class Exchanged(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a server said before it answered."""
+    """A message of the server before its answer."""
 
     sent: Sent
     answer: bytes | None
-    """What the client answered to a request; None where nothing is known of it."""
+    """The client's answer to a request; None if it is unknown."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A recorded call."""
-
     server: str
     place: str
-    """Where it stands on the tape: `a1#5`."""
+    """Its place on the tape: `a1#5`."""
     method: str
     params: Any
     steps: list[Step] = field(default_factory=list[Step])
     answer: bytes | None = None
-    """The message that answers it, as it was sent."""
+    """The message that answers it, as it was sent; None without one."""
     missing: str = ""
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A call that is being put together."""
+    """A call that is being assembled."""
 
     call: Call
     id: bytes
@@ -78,24 +76,24 @@ class _Draft:
 
 
 class _Placing:
-    """Gives what a server said in other streams to calls, one message after the other, in the order of time."""
+    """Assigns a server's messages in other streams to calls, one after the other, in the order of time."""
 
     def __init__(self, drafts: Sequence[_Draft], answers: dict[tuple[str | None, bytes], bytes | None]) -> None:
-        """`drafts` in the order in which they began."""
+        """`drafts`: in the order in which they began."""
         self._answers = answers
         self._above: dict[str | None, _Draft] = {}
         for draft in drafts:
             self._above.setdefault(draft.span.span_id, draft)
         self._coming = deque(enumerate(one for one in drafts if one.call.method != LISTENING))
-        """Calls that have not begun, each with its place among them."""
+        """Calls that have not begun, each with its index."""
         self._begun = defaultdict[tuple[Any, ...], list[tuple[int, _Draft]]](list)
-        """Calls that have begun, by upstream, session and token, and the newest last."""
+        """Calls that have begun, by upstream, session and token, the newest last."""
 
     def place(self, one: Exchanged) -> None:
-        """Gives a message to the call that was under way."""
+        """Assigns a message to the call that was running."""
         sent, span = message(one.request), one.span
         if sent.kind == "request" and (span.parent_id, sent.id) not in self._answers:
-            return  # It is in the answer to its call.
+            return  # It was taken from the answer to its call.
         step = Step(sent, one.response or None)
         above = self._above.get(span.parent_id)
         if above is not None:
@@ -110,7 +108,7 @@ class _Placing:
             found.call.steps.append(step)
 
     def _begin(self, now_ns: int) -> None:
-        """Notes what has begun until now."""
+        """Moves the calls that have begun until now."""
         while self._coming and self._coming[0][1].span.start_ns <= now_ns:
             place, draft = self._coming.popleft()
             tokens = {None, _hashable(draft.token)}
@@ -119,13 +117,13 @@ class _Placing:
                 self._begun[draft.span.upstream, session, token].append((place, draft))
 
     def _newest(self, span: Span, token: Any) -> _Draft | None:
-        """The newest call that was under way in the same session, of those with this token or, for None, of all."""
+        """The newest call that was running in the same session, with this token or, for None, with any."""
         session = _attribute(span, _SESSION)
         found = list[tuple[int, _Draft]]()
-        # The stream of the older HTTP with SSE has begun before its session has a name.
+        # The stream of the older HTTP with SSE begins before its session has an id.
         for one in (_ANY,) if session is None else (session, None):
             begun = self._begun.get((span.upstream, one, _hashable(token)), [])
-            # What is over now is over for every later message, too.
+            # A call that has ended now has ended for every later message, too.
             while begun and (ended := begun[-1][1].span.end_ns) is not None and ended < span.start_ns:
                 begun.pop()
             found += begun[-1:]
@@ -133,7 +131,8 @@ class _Placing:
 
 
 def read(exchanges: Iterable[Exchanged]) -> list[Call]:
-    """The calls of an attempt, in the order in which they began. (Numbers of spans are given when they are written.)"""
+    """The calls of an attempt, in the order in which they began. (Spans are numbered in the order in which they are
+    written.)"""
     by_client, by_server = list[Exchanged](), list[Exchanged]()
     for one in sorted(exchanges, key=lambda one: one.span.start_ns):
         (by_server if _attribute(one.span, _SENDER) == "server" else by_client).append(one)
@@ -152,7 +151,8 @@ def _by_the_way(draft: _Draft) -> bool:
 
 
 def _drafts(one: Exchanged, answers: dict[tuple[str | None, bytes], bytes | None]) -> list[_Draft]:
-    """The requests of an exchange, with what its own answer says. What is found in it is taken out of `answers`."""
+    """The requests of an exchange, with the messages in its own answer. Removes the client's answers to these from
+    `answers`."""
     span = one.span
     made = [_draft(sent, span) for sent in messages(one.request) if sent.kind == "request"]
     said = list[Step]()
@@ -164,7 +164,7 @@ def _drafts(one: Exchanged, answers: dict[tuple[str | None, bytes], bytes | None
         elif (draft := _answered(made, told)) is not None:
             draft.call.answer, draft.call.steps, said = told.raw, said, []
     for draft in made[:1]:
-        draft.call.steps += said  # Said after the answer, or without one.
+        draft.call.steps += said  # Messages after the answer, or without one.
     return made
 
 
@@ -177,7 +177,7 @@ def _draft(sent: Sent, span: Span) -> _Draft:
 
 
 def _answered(made: list[_Draft], told: Sent) -> _Draft | None:
-    """The request that is answered. An error without an id is the answer to the only one."""
+    """The request that is answered. An error without an id answers the only request."""
     if told.kind != "answer":
         return None
     if not told.id and len(made) == 1:
@@ -191,7 +191,7 @@ def _told(one: Exchanged) -> Iterator[Sent]:
 
 
 def fields(raw: bytes) -> dict[str, msgspec.Raw]:
-    """The fields of a message, each as its bytes."""
+    """The members of a message, each as its bytes."""
     try:
         return _fields(raw)
     except UNREADABLE:
@@ -199,7 +199,7 @@ def fields(raw: bytes) -> dict[str, msgspec.Raw]:
 
 
 def value_of(raw: msgspec.Raw | None) -> Any:
-    """A JSON value, whole numbers of any size; None where there is none, or one too deep to be compared."""
+    """A JSON value, with whole numbers of any size; None if there is none, or it is too deep to be compared."""
     data = b"" if raw is None else bytes(raw)
     return None if strict(data) is None else json.loads(data)
 
@@ -217,7 +217,7 @@ def target_of(call: Call) -> str | None:
 
 
 def _hashable(token: Any) -> Any:
-    """A token as the key of a dictionary; lists and objects, which are no tokens, as their JSON."""
+    """A token as the key of a dictionary; a list or object, which is no valid token, as its JSON."""
     return (json.dumps(token, sort_keys=True),) if isinstance(token, list | dict) else token
 
 
